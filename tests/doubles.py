@@ -31,7 +31,7 @@ from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.parts import PartFiles
-from gitboot.render.tree import File, Files
+from gitboot.render.paths import File, Files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.guards import Limits
 from tests import fleets

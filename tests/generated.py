@@ -24,7 +24,7 @@ from gitboot.fleet.validation import load
 from gitboot.jsonio import format_instant
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.render.boot_files import server_files, shared_files, tombstones
-from gitboot.render.tree import File
+from gitboot.render.paths import File
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.plan_at_time import plan

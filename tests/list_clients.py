@@ -16,7 +16,7 @@ from gitboot.publish.mirror_program import parse_keys
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import make_list_keys
 from gitboot.render.endpoint_files import FileVersion, Listing, listing_path, render_listing
-from gitboot.render.tree import File, Files
+from gitboot.render.paths import File, Files
 from tests.serving import BEFORE, FLEET, Fleet, Site
 from tests.trees import server_files
 

@@ -31,8 +31,8 @@ from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.endpoint_files import PublishedServer, parse, state_path, turn_of
 from gitboot.render.parts import AS_IT_WAS, RECORDS, PartFiles
+from gitboot.render.paths import File, Files
 from gitboot.render.token_keys import NO_KEYS
-from gitboot.render.tree import File, Files
 from gitboot.resolve.provisioning_record import imported
 from gitboot.resolve.server_plan import BootPlan, Offer, Phase
 from gitboot.status.events_from_status import Event

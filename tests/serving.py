@@ -33,9 +33,9 @@ from gitboot.render import endpoint_files
 from gitboot.render.boot_files import shared_files
 from gitboot.render.endpoint_files import terms_of
 from gitboot.render.parts import AS_IT_WAS, PartFiles
+from gitboot.render.paths import File, Files
 from gitboot.render.server_states import RenderedState, rendered, server_state
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.render.tree import File, Files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.stoppage import Halt

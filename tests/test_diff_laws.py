@@ -14,8 +14,8 @@ from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.validation import load
 from gitboot.render.boot_files import server_files, shared_files, tombstones
 from gitboot.render.endpoint_files import state_path
+from gitboot.render.paths import File
 from gitboot.render.server_states import server_state
-from gitboot.render.tree import File
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.plan_at_time import plan

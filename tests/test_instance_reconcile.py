@@ -36,9 +36,8 @@ from gitboot.publish.tree_changes import EndedWindows
 from gitboot.publish.tree_reader import records_in, verify
 from gitboot.render.endpoint_files import Terms
 from gitboot.render.parts import PartFiles
-from gitboot.render.paths import is_content
+from gitboot.render.paths import File, Files, is_content
 from gitboot.render.server_states import RenderedState
-from gitboot.render.tree import File, Files
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import with_state

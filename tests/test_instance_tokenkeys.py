@@ -21,9 +21,8 @@ from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, token_in
+from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, File, token_in
 from gitboot.render.token_keys import EarlierKey, TokenKeys
-from gitboot.render.tree import File
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.server_decision_from_plan import provisioned_token
 from gitboot.resolve.server_plan import Cause, Phase

@@ -22,7 +22,7 @@ import pytest
 import gitboot.publish.mirror_program as program
 from gitboot.publish.mirror_program import main
 from gitboot.publish.signed_list import replace_list_keys
-from gitboot.render.tree import File
+from gitboot.render.paths import File
 from tests import plain
 from tests.cases import for_each
 from tests.fleets import at, maintenance

@@ -21,8 +21,7 @@ from gitboot.fetchlog.access_logs import Ignored, Told, read
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import take
 from gitboot.fetchlog.unknown_machines import UnknownMachine
-from gitboot.render.paths import TABLE, Role, kind_of
-from gitboot.render.tree import File
+from gitboot.render.paths import TABLE, File, Role, kind_of
 from tests import every_path, plain
 from tests.fleets import SEED, fleet, image, policy, profile, server
 from tests.mirrors import Mirror, broken, caddy, nginx

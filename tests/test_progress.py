@@ -24,7 +24,7 @@ from gitboot.evaluator.protocol import Allowance, Begun, Counted, Question, answ
 from gitboot.fleet.revision import BlobId
 from gitboot.instance.listener import EVERY_S, FIRST_S, WorkListener
 from gitboot.publish.publisher import Directory
-from gitboot.render.tree import File
+from gitboot.render.paths import File
 from gitboot.status.events_from_status import Event
 from gitboot.status.progress import Underway, Work, counted
 from tests import api_description, plain

@@ -31,8 +31,7 @@ from gitboot.publish.publisher import Directory, Published, would_change
 from gitboot.publish.tree_changes import GRACE
 from gitboot.publish.tree_reader import LOCK, Difference, read_manifest, verify
 from gitboot.render.endpoint_files import Listed, state_path
-from gitboot.render.paths import ContentType
-from gitboot.render.tree import File, Files
+from gitboot.render.paths import ContentType, File, Files
 from tests.trees import owner, publish_files, server_files, split, whole
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -866,7 +865,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from gitboot.errors import PublishError
 from gitboot.publish.publisher import Directory
-from gitboot.render.tree import File
+from gitboot.render.paths import File
 {after}
 try:
     with Directory.open(Path(sys.argv[1]), ledger="ours") as directory:

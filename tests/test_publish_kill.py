@@ -52,11 +52,12 @@ from gitboot.render.paths import (
     NETBOOT_XYZ,
     PXELINUX,
     UNKNOWN,
+    File,
+    Files,
     Stage,
     is_immutable,
     publication_stage,
 )
-from gitboot.render.tree import File, Files
 from tests.searching import every
 from tests.trees import owner, publish_files, server_files, split, whole
 

@@ -31,7 +31,7 @@ from gitboot.publish.publisher import Directory
 from gitboot.publish.tree_changes import amended
 from gitboot.publish.tree_reader import Tree, read_manifest, verify
 from gitboot.render.endpoint_files import server_of, state_path
-from gitboot.render.tree import File, Files
+from gitboot.render.paths import File, Files
 from tests.trees import server_files
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -41,7 +41,7 @@ from gitboot.publish.signed_list import (
 )
 from gitboot.publish.signed_mirror import compare_with_list
 from gitboot.render.endpoint_files import ListedFile, listing_path, render_listing
-from gitboot.render.tree import File, Files
+from gitboot.render.paths import File, Files
 from tests.git_servers import program
 from tests.list_clients import SIGNED, client, listed_server, made_keys, names, publish, target
 from tests.searching import every, examples

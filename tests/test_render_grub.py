@@ -14,7 +14,7 @@ from gitboot.model.scalars.machines import byte_orders
 from gitboot.render.boot_files import server_files, shared_files, tombstones
 from gitboot.render.boot_script_parts import EFI_LOADERS
 from gitboot.render.grub import first_configuration
-from gitboot.render.tree import File
+from gitboot.render.paths import File
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.server_decision import Decisions

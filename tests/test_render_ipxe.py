@@ -6,7 +6,7 @@ import pytest
 
 from gitboot.render.boot_files import server_files
 from gitboot.render.ipxe import first_script, render_by_serial
-from gitboot.render.tree import File
+from gitboot.render.paths import File
 from gitboot.resolve.fleet_decisions import decide_all
 from gitboot.resolve.plan_at_time import plan
 from tests.cases import for_each

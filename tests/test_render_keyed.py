@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.jsonio import Digest
-from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, Role, kind_of, token_in
+from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, File, Role, kind_of, token_in
 from gitboot.render.server_states import RenderedState
 from gitboot.render.token_keys import EarlierKey, TokenKeys
-from gitboot.render.tree import File
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
 from tests.cases import for_each
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of

@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from gitboot.fetchlog.spool import take
-from gitboot.render.paths import content_type_of, delivery_of
-from gitboot.render.tree import File
+from gitboot.render.paths import File, content_type_of, delivery_of
 from tests import every_path, plain
 from tests.caches import CACHES
 from tests.fleets import SEED, at, fleet, maintenance, policy, server

@@ -36,7 +36,7 @@ from gitboot.publish.targets.sync_steps import (
     parse_units,
     parse_unlisted,
 )
-from gitboot.render.tree import File
+from gitboot.render.paths import File
 from tests.failing_disk import fill, small_disk
 from tests.list_clients import SignedSite, assert_list_is_whole, files_in, made_keys
 from tests.searching import every

@@ -21,7 +21,7 @@ from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.sync_steps import FollowedTree, after, next_step
-from gitboot.render.tree import File
+from gitboot.render.paths import File
 from tests.checkouts import checkout_script, clone_for_checkouts
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon
 from tests.repositories import ENVIRONMENT

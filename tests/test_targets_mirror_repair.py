@@ -28,8 +28,7 @@ from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket, Claim
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.targets.sync_steps import FollowedTree
-from gitboot.render.paths import FIRST_SCRIPT
-from gitboot.render.tree import File
+from gitboot.render.paths import FIRST_SCRIPT, File
 from tests.buckets import KEY, Store, s3_server
 from tests.credentials import give_credentials
 from tests.fleets import at

@@ -37,7 +37,7 @@ from gitboot.publish.targets.sync_steps import (
     parse_unlisted,
     render_head,
 )
-from gitboot.render.tree import File, Files
+from gitboot.render.paths import File, Files
 from tests import every_path, serving
 from tests.buckets import KEY, Store, s3_server
 from tests.fleets import SEED, policy

@@ -11,8 +11,7 @@ from typing import Any
 from gitboot.publish.publisher import Directory, Published
 from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import Listed, PublishedServer, server_of, state_path
-from gitboot.render.paths import asked_for
-from gitboot.render.tree import File, Files
+from gitboot.render.paths import File, Files, asked_for
 
 SHARED = ("boot/boot.ipxe", "ops/serve/nginx.conf", "ops/serve/Caddyfile", "boot/a", "boot/o/1/a")
 

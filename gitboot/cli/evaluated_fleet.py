@@ -36,8 +36,8 @@ from gitboot.publish.tree_reader import read_records
 from gitboot.render.boot_files import server_files
 from gitboot.render.page_shards import page_files
 from gitboot.render.parts import PartFiles
+from gitboot.render.paths import File
 from gitboot.render.server_states import About, RenderedState, server_state
-from gitboot.render.tree import File
 from gitboot.resolve.install_attempts_from_resolve_records import first_records
 from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.places import Places

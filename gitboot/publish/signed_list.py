@@ -37,8 +37,7 @@ from gitboot.render.endpoint_files import (
     state_path,
     target_name,
 )
-from gitboot.render.paths import LIST_TIMESTAMP, SIGNED
-from gitboot.render.tree import Files
+from gitboot.render.paths import LIST_TIMESTAMP, SIGNED, Files
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -11,8 +11,7 @@ from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.fleet import Evidence, Output
 from gitboot.model.scalars.machines import MacAddress
 from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, userdata, web_servers
-from gitboot.render.paths import PathKind, Role
-from gitboot.render.tree import File, Files
+from gitboot.render.paths import File, Files, PathKind, Role
 from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision

@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 
 from gitboot.model.fleet import Output
 from gitboot.model.server import Lifecycle, Loader
-from gitboot.render.paths import ContentType
-from gitboot.render.tree import File
+from gitboot.render.paths import ContentType, File
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.server_decision import Decisions
 

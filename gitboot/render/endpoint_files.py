@@ -12,8 +12,19 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from gitboot.jsonio import canonical, format_instant
-from gitboot.render.paths import BOOT, IMMUTABLE, MEDIUM, SIGNED, ContentType, Role, is_immutable, means, token_in
-from gitboot.render.tree import File, Files
+from gitboot.render.paths import (
+    BOOT,
+    IMMUTABLE,
+    MEDIUM,
+    SIGNED,
+    ContentType,
+    File,
+    Files,
+    Role,
+    is_immutable,
+    means,
+    token_in,
+)
 
 if TYPE_CHECKING:
     from msgspec.json import Decoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from gitboot.render.tree import Files
+from gitboot.render.paths import Files
 
 PAGE: Final = "ops/pages/"
 RECORDS: Final = "ops/records/"

@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.parts import RECORDS, PartFiles
-from gitboot.render.paths import ContentType
-from gitboot.render.tree import File
+from gitboot.render.paths import ContentType, File
 from gitboot.resolve.provisioning_record import exported, shard_of
 from gitboot.resolve.provisioning_record_from_plan import Record
 

@@ -40,6 +40,8 @@ from gitboot.render.paths import (
     SECRET,
     USER_DATA,
     ContentType,
+    File,
+    Files,
     Kind,
     PathKind,
     Role,
@@ -52,7 +54,6 @@ from gitboot.render.paths import (
 )
 from gitboot.render.plans import document, summary
 from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
-from gitboot.render.tree import File, Files
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.install_progress import disk_boot_token, progress_of
 from gitboot.resolve.plan_at_time import fallback, plan, transition, without_left

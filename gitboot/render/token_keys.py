@@ -10,8 +10,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from gitboot.jsonio import Digest
-from gitboot.render.paths import is_immutable
-from gitboot.render.tree import File, Files
+from gitboot.render.paths import File, Files, is_immutable
 
 _END: Final = 2  # characters at each end of a token that its published name has, too
 _DEPTH: Final = 2  # how often a template may have put in base64 what names a token

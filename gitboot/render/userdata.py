@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.render import paths
-from gitboot.render.paths import ContentType
-from gitboot.render.tree import File
+from gitboot.render.paths import ContentType, File
 from gitboot.render.user_data_files import disc
 from gitboot.resolve.server_decision_from_plan import Decision, UserDataFiles
 from gitboot.resolve.server_plan import BootPlan

@@ -19,12 +19,12 @@ from gitboot.render.paths import (
     TABLE,
     ContentType,
     Delivery,
+    File,
     PathKind,
     Role,
     Stage,
     publication_stage,
 )
-from gitboot.render.tree import File
 
 
 def shared(

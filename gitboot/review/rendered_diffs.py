@@ -12,7 +12,7 @@ from gitboot.jsonio import Digest, digest
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Output
 from gitboot.render import grub, ipxe
-from gitboot.render.tree import File
+from gitboot.render.paths import File
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase

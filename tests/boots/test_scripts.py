@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
-from gitboot.render.tree import File
+from gitboot.render.paths import File
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision import Decisions

@@ -40,9 +40,8 @@ from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.tree_reader import Inventory
 from gitboot.render.endpoint_files import Terms
 from gitboot.render.parts import PartFiles
-from gitboot.render.paths import token_in
+from gitboot.render.paths import File, Files, token_in
 from gitboot.render.server_states import ServerState
-from gitboot.render.tree import File, Files
 from gitboot.resolve.server_plan import Offer
 
 
