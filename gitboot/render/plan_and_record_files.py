@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
+from gitboot.jsonio import format_instant
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.parts import RECORDS, PartFiles
 from gitboot.render.paths import ContentType, File
 from gitboot.resolve.provisioning_record import exported, shard_of
 from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_plan import BootPlan, InstallProgress
 
 Members = Mapping[str, frozenset[SystemUuid]]  # by shard, whose records are in it; none is empty
 
@@ -53,3 +57,45 @@ def _file(machines: Iterable[SystemUuid], record: Callable[[SystemUuid], Record 
 
 def _path(shard: str) -> str:
     return f"{RECORDS}{shard}.json"
+
+
+def document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
+    """The decision, the plan, and their digests."""
+    return {
+        "apiVersion": "gitboot.dev/v1alpha1",
+        "decision": decision.facts(),
+        "decisionDigest": decision.digest,
+        "plan": plan.facts() if plan else None,
+        "digest": plan.digest if plan else None,
+        "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
+    }
+
+
+def summary(
+    decision: Decision, plan: BootPlan | None, files: Mapping[str, str], progress: InstallProgress | None
+) -> dict[str, Any]:
+    """Return one server's plan as the command line and the API show it; what is absent is null.
+
+    ``files`` are the plan's boot files: path -> sha256. ``progress`` is of an installation that has begun.
+    """
+    boot = plan.boot if plan else None
+    return {
+        "server": decision.server,
+        "uuid": decision.uuid,
+        "macs": list(decision.macs),
+        "phase": plan.phase if plan else None,
+        "cause": plan.cause if plan else None,
+        "installing": progress.facts() if progress is not None else None,
+        "policy": decision.policy.policy if decision.policy else None,
+        "maintenance": plan.maintenance if plan else None,
+        "profile": boot.profile if boot else None,
+        "image": boot.image if boot else None,
+        "version": boot.version if boot else None,
+        "method": boot.method if boot else None,
+        "kernelArguments": list(boot.kernel_arguments) if boot else [],
+        "files": dict(sorted(files.items())),
+        "override": plan.override.facts() if plan and plan.override else None,
+        "digest": plan.digest if plan else None,
+        "decisionDigest": decision.digest,
+        "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
+    }

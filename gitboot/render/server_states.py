@@ -52,7 +52,7 @@ from gitboot.render.paths import (
     means,
     token_in,
 )
-from gitboot.render.plans import document, summary
+from gitboot.render.plan_and_record_files import document, summary
 from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.install_progress import disk_boot_token, progress_of

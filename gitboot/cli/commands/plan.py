@@ -89,7 +89,7 @@ def _write_plans(
     fleet: Planned, names: tuple[str, ...], selector: str | None, outputs: tuple[OutputOption, ...]
 ) -> None:
     """Write the plans of the selected servers; raises `UsageError` if the selector matches no server."""
-    from gitboot.render.plans import summary
+    from gitboot.render.plan_and_record_files import summary
     from gitboot.resolve.install_progress import progress_of
     from gitboot.resolve.plan_at_time import already_made
 
