@@ -30,8 +30,8 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows
-from gitboot.render.parts import PartFiles
 from gitboot.render.paths import File, Files
+from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.guards import Limits
 from tests import fleets

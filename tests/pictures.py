@@ -11,7 +11,7 @@ from gitboot.fetchlog.unknown_machines import UnknownMachines, inventoried, rend
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import Directory
-from gitboot.render.parts import PAGE
+from gitboot.render.plan_and_record_files import PAGE
 from gitboot.render.server_states import RenderedState
 from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.browser import Browser, browser

@@ -32,8 +32,8 @@ from gitboot.publish.signed_list import read_list_keys
 from gitboot.render import endpoint_files
 from gitboot.render.boot_files import shared_files
 from gitboot.render.endpoint_files import terms_of
-from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.paths import File, Files
+from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
 from gitboot.render.server_states import RenderedState, rendered, server_state
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide

@@ -35,8 +35,8 @@ from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows
 from gitboot.publish.tree_reader import records_in, verify
 from gitboot.render.endpoint_files import Terms
-from gitboot.render.parts import PartFiles
 from gitboot.render.paths import File, Files, is_content
+from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_states import RenderedState
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits

@@ -15,7 +15,7 @@ from gitboot.cli.main import cli
 from gitboot.controller.instance.state_directory import LeftStatus
 from gitboot.publish.tree_reader import verify
 from gitboot.render.page import DATA, changes
-from gitboot.render.parts import PAGE
+from gitboot.render.plan_and_record_files import PAGE
 from gitboot.resolve.server_plan import Cause
 from gitboot.status.instance_status import ChangedArea, Heeded, Status
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server

@@ -40,8 +40,8 @@ from gitboot.publish.targets.sync_steps import (
     number_of,
 )
 from gitboot.render.endpoint_files import DiskWrite, Listed, PublishedServer, Turn
-from gitboot.render.parts import AS_IT_WAS
 from gitboot.render.paths import File, Role, content_type_of, delivery_of
+from gitboot.render.plan_and_record_files import AS_IT_WAS
 from gitboot.status.instance_status import Following
 from tests.cases import for_each
 from tests.serving import eventually

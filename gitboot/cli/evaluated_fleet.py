@@ -35,8 +35,8 @@ from gitboot.problems.codes import Problem
 from gitboot.publish.tree_reader import read_records
 from gitboot.render.boot_files import server_files
 from gitboot.render.page_shards import page_files
-from gitboot.render.parts import PartFiles
 from gitboot.render.paths import File
+from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_states import About, RenderedState, server_state
 from gitboot.resolve.install_attempts_from_resolve_records import first_records
 from gitboot.resolve.optouts import opt_outs

@@ -44,7 +44,7 @@ from gitboot.ledger.open_ledger import open_ledger, places
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.tree_reader import folders, read_records
-from gitboot.render.parts import RECORDS
+from gitboot.render.plan_and_record_files import RECORDS
 from gitboot.resolve.provisioning_record import record_of
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Decision

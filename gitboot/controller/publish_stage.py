@@ -27,9 +27,15 @@ from gitboot.publish.publisher import Published
 from gitboot.render.boot_files import is_of_hosts, shared_files
 from gitboot.render.endpoint_files import Terms, render_terms
 from gitboot.render.page_shards import page_files
-from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.paths import File, Files
-from gitboot.render.plan_and_record_files import Members, changed_members, members_of, record_files
+from gitboot.render.plan_and_record_files import (
+    AS_IT_WAS,
+    Members,
+    PartFiles,
+    changed_members,
+    members_of,
+    record_files,
+)
 from gitboot.render.server_states import RenderedState, ServerState, halted, limited_to, rendered
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record_from_plan import Record

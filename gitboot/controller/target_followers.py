@@ -36,8 +36,8 @@ from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.targets.sync_steps import FollowedTree, digest_of
 from gitboot.publish.tree_changes import EndedWindows
-from gitboot.render.parts import PartFiles
 from gitboot.render.paths import File, Files
+from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.status.instance_status import Following, SignedListState
 
 PATIENCE_S: Final = 60.0  # with targets, where one reconcile is all there is

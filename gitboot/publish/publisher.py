@@ -28,8 +28,8 @@ from gitboot.publish.tree_changes import (
 )
 from gitboot.publish.tree_reader import LOCK, PENDING, Inventory, Tree, batch_path, is_bare, left_in_index, now_named
 from gitboot.render.page import INDEX, SAID, script_of
-from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.paths import File, Files, Stage, is_content, publication_stage
+from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
 from gitboot.status.progress import Told, counted, unheard
 
 

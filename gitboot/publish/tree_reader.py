@@ -60,8 +60,8 @@ from gitboot.render.endpoint_files import (
     state_path,
 )
 from gitboot.render.page import INDEX, SAID
-from gitboot.render.parts import RECORDS, is_of_part
 from gitboot.render.paths import BOOT, is_content
+from gitboot.render.plan_and_record_files import RECORDS, is_of_part
 from gitboot.resolve.provisioning_record import imported
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.status.conditions import remedy

@@ -12,8 +12,8 @@ from typing import Any, Final
 from gitboot.fleet.layered_dict import differing
 from gitboot.jsonio import canonical, format_instant
 from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, changes, script_of, shard_of, static
-from gitboot.render.parts import PAGE, PartFiles
 from gitboot.render.paths import File
+from gitboot.render.plan_and_record_files import PAGE, PartFiles
 from gitboot.render.server_states import ServerState
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.source_locations import SourceLocations

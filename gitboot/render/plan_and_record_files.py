@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from gitboot.jsonio import format_instant
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.render.parts import RECORDS, PartFiles
-from gitboot.render.paths import ContentType, File
+from gitboot.render.paths import ContentType, File, Files
 from gitboot.resolve.provisioning_record import exported, shard_of
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Decision
@@ -99,3 +99,38 @@ def summary(
         "decisionDigest": decision.digest,
         "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
     }
+
+
+PAGE: Final = "ops/pages/"
+RECORDS: Final = "ops/records/"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartFiles:
+    """Such files, as far as they may have changed."""
+
+    files: Files = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()  # paths that there were
+    is_whole: bool = False  # whether there are no others
+
+    @property
+    def is_as_it_was(self) -> bool:
+        return not (self.files or self.gone or self.is_whole)
+
+    def then(self, later: PartFiles) -> PartFiles:
+        """Both of them, the later one last."""
+        if later.is_whole:
+            return later
+        return PartFiles(
+            files={path: file for path, file in {**self.files, **later.files}.items() if path not in later.gone},
+            gone=(self.gone - later.files.keys()) | later.gone,
+            is_whole=self.is_whole,
+        )
+
+
+AS_IT_WAS: Final = PartFiles()
+
+
+def is_of_part(path: str) -> bool:
+    """Whether a file that is no server's is one of these."""
+    return path.startswith((PAGE, RECORDS))

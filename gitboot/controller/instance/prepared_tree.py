@@ -39,8 +39,8 @@ from gitboot.ledger.store import Store
 from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.tree_reader import Inventory
 from gitboot.render.endpoint_files import Terms
-from gitboot.render.parts import PartFiles
 from gitboot.render.paths import File, Files, token_in
+from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_states import ServerState
 from gitboot.resolve.server_plan import Offer
 

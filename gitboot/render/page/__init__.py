@@ -14,8 +14,8 @@ from zlib import crc32
 
 from gitboot.fleet.identities import Machine
 from gitboot.jsonio import canonical, format_instant
-from gitboot.render.parts import PAGE
 from gitboot.render.paths import File
+from gitboot.render.plan_and_record_files import PAGE
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.resolve.written import Written
 
