@@ -13,7 +13,7 @@ from gitboot.fetchlog.spool import SpoolFile, line_of, take
 from gitboot.jsonio import Digest
 from gitboot.ledger import server_tables
 from gitboot.render.paths import DATA, FAILED, PROVISIONED
-from gitboot.render.userdata import render
+from gitboot.render.user_data_files import render
 from gitboot.resolve.install_attempts import step_of, token_of
 from gitboot.resolve.provisioning_record import last_word, record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record

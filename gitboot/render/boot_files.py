@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.fleet import Evidence, Output
 from gitboot.model.scalars.machines import MacAddress
-from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, userdata, web_servers
+from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, user_data_files, web_servers
 from gitboot.render.paths import File, Files, PathKind, Role
 from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.server_decision import Decisions
@@ -155,7 +155,7 @@ RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.PXELINUX, pxelinux.render),
     (paths.GRUB_BY_UUID, grub.render_by_uuid),
     (paths.HTTP_BOOT, emulated_apis.render),
-    (paths.IGNITION, userdata.render),
+    (paths.IGNITION, user_data_files.render),
     (paths.PROVISIONED, render_provisioned),
     (paths.SMEE, ipxe.render_by_mac(paths.SMEE, paths.SMEE_SCRIPT)),
     (paths.NETBOOT_XYZ, ipxe.render_by_mac(paths.NETBOOT_XYZ)),
@@ -231,6 +231,6 @@ def shared_files(decisions: Decisions, monitors: Iterable[object] = ()) -> dict[
             files.update(shared(decisions))
     for boot in (decisions.unknown or {}).values():
         if boot.user_data is not None:
-            files |= dict(userdata.immutable(boot.user_data))
+            files |= dict(user_data_files.immutable(boot.user_data))
     base_urls = {decisions.base_url, *decisions.sites.values()}
     return {**dict(web_servers.shared(decisions.outputs, files, base_urls, list(map(str, monitors)))), **files}

@@ -25,7 +25,7 @@ from gitboot.quoting import ipxe_url
 from gitboot.render import paths
 from gitboot.render.ipxe import WHO
 from gitboot.render.paths import BOOT, BUNDLED, ContentType, File, Kind, PathKind, Role
-from gitboot.render.userdata import told_by
+from gitboot.render.user_data_files import told_by
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan
