@@ -200,7 +200,7 @@ def _of_caddy(document: Any) -> LoggedRequest | None:
         }:
             client = str(more.get("client_ip", peer))  # since Caddy 2.7: behind proxies that it is told to trust
             asked, _, query = uri.partition("?")
-            # What was asked for, or else what an alias stands for: see gitboot.render.queries.
+            # What was asked for, or else what an alias stands for: see gitboot.render.web_servers.
             path = unquote(_only(headers, "Content-Location") or asked)
             modified, length = _only(headers, "Last-Modified"), _only(headers, "Content-Length")
             sent_headers = more.get("headers")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from posixpath import normpath
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from gitboot.render import queries
+from gitboot.render.emulated_apis import FOR_UNKNOWN, Alias
+from gitboot.render.emulated_apis import TABLE as EMULATED_APIS_TABLE
 from gitboot.render.paths import (
     ARTIFACT_TYPES,
     BOOT,
@@ -20,6 +22,7 @@ from gitboot.render.paths import (
     ContentType,
     Delivery,
     File,
+    Kind,
     PathKind,
     Role,
     Stage,
@@ -53,16 +56,16 @@ def _filled(
     paths of base URLs, the longest first, without a slash at their end.
     """
     marks = {
-        "nginx_maps": queries.nginx_maps(outputs),
+        "nginx_maps": nginx_maps(outputs),
         "nginx_prefixes": _nginx_prefixes(prefixes),
         "nginx_deliveries": "".join(
             f'    "~^/(?:{_expressions(kinds)})$" "{cache_control}";\n' for cache_control, kinds in _by_cache_control()
         ),
-        "nginx_aliases": queries.nginx_locations(outputs),
+        "nginx_aliases": nginx_locations(outputs),
         "nginx_files": "".join(_nginx_files(*each) for each in _by_delivery_and_type()),
         "nginx_complete": _NGINX_COMPLETE.replace("@last@", last) if last is not None else "",
         "caddy_prefixes": _caddy_prefixes(prefixes),
-        "caddy_aliases": queries.caddy(outputs),
+        "caddy_aliases": caddy(outputs),
         "caddy_files": "".join(_caddy_files(number, *each) for number, each in enumerate(_by_delivery_and_type())),
         "caddy_complete": f"\t\t\tfile /{last}\n" if last is not None else "",
         "bundled": "|".join(BUNDLED),
@@ -154,7 +157,7 @@ def _nginx_location(expression: str, delivery: Delivery, type: str, *, by_ending
     """Return a location for files of one type; ``by_ending``: of those whose name tells no other."""
     types = "" if by_ending else "        types {}\n"
     parts = "" if delivery.in_parts else "        max_ranges 0;\n"
-    etag = "" if delivery.has_etag else queries.NGINX_WITHOUT_ETAG
+    etag = "" if delivery.has_etag else NGINX_WITHOUT_ETAG
     return f'    location ~ "^/(?:{expression})$" {{\n{types}        default_type "{type}";\n{parts}{etag}    }}\n\n'
 
 
@@ -188,7 +191,6 @@ _NGINX_COMPLETE: Final = """\
             return 503 $gitboot_nothing;
         }
 """
-
 _NGINX: Final = r"""# A mirror of boot/ by nginx 1.18 or newer, which answers as gitboot's endpoint does.
 #
 # Copy this file to /etc/nginx/conf.d/ and set the five lines that say so. `root` is the copy of boot/, made with its
@@ -311,7 +313,6 @@ map "" $gitboot_nothing {
     }
 }
 """
-
 _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as gitboot's endpoint does.
 #
 # Copy this file, or import it in a Caddyfile, and set these variables of Caddy's environment:
@@ -395,3 +396,148 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 	}
 }
 """
+_BYTE: Final = "([0-9a-f]{2})"
+_FIRST: Final = f"/{FIRST_SCRIPT.removeprefix(BOOT)}"
+_IPXE: Final = "ipxe"  # without a query it is the first script
+
+
+class _Key(NamedTuple):
+    """A key of a query: what it may be, and how the tree spells that."""
+
+    kind: Kind
+    expression: str
+    spelt: tuple[int, ...]  # the groups, joined by hyphens
+
+
+_KEYS: Final = (
+    _Key(Kind.MAC, "(?::|-|%3[Aa])".join([_BYTE] * 6), (1, 2, 3, 4, 5, 6)),
+    _Key(Kind.UUID, "([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", (1,)),
+    _Key(Kind.SERIAL, "([A-Za-z0-9][A-Za-z0-9._-]*)", (1,)),
+)
+_KINDS: Final = tuple(key.kind for key in _KEYS)
+
+
+def _chosen(outputs: Collection[str]) -> list[Alias]:
+    return [
+        alias for alias in (*EMULATED_APIS_TABLE, *FOR_UNKNOWN.values()) if alias.output in outputs and _asked(alias)
+    ]
+
+
+def _asked(alias: Alias) -> list[PathKind]:
+    """Of what an alias may mean, what its query says by itself."""
+    return [kind for kind in alias.kinds if kind.kind in set(alias.keys.values()).intersection(_KINDS)]
+
+
+def _file(kind: PathKind, alias: Alias, variable: str) -> str:
+    """What an alias may mean, where a server has what a query says in a variable for each key."""
+    return f"/{kind.of('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.kind)}"
+
+
+def nginx_maps(outputs: Collection[str]) -> str:
+    """What a query names, for nginx's ``http``; nothing where nobody asks so."""
+    if not _chosen(outputs):
+        return ""
+    maps = "".join(_nginx_map(key) for key in _KEYS)
+    return f"# By what a query names a machine.\n{maps}"
+
+
+def _nginx_map(key: _Key) -> str:
+    groups, expression = [f"gitboot_{key.kind}_{number}" for number in key.spelt], key.expression
+    for group in groups:
+        expression = expression.replace("([", f"(?<{group}>[", 1)
+    value = "-".join(f"${{{group}}}" for group in groups)
+    return f'map $arg_{key.kind} $gitboot_{key.kind} {{\n    "~^{expression}$" "{value}";\n    default "-";\n}}\n\n'
+
+
+def nginx_locations(outputs: Collection[str]) -> str:
+    """Return its locations; what is logged is the file that was sent.
+
+    Each path that an alias may mean has a location of its own: ``try_files`` would take a file that cannot be read for
+    one that is absent.
+    """
+    chosen = _chosen(outputs)
+    known = "".join(_nginx_location_queries(alias) for alias in chosen)
+    return known if any(alias.path == _IPXE for alias in chosen) else f"{_NGINX_IPXE}{known}"
+
+
+def _nginx_location_queries(alias: Alias) -> str:
+    first = ""
+    if alias.path == _IPXE:
+        said = "".join(f"$arg_{key.kind}" for key in _KEYS)
+        first = f'        set $gitboot_said "{said}";\n        if ($gitboot_said = "") {{\n'
+        first += f"            rewrite ^ {_FIRST} last;\n        }}\n"
+    files = [(_file(kind, alias, "$gitboot_%s"), kind.content_type, NGINX_WITHOUT_ETAG) for kind in _asked(alias)]
+    if alias.path in FOR_UNKNOWN:
+        files.append((f"/{alias.path}", ContentType.TEXT, ""))
+    names = [f"@{re.sub('[^a-z0-9]', '_', alias.path)}_{number}" for number in range(1, len(files))]
+    found = ""
+    for name, other, (file, type, etag) in zip((f"= /{alias.path}", *names), (*names, "@nothing"), files, strict=True):
+        found += (
+            f'    location {name} {{\n        types {{}}\n        default_type "{type}";\n        max_ranges 0;\n'
+            f"{first}{etag}        rewrite ^ {file} break;\n"
+            f"        error_page 404 = {other};\n        error_page 403 500 = @failed;\n    }}\n\n"
+        )
+        first = ""
+    return found
+
+
+NGINX_WITHOUT_ETAG: Final = """\
+        etag off;
+        if_modified_since off;
+        if ($http_if_none_match = "*") {    # nginx would answer 304 to it, whatever is off
+            return 412 $gitboot_nothing;
+        }
+"""
+_NGINX_IPXE: Final = f"""\
+    location = /{_IPXE} {{
+        rewrite ^ {_FIRST} last;
+    }}
+
+"""
+
+
+def caddy(outputs: Collection[str]) -> str:
+    """Caddy's directives. Its log has what was asked for: so an answer says what it is of (RFC 9110, 8.7)."""
+    chosen = _chosen(outputs)
+    maps = "".join(_caddy_map(key) for key in _KEYS) if chosen else ""
+    is_query = any(alias.path == _IPXE for alias in chosen)
+    queries = "".join(f"\t\t\tnot query {key.kind}=*\n" for key in _KEYS) if is_query else ""
+    bare = f"\t\t@first {{\n\t\t\tpath_regexp ^/{_IPXE}$\n{queries}\t\t}}\n{_caddy_route('@first', _FIRST)}"
+    return maps + bare + "".join(_caddy_alias(number, alias) for number, alias in enumerate(chosen))
+
+
+def _caddy_map(key: _Key) -> str:
+    value = "-".join(f"${{{number}}}" for number in key.spelt)
+    return (
+        f"\t\tmap {{http.request.uri.query.{key.kind}}} {{gitboot_{key.kind}}} {{\n"
+        f'\t\t\t"~^{key.expression}$" "{value}"\n\t\t\tdefault "-"\n\t\t}}\n'
+    )
+
+
+def _caddy_alias(number: int, alias: Alias) -> str:
+    matcher, files = f"@alias{number}", [_file(kind, alias, "{gitboot_%s}") for kind in _asked(alias)]
+    path = f"\t\t\tpath_regexp ^/{re.escape(alias.path)}$\n"
+    found = f"{path}\t\t\tfile {{\n\t\t\t\ttry_files {' '.join(files)}\n\t\t\t}}\n"
+    files += [f"/{alias.path}"] if alias.path in FOR_UNKNOWN else []
+    return (
+        f"\t\t{matcher} {{\n{found}\t\t}}\n{_caddy_route(matcher, '{http.matchers.file.relative}')}"
+        f"\t\t{matcher}_absent {{\n{path}\t\t}}\n\t\troute {matcher}_absent {{\n{_caddy_looked_for(files)}\t\t}}\n"
+    )
+
+
+def _caddy_looked_for(files: list[str]) -> str:
+    """Directives that look for files which the matcher has not found: it takes what cannot be read for absent."""
+    tried = "".join(f"\t\t\trewrite * {file}\n{_CADDY_LOOK}" for file in files[:-1])
+    return f"\t\t\theader Cache-Control no-store\n{tried}\t\t\trewrite * {files[-1]}\n"
+
+
+_CADDY_LOOK: Final = """\
+\t\t\tfile_server {
+\t\t\t\tpass_thru
+\t\t\t\tdisable_canonical_uris
+\t\t\t}
+"""
+
+
+def _caddy_route(matcher: str, to: str) -> str:
+    return f"\t\troute {matcher} {{\n\t\t\trewrite * {to}\n\t\t\theader Content-Location {{path}}\n\t\t}}\n"
