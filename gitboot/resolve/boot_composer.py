@@ -14,10 +14,10 @@ from gitboot.model.boot_policy import UserData
 from gitboot.model.scalars.machines import Malformed
 from gitboot.problems.codes import Code
 from gitboot.resolve import kernel_arguments, user_data_formats
+from gitboot.resolve.boot_checks import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.bootfiles import boot_files
 from gitboot.resolve.context import Context, Plain
 from gitboot.resolve.decision_inputs_from_resolve_checked import templates_of
-from gitboot.resolve.feasible import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments, with_user_data_arguments
 from gitboot.resolve.secrets import secret_texts
 from gitboot.resolve.server_decision_from_plan import Boot, UserDataFiles
