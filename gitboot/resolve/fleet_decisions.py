@@ -17,6 +17,7 @@ from gitboot.model.server import Architecture, Firmware
 from gitboot.problems.codes import Code, Severity, first, longest
 from gitboot.resolve.boot_checks import (
     check_authority,
+    check_copies,
     check_end,
     check_every_boot,
     check_identities,
@@ -31,7 +32,6 @@ from gitboot.resolve.boot_checks import (
     declared,
 )
 from gitboot.resolve.boot_composer import Composer
-from gitboot.resolve.copies import check_copies
 from gitboot.resolve.decision_inputs import BootInputs, FleetTerms, MaintenanceInputs, ServerInputs, UnknownInputs
 from gitboot.resolve.document_warnings import placeholder_digests, rejected_labels
 from gitboot.resolve.families import left_out
