@@ -10,9 +10,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.fleet.identities import identities
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import format_instant
-from gitboot.model.boot_image import Artifact, Artifacts, ConfigFrom, SkewMode
+from gitboot.model.boot_image import Artifact, Artifacts, BootImage, ConfigFrom, SkewMode
 from gitboot.model.boot_policy import (
     HttpBoot,
     Method,
@@ -25,7 +25,7 @@ from gitboot.model.boot_policy import (
 )
 from gitboot.model.scalars.machines import shown, version_key
 from gitboot.model.server import PROVISIONED, Firmware, Server
-from gitboot.problems.codes import Code, Severity
+from gitboot.problems.codes import Code, Problem, Severity
 from gitboot.quoting import Unquotable, grub_arguments, ipxe_arguments
 from gitboot.resolve import user_data_formats
 from gitboot.resolve.decision_inputs import BootInputs, FleetTerms
@@ -43,7 +43,7 @@ from gitboot.resolve.server_decision_from_plan import (
     provisioned_token,
 )
 from gitboot.resolve.source import BootSource, Unbootable
-from gitboot.text import some
+from gitboot.text import count, some
 
 
 def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:
@@ -454,3 +454,78 @@ def _unable(fleet: FleetTerms, decision: Decision, boot: Boot | None, alone: Boo
         yield "UEFI HTTP boot"
     if boot is not None and alone is not None and boot.asks_by_uuid and alone.asks_by_uuid:
         yield "a system that asks for its user data by UUID"
+
+
+# Which labels kubelet accepts: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go (KubeletLabels,
+# KubeletLabelNamespaces) and kubernetes/cmd/kubelet/app/options/options.go (isKubernetesLabel).
+_KUBERNETES: Final = ("kubernetes.io", "k8s.io")
+_ACCEPTED_NAMESPACES: Final = ("kubelet.kubernetes.io", "node.kubernetes.io")
+_ACCEPTED: Final = frozenset(
+    {
+        "beta.kubernetes.io/arch",
+        "beta.kubernetes.io/instance-type",
+        "beta.kubernetes.io/os",
+        "failure-domain.beta.kubernetes.io/region",
+        "failure-domain.beta.kubernetes.io/zone",
+        "kubernetes.io/arch",
+        "kubernetes.io/hostname",
+        "kubernetes.io/os",
+        "node.kubernetes.io/instance-type",
+        "topology.kubernetes.io/region",
+        "topology.kubernetes.io/zone",
+    }
+)
+# What people write until they have a digest; the third is that of `gitboot init`.
+_PLACEHOLDERS: Final = frozenset({"0" * 64, "f" * 64, "feedc0de" * 8, "deadbeef" * 8})
+
+
+def rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
+    """Yield a warning for each node label of a policy that kubelet rejects."""
+    for name, policy in repository.policies.items():
+        for key in policy.spec.node_labels:
+            if not is_accepted_by_kubelet(key):
+                yield repository.problem(
+                    Code.KUBELET_LABEL,
+                    f"kubelet does not start with the node label {key}",
+                    Id("BootPolicy", name),
+                    *("spec", "nodeLabels", key),
+                    hint=Code.KUBELET_LABEL.hint,
+                    severity=Severity.WARNING,
+                )
+
+
+def is_accepted_by_kubelet(key: str) -> bool:
+    """Return whether kubelet accepts a label's key in `--node-labels`."""
+    namespace, slash, _ = key.partition("/")
+    if not slash or not _is_in(namespace, _KUBERNETES):
+        return True
+    return key in _ACCEPTED or _is_in(namespace, _ACCEPTED_NAMESPACES)
+
+
+def _is_in(namespace: str, domains: tuple[str, ...]) -> bool:
+    return any(namespace == each or namespace.endswith(f".{each}") for each in domains)
+
+
+def placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
+    """Yield a warning for each image with placeholders in place of digests, at the first one."""
+    for name, image in repository.images.items():
+        if found := [path for path, digest in _digests(image) if digest in _PLACEHOLDERS]:
+            yield repository.problem(
+                Code.PLACEHOLDER_DIGEST,
+                f"BootImage/{name} has {count(len(found), 'placeholder digest')}",
+                Id("BootImage", name),
+                *found[0],
+                hint=Code.PLACEHOLDER_DIGEST.hint,
+                severity=Severity.WARNING,
+            )
+
+
+def _digests(image: BootImage) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield where the digest of each file of an image is written, and the digest."""
+    for architecture, artifacts in image.spec.architectures.items():
+        of_architecture: tuple[str | int, ...] = ("spec", "architectures", architecture)
+        for field in ("kernel", "rootfs", "uki", "iso", "loader"):
+            if (artifact := getattr(artifacts, field)) is not None:
+                yield (*of_architecture, field, "sha256"), artifact.sha256
+        for number, initrd in enumerate(artifacts.initrds):
+            yield (*of_architecture, "initrds", number, "sha256"), initrd.sha256

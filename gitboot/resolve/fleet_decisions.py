@@ -30,10 +30,11 @@ from gitboot.resolve.boot_checks import (
     check_uuid,
     check_wait,
     declared,
+    placeholder_digests,
+    rejected_labels,
 )
 from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import BootInputs, FleetTerms, MaintenanceInputs, ServerInputs, UnknownInputs
-from gitboot.resolve.document_warnings import placeholder_digests, rejected_labels
 from gitboot.resolve.families import left_out
 from gitboot.resolve.fleet_view import FleetView
 from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unbootable
