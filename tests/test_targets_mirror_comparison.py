@@ -23,7 +23,7 @@ from gitboot.publish.signed_mirror import ListedFile, compare_with_list, judge_l
 from gitboot.render.endpoint_files import ListedFile as Listed
 from gitboot.render.endpoint_files import name_in_listing, render_listing, shared_listing
 from gitboot.render.paths import File
-from gitboot.resolve.bootfiles import MIRRORED_NAMES
+from gitboot.resolve.boot_composer import MIRRORED_NAMES
 from tests.caches import KEEP_ANSWERS
 from tests.fleets import fleet, image, policy, profile, server
 from tests.list_clients import SignedSite

@@ -14,6 +14,7 @@ from msgspec.json import decode
 from gitboot.fleet.documents import sealed
 from gitboot.fleet.resources import Id, Resource
 from gitboot.jsonio import Digest, canonical
+from gitboot.model.boot_image import Artifact, Artifacts
 from gitboot.model.boot_policy import NetworkBoot, Taint, UserData
 from gitboot.model.fields import written
 from gitboot.model.scalars.machines import Malformed
@@ -21,10 +22,9 @@ from gitboot.model.server import Server
 from gitboot.problems.codes import Code
 from gitboot.resolve import kernel_arguments, user_data_formats
 from gitboot.resolve.boot_checks import artifacts_of, check_command_line, check_way_in
-from gitboot.resolve.bootfiles import boot_files
 from gitboot.resolve.decision_inputs_from_resolve_checked import templates_of
 from gitboot.resolve.merging import ArgumentLists, argument_lists, merged_vars, own_arguments, with_user_data_arguments
-from gitboot.resolve.server_decision_from_plan import Boot, UserDataFiles, provisioned_token
+from gitboot.resolve.server_decision_from_plan import Boot, BootFile, BootFiles, UserDataFiles, provisioned_token
 from gitboot.resolve.source import BootSource, Unbootable
 from gitboot.resolve.templates import TemplateSet
 from gitboot.template.faults import TemplateFault
@@ -358,3 +358,32 @@ def secret_urls(source: BootSource) -> dict[str, str]:
     mac, spec = source.server.boot_macs[0], source.server.spec
     token = provisioned_token(source.server.uuid, spec.provision, source.image.metadata.name)
     return {name: f"{source.endpoint}/s/{token}/{mac}/{name}" for name in names}
+
+
+# What mirrored files are called below their digest; the name says as what one is served.
+MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "loader.efi")
+_KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
+
+
+def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool) -> BootFiles:
+    def file(artifact: Artifact | None, name: str) -> BootFile | None:
+        if artifact is None:
+            return None
+        url, source = fetched_from(artifact.url, base_url), None
+        if mirrors and not artifact.url.startswith("assets:"):
+            url, source = f"{base_url}/o/{artifact.sha256}/{name}", artifact.url
+        return BootFile(url=url, sha256=artifact.sha256, size=artifact.size, source=source)
+
+    return BootFiles(
+        kernel=file(artifacts.kernel, _KERNEL),
+        initrds=tuple(found for initrd in artifacts.initrds if (found := file(initrd, _INITRD)) is not None),
+        rootfs=file(artifacts.rootfs, _ROOTFS),
+        uki=file(artifacts.uki, _UKI),
+        iso=file(artifacts.iso, _ISO),
+        loader=file(artifacts.loader, _LOADER),
+    )
+
+
+def fetched_from(url: str, base_url: str) -> str:
+    """Where an artifact lies that a document names below a base URL."""
+    return f"{base_url}/assets/{url.removeprefix('assets:')}" if url.startswith("assets:") else url
