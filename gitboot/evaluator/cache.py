@@ -21,7 +21,7 @@ from gitboot.fleet.resources import Id
 from gitboot.jsonio import decoder
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code, Severity
-from gitboot.resolve.found import DecisionFinding
+from gitboot.resolve.decision_inputs import DecisionFinding
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.server_decision_from_plan import Decision
 

@@ -34,10 +34,19 @@ from gitboot.resolve.boot_checks import (
     rejected_labels,
 )
 from gitboot.resolve.boot_composer import Composer
-from gitboot.resolve.decision_inputs import BootInputs, FleetTerms, MaintenanceInputs, ServerInputs, UnknownInputs
+from gitboot.resolve.decision_inputs import (
+    BootInputs,
+    DecisionFinding,
+    FindingPlace,
+    FleetTerms,
+    MaintenanceInputs,
+    ServerInputs,
+    UnknownInputs,
+    located,
+    of_unbootable,
+)
 from gitboot.resolve.families import left_out
 from gitboot.resolve.fleet_view import FleetView
-from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unbootable
 from gitboot.resolve.hardware import NOT_FOUND, check_loader, loader_of, local_disk_of
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet

@@ -12,6 +12,7 @@ from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, S
 from gitboot.model.server import Lifecycle, Server
 from gitboot.resolve.decision_inputs import (
     BootInputs,
+    Field,
     FleetTerms,
     MaintenanceInputs,
     ServerInputs,
@@ -20,7 +21,6 @@ from gitboot.resolve.decision_inputs import (
 )
 from gitboot.resolve.decision_inputs_from_resolve_checked import templates_of
 from gitboot.resolve.decision_inputs_from_resolve_copies import LOADER_OUTPUTS
-from gitboot.resolve.found import Field
 from gitboot.resolve.leaks import allowance
 from gitboot.resolve.policy_selection import (
     Pool,

@@ -9,8 +9,7 @@ from gitboot.fleet.resources import Id
 from gitboot.model.fleet import Output
 from gitboot.model.server import Loader
 from gitboot.problems.codes import Code
-from gitboot.resolve.decision_inputs import ServerInputs
-from gitboot.resolve.found import DecisionFinding
+from gitboot.resolve.decision_inputs import DecisionFinding, ServerInputs
 
 NOT_FOUND: Final = "NotFound"  # on to the local disk by having no entry
 _OUTPUTS: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
