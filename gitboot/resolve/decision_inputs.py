@@ -179,3 +179,10 @@ def _placed(repository: FleetRepository, resource: Id, field: Field, known: Find
     if known is not None and known.origin == origin:
         return known
     return FindingPlace(origin, repository.place(resource, *field)[1])
+
+
+def templates_of(profile: BootProfile) -> tuple[str, ...]:
+    """The files of which a profile's boot is made."""
+    spec = profile.spec
+    files = (*(spec.user_data.templates if spec.user_data else ()), spec.templates.ipxe, spec.templates.grub)
+    return tuple(path for path in files if path is not None)

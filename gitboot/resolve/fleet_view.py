@@ -18,8 +18,8 @@ from gitboot.resolve.decision_inputs import (
     ServerInputs,
     SharedInputs,
     UnknownInputs,
+    templates_of,
 )
-from gitboot.resolve.decision_inputs_from_resolve_checked import templates_of
 from gitboot.resolve.decision_inputs_from_resolve_copies import LOADER_OUTPUTS
 from gitboot.resolve.leaks import allowance
 from gitboot.resolve.policy_selection import (
