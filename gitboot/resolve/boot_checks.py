@@ -28,8 +28,15 @@ from gitboot.model.server import PROVISIONED, Firmware, Server
 from gitboot.problems.codes import Code, Problem, Severity
 from gitboot.quoting import Unquotable, grub_arguments, ipxe_arguments
 from gitboot.resolve import user_data_formats
-from gitboot.resolve.decision_inputs import BootInputs, DecisionFinding, Field, FleetTerms, templates_of
-from gitboot.resolve.decision_inputs_from_resolve_copies import _OF_IPXE, _WITHOUT_HTTPS
+from gitboot.resolve.decision_inputs import (
+    _OF_IPXE,
+    _WITHOUT_HTTPS,
+    BootInputs,
+    DecisionFinding,
+    Field,
+    FleetTerms,
+    templates_of,
+)
 from gitboot.resolve.leaks import Secret, leaks, secrets_of_file
 from gitboot.resolve.merging import ArgumentLists
 from gitboot.resolve.plan_at_time import harmless_boot

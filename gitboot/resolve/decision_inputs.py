@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gitboot.fleet.resources import FleetRepository, Id, Origin
 from gitboot.fleet.yaml import Place
@@ -186,3 +186,11 @@ def templates_of(profile: BootProfile) -> tuple[str, ...]:
     spec = profile.spec
     files = (*(spec.user_data.templates if spec.user_data else ()), spec.templates.ipxe, spec.templates.grub)
     return tuple(path for path in files if path is not None)
+
+
+_OF_IPXE: Final = frozenset({Output.IPXE, Output.SERIAL, Output.SMEE, Output.NETBOOT_XYZ})
+_WITHOUT_HTTPS: Final = (
+    ("GRUB", frozenset({Output.GRUB, Output.UUID})),
+    ("PXELINUX", frozenset({Output.PXELINUX})),
+)
+LOADER_OUTPUTS: Final = _OF_IPXE.union(*(outputs for _, outputs in _WITHOUT_HTTPS))  # that boot scripts are for

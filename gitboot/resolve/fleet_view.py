@@ -11,6 +11,7 @@ from gitboot.model.boot_policy import BootProfile, Maintenance, Method
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, Site, UnknownProfile
 from gitboot.model.server import Lifecycle, Server
 from gitboot.resolve.decision_inputs import (
+    LOADER_OUTPUTS,
     BootInputs,
     Field,
     FleetTerms,
@@ -20,7 +21,6 @@ from gitboot.resolve.decision_inputs import (
     UnknownInputs,
     templates_of,
 )
-from gitboot.resolve.decision_inputs_from_resolve_copies import LOADER_OUTPUTS
 from gitboot.resolve.leaks import allowance
 from gitboot.resolve.policy_selection import (
     Pool,
