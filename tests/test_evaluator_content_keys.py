@@ -20,8 +20,8 @@ from gitboot.fleet.identities import machine
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.validation import load
 from gitboot.resolve.boot_composer import Composer
+from gitboot.resolve.decision_inputs import FleetView
 from gitboot.resolve.fleet_decisions import decide_server
-from gitboot.resolve.fleet_view import FleetView
 from tests.fleets import document, fleet, image, maintenance, policy, profile, repository, server
 from tests.generated import GeneratedFleet, fleets
 from tests.test_evaluator_laws import EDITS, LAWS, History, tree_of

@@ -10,8 +10,7 @@ from typing import Final
 from msgspec.msgpack import Encoder
 
 from gitboot.fleet.resources import FleetRepository
-from gitboot.resolve.decision_inputs import SharedInputs
-from gitboot.resolve.fleet_view import FleetView, own_files
+from gitboot.resolve.decision_inputs import FleetView, SharedInputs, own_files
 
 Key = bytes
 _encode: Final = Encoder().encode

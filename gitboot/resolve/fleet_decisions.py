@@ -39,6 +39,7 @@ from gitboot.resolve.decision_inputs import (
     DecisionFinding,
     FindingPlace,
     FleetTerms,
+    FleetView,
     MaintenanceInputs,
     ServerInputs,
     UnknownInputs,
@@ -46,7 +47,6 @@ from gitboot.resolve.decision_inputs import (
     of_unbootable,
 )
 from gitboot.resolve.families import left_out
-from gitboot.resolve.fleet_view import FleetView
 from gitboot.resolve.hardware import NOT_FOUND, check_loader, loader_of, local_disk_of
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.yaml import Place
-from gitboot.resolve.fleet_view import FleetView
+from gitboot.resolve.decision_inputs import FleetView
 
 Step = str | int
 
