@@ -38,9 +38,9 @@ from gitboot.render.page_shards import page_files
 from gitboot.render.paths import File
 from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_states import About, RenderedState, server_state
+from gitboot.resolve.explanation import Places
 from gitboot.resolve.install_attempts_from_resolve_records import first_records
 from gitboot.resolve.optouts import opt_outs
-from gitboot.resolve.places import Places
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision import Decisions

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.yaml import Place
 from gitboot.model.boot_policy import Maintenance, Method
 from gitboot.model.selectors import selects
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.boot_composer import Composer
+from gitboot.resolve.decision_inputs import FleetView
 from gitboot.resolve.fleet_decisions import boot_source
 from gitboot.resolve.install_attempts import step_of, what_was_seen, what_was_seen_of_run
 from gitboot.resolve.merging import merged_vars
-from gitboot.resolve.places import Places, Step
 from gitboot.resolve.policy_selection import Lost, Named, Pool, Won, choose_image, choose_policy, maintenance_image
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
@@ -278,3 +279,28 @@ class _Explaining:
 
 def _whose(pool: Pool, owner: str) -> str:
     return "the policy's" if owner == pool.name else "inherited"
+
+
+Step = str | int
+
+
+class Places:
+    """Where the documents of a repository say what they say; what many servers share is looked up once.
+
+    Without ``lines`` no document is read, and each place is in no file.
+    """
+
+    def __init__(self, repository: FleetRepository, *, lines: bool = True) -> None:
+        self.repository, self._lines = repository, lines
+        self.view = FleetView(repository)
+        self._known: dict[tuple[Id, tuple[Step, ...]], tuple[str, Place]] = {}
+
+    def of(self, resource: Id, *path: Step) -> tuple[str, Place]:
+        """The file of a resource, and the place in it of what ``path`` leads to."""
+        if not self._lines:
+            return "", Place(0, 0)
+        if resource.kind == "Server":
+            return self.repository.place(resource, *path)
+        if (found := self._known.get((resource, path))) is None:
+            self._known[resource, path] = found = self.repository.place(resource, *path)
+        return found
