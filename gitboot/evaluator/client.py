@@ -24,10 +24,10 @@ from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import merged, replaced
 from gitboot.fleet.revision import Revision
 from gitboot.model.scalars.machines import SystemUuid
+from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
-from gitboot.resolve.source_locations import SourceLocations
 from gitboot.resolve.written import Written
 from gitboot.status.progress import Told, unheard
 

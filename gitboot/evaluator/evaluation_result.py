@@ -14,12 +14,12 @@ from gitboot.fleet.revision import Revision
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Problem
+from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision, WithheldBoot
 from gitboot.resolve.sites import sites_of
 from gitboot.resolve.skew import MinimumVersion, minimum_versions
-from gitboot.resolve.source_locations import SourceLocations
 from gitboot.resolve.written import Written
 
 _FEW: Final = 8  # for fewer than one server in so many, lookups by name are faster than a scan of all machines

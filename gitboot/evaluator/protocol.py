@@ -23,12 +23,12 @@ from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.problems.codes import Code, DatedProblem, Problem
+from gitboot.resolve.explanation import DocumentLocation, ServerLocation
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.optouts import OptOut
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.skew import MinimumVersion
-from gitboot.resolve.source_locations import DocumentLocation, ServerLocation
 from gitboot.resolve.written import Written
 
 # The limits of a commit grow with its files. On two slow cores, a first evaluation of 100,000 servers takes about 120 s

@@ -15,8 +15,8 @@ from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, changes, script_o
 from gitboot.render.paths import File
 from gitboot.render.plan_and_record_files import PAGE, PartFiles
 from gitboot.render.server_states import ServerState
+from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.install_attempts import step_of
-from gitboot.resolve.source_locations import SourceLocations
 
 COLUMNS: Final = (
     *("name", "uuid", "macs", "site", "labels", "phase", "image", "version", "policy", "maintenance"),

@@ -13,11 +13,10 @@ from gitboot.jsonio import canonical, format_instant
 from gitboot.model.fleet import Fleet
 from gitboot.model.selectors import selects
 from gitboot.model.server import Server
-from gitboot.resolve.explanation import Places, Reason, Step, explained_by_commit
+from gitboot.resolve.explanation import Places, Reason, SourceTexts, Step, explained_by_commit, moved_documents, pointer
 from gitboot.resolve.optouts import OptOut
 from gitboot.resolve.policy_selection import choose_image, joins_at
 from gitboot.resolve.server_decision_from_plan import Decision
-from gitboot.resolve.source_locations import SourceTexts, moved_documents, pointer
 from gitboot.resolve.written import Written
 
 
