@@ -28,10 +28,17 @@ from gitboot.model.fleet import FleetSpec, Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code, Problem
-from gitboot.resolve.explanation import DocumentLocation, Places, ServerLocation, SourceTexts, moved_documents
+from gitboot.resolve.explanation import (
+    DocumentLocation,
+    Explanations,
+    Places,
+    ServerLocation,
+    SourceTexts,
+    fleet_facts,
+    moved_documents,
+)
 from gitboot.resolve.sites import sites
 from gitboot.resolve.skew import minimum_versions
-from gitboot.resolve.whereabouts import Explanations, fleet_facts
 from gitboot.text import did_you_mean
 
 
