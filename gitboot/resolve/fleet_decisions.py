@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
-from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots
+from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots, UnknownProfile
 from gitboot.model.scalars.machines import certificate_ends
 from gitboot.model.server import Architecture, Firmware
-from gitboot.problems.codes import Code, Severity, first, longest
+from gitboot.problems.codes import Code, Problem, Severity, first, longest
 from gitboot.resolve.boot_checks import (
     check_authority,
     check_copies,
@@ -49,7 +49,6 @@ from gitboot.resolve.decision_inputs import (
 from gitboot.resolve.families import left_out
 from gitboot.resolve.hardware import NOT_FOUND, check_loader, loader_of, local_disk_of
 from gitboot.resolve.hosts import Host, host
-from gitboot.resolve.later import not_yet
 from gitboot.resolve.policy_selection import Pool
 from gitboot.resolve.server_decision import Decisions, check_acceptable
 from gitboot.resolve.server_decision_from_plan import Boot, CopyTerms, Decision, MaintenanceDecision, PolicyDecision
@@ -114,8 +113,6 @@ class Decided:
 # Errors by which a commit is not accepted, although an instance that has accepted it goes on with it: an earlier
 # version accepted such commits.
 GOES_ON: Final = frozenset({Code.PLACEHOLDER_IDENTITY})
-
-
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -427,3 +424,19 @@ def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideM
 def _authority_end(certificates: bytes) -> datetime | None:
     """Return when the last certificate of a file ends; None: the file has none."""
     return max(certificate_ends(certificates), default=None)
+
+
+def not_yet(repository: FleetRepository) -> Iterator[Problem]:
+    """A problem for each use of something that comes with a later version."""
+    fleet = repository.fleet
+    if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
+        profile = repository.profiles.get(unknown.profile)  # None: of a commit that does not hold together
+        if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
+            what = "entries of one's own for unknown machines"
+            key = Id("Fleet", fleet.metadata.name)
+            yield _later(repository, what, key, "spec", "unknownServers", "profile")
+
+
+def _later(repository: FleetRepository, what: str, resource: Id, *path: str | int) -> Problem:
+    message = f"this version of gitboot does not carry out {what}"
+    return repository.problem(Code.NOT_YET, message, resource, *path, hint="leave it out until a version has it")

@@ -9,8 +9,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.validation import Flawed, Loaded
 from gitboot.problems.codes import Code, DatedProblem, Problem
-from gitboot.resolve.fleet_decisions import Decided, decide_all
-from gitboot.resolve.later import not_yet
+from gitboot.resolve.fleet_decisions import Decided, decide_all, not_yet
 
 
 def decide_loaded(found: Loaded | Flawed, decide: Callable[[FleetRepository], Decided] = decide_all) -> Decided:
