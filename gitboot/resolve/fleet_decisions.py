@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
-from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots, UnknownProfile
+from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots, Output, UnknownProfile
 from gitboot.model.scalars.machines import certificate_ends
-from gitboot.model.server import Architecture, Firmware
+from gitboot.model.server import Architecture, Firmware, Loader
 from gitboot.problems.codes import Code, Problem, Severity, first, longest
 from gitboot.resolve.boot_checks import (
     check_authority,
@@ -47,7 +47,6 @@ from gitboot.resolve.decision_inputs import (
     of_unbootable,
 )
 from gitboot.resolve.families import left_out
-from gitboot.resolve.hardware import NOT_FOUND, check_loader, loader_of, local_disk_of
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.policy_selection import Pool
 from gitboot.resolve.server_decision import Decisions, check_acceptable
@@ -440,3 +439,30 @@ def not_yet(repository: FleetRepository) -> Iterator[Problem]:
 def _later(repository: FleetRepository, what: str, resource: Id, *path: str | int) -> Problem:
     message = f"this version of gitboot does not carry out {what}"
     return repository.problem(Code.NOT_YET, message, resource, *path, hint="leave it out until a version has it")
+
+
+NOT_FOUND: Final = "NotFound"  # on to the local disk by having no entry
+_OUTPUTS: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
+
+
+def loader_of(inputs: ServerInputs) -> Loader | None:
+    """Return the boot loader that DHCP names for a server; None: the default one."""
+    return inputs.server.spec.loader or inputs.shared.loader
+
+
+def local_disk_of(inputs: ServerInputs) -> str | None:
+    """Return how boot loaders start the disk of a server; None: the default way."""
+    return inputs.server.spec.local_disk or inputs.shared.local_disk
+
+
+def check_loader(inputs: ServerInputs) -> Iterator[DecisionFinding]:
+    """Yield that DHCP would name a boot loader for which gitboot publishes no entries."""
+    loader, fleet = loader_of(inputs), inputs.shared.fleet
+    if loader is None or _OUTPUTS[loader] in fleet.outputs:
+        return
+    place = (Id("Fleet", fleet.name), ("spec", "hardware"))
+    if inputs.server.spec.loader is not None:
+        place = (Id("Server", inputs.server.metadata.name), ("spec", "loader"))
+    message = f"DHCP would name {loader} for it, and {_OUTPUTS[loader]} is not among the outputs"
+    hint = f"add {_OUTPUTS[loader]} to the Fleet's outputs, or name another loader"
+    yield DecisionFinding(Code.COMBINATION, message, hint, place)
