@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from ipaddress import ip_network
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import FleetRepository, Id
@@ -46,7 +48,6 @@ from gitboot.resolve.decision_inputs import (
     located,
     of_unbootable,
 )
-from gitboot.resolve.families import left_out
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.policy_selection import Pool
 from gitboot.resolve.server_decision import Decisions, check_acceptable
@@ -466,3 +467,23 @@ def check_loader(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     message = f"DHCP would name {loader} for it, and {_OUTPUTS[loader]} is not among the outputs"
     hint = f"add {_OUTPUTS[loader]} to the Fleet's outputs, or name another loader"
     yield DecisionFinding(Code.COMBINATION, message, hint, place)
+
+
+def left_out(repository: FleetRepository) -> Iterator[Problem]:
+    """A warning where a URL that machines ask is one of IPv6, and no client of IPv6 is named.
+
+    What a name leads to is not part of a commit.
+    """
+    spec = repository.fleet.spec
+    clients = spec.provisioning.clients
+    if not clients or any(ip_network(network).version == 6 for network in clients):
+        return
+    urls = [spec.base_url, spec.endpoint, *(url for site in spec.sites for url in (site.base_url, site.endpoint))]
+    if asked := next((url for url in urls if url is not None and ":" in (urlsplit(url).hostname or "")), None):
+        yield repository.problem(
+            Code.NO_IPV6_CLIENTS,
+            f"machines ask {asked}, and no network of IPv6 is among the clients: they would boot their disks",
+            Id("Fleet", repository.fleet.metadata.name),
+            *("spec", "provisioning", "clients"),
+            severity=Severity.WARNING,
+        )
