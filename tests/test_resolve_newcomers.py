@@ -12,13 +12,13 @@ from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.errors import InvalidRepository, Orders
 from gitboot.fleet.validation import load_revision
 from gitboot.model.scalars.machines import SystemUuid
+from gitboot.resolve.fleet_decisions import decide_loaded
 from gitboot.resolve.install_attempts_from_resolve_records import adopted, ran
 from gitboot.resolve.newcomers import Known, newcomer
 from gitboot.resolve.plan_at_time import plan, run_reason
 from gitboot.resolve.plan_at_time_from_resolve_records import carried
 from gitboot.resolve.provisioning_record import exported, imported
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Run, Seen
-from gitboot.resolve.reading import decide_loaded
 from gitboot.resolve.server_decision_from_plan import Decision, MaintenanceDecision
 from gitboot.resolve.server_plan import Cause, Phase
 from gitboot.review.guards import Limits, judge

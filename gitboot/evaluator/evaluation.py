@@ -42,9 +42,8 @@ from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import Loaded, LoadedFile, list_files, load_revision
 from gitboot.jsonio import decoder
-from gitboot.resolve.fleet_decisions import Decided, DecidedServer, DecidedServers, decide_all
+from gitboot.resolve.fleet_decisions import Decided, DecidedServer, DecidedServers, decide_all, decide_loaded
 from gitboot.resolve.optouts import OptOut, opt_outs
-from gitboot.resolve.reading import decide_loaded
 
 if TYPE_CHECKING:
     from gitboot.diff.extent import Extent
