@@ -12,7 +12,7 @@ from gitboot.cli.evaluated_fleet import about_all
 from gitboot.evaluator.evaluation_result import commit_of
 from gitboot.model.fleet import Site
 from gitboot.model.selectors import Select, selects
-from gitboot.resolve import sites
+from gitboot.resolve import fleet_decisions
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.selection import Selecting
 from tests.fleets import fleet, image, policy, profile, repository, server
@@ -45,7 +45,7 @@ def test_at_which_site_the_servers_of_a_fleet_are_is_worked_out_once_for_all(mon
             super().__init__(selecting)
             made.append(1)
 
-    monkeypatch.setattr(sites, "Selecting", Counted)
+    monkeypatch.setattr(fleet_decisions, "Selecting", Counted)
     places = ", ".join(
         f"{{name: s{each}, baseURL: 'http://s{each}.test', select: {{matchLabels: {{site: s{each}}}}}}}"
         for each in range(3)

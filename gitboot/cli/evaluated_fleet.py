@@ -39,6 +39,7 @@ from gitboot.render.paths import File
 from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_states import About, RenderedState, server_state
 from gitboot.resolve.explanation import Explanations, Places, fleet_facts, source_locations
+from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.install_attempts_from_resolve_records import first_records
 from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.plan_at_time import plan
@@ -46,7 +47,6 @@ from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan, Cause
-from gitboot.resolve.sites import sites_of
 from gitboot.review.decision_changes import Changes
 from gitboot.review.guards import may_acknowledge
 from gitboot.review.merges import Between

@@ -15,10 +15,10 @@ from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Problem
 from gitboot.resolve.explanation import SourceLocations
+from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision, WithheldBoot
-from gitboot.resolve.sites import sites_of
 from gitboot.resolve.skew import MinimumVersion, minimum_versions
 from gitboot.resolve.written import Written
 

@@ -37,7 +37,7 @@ from gitboot.resolve.explanation import (
     fleet_facts,
     moved_documents,
 )
-from gitboot.resolve.sites import sites
+from gitboot.resolve.fleet_decisions import sites
 from gitboot.resolve.skew import minimum_versions
 from gitboot.text import did_you_mean
 

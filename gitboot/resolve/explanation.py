@@ -21,7 +21,7 @@ from gitboot.model.selectors import selects
 from gitboot.model.server import Lifecycle, Server
 from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import FleetView
-from gitboot.resolve.fleet_decisions import boot_source
+from gitboot.resolve.fleet_decisions import boot_source, site_of
 from gitboot.resolve.install_attempts import step_of, what_was_seen, what_was_seen_of_run
 from gitboot.resolve.merging import merged_vars
 from gitboot.resolve.optouts import OptOut
@@ -38,7 +38,6 @@ from gitboot.resolve.policy_selection import (
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.server_plan import BootPlan
-from gitboot.resolve.sites import site_of
 from gitboot.resolve.source import BootSource
 from gitboot.resolve.written import Written
 

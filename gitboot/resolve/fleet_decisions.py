@@ -14,9 +14,9 @@ from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.validation import Flawed, Loaded
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
-from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots, Output, UnknownProfile
+from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots, Output, Site, UnknownProfile
 from gitboot.model.scalars.machines import certificate_ends
-from gitboot.model.server import Architecture, Firmware, Loader
+from gitboot.model.server import Architecture, Firmware, Loader, Server
 from gitboot.problems.codes import Code, DatedProblem, Problem, Severity, first, longest
 from gitboot.resolve.boot_checks import (
     check_authority,
@@ -51,6 +51,7 @@ from gitboot.resolve.decision_inputs import (
 )
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.policy_selection import Pool
+from gitboot.resolve.selection import Selecting
 from gitboot.resolve.server_decision import Decisions, check_acceptable
 from gitboot.resolve.server_decision_from_plan import Boot, CopyTerms, Decision, MaintenanceDecision, PolicyDecision
 from gitboot.resolve.server_plan import Phase
@@ -522,3 +523,20 @@ def _besides(
 
 _DECIDING: Final = frozenset({"BootPolicy", "Fleet"})  # of which one that is missing may change who is in which pool
 _BY_POLICIES: Final = frozenset({Code.NO_POLICY, Code.POLICY_TIE})
+
+
+def site_of(repository: FleetRepository, server: Server) -> Site | None:
+    """The first site that selects ``server``."""
+    return next(iter(sites(repository).of(server)), None)
+
+
+def sites_of(repository: FleetRepository) -> dict[str, Site]:
+    """The site of each server that is at one."""
+    selection = sites(repository)
+    found = {name: selection.of(server) for name, server in repository.servers.items()}
+    return {name: selected[0] for name, selected in found.items() if selected}
+
+
+def sites(repository: FleetRepository) -> Selecting[Site]:
+    """The sites that select servers, the first of which is a server's own."""
+    return Selecting((site, site.select) for site in repository.fleet.spec.sites)

@@ -24,9 +24,9 @@ from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
 from gitboot.model.fleet import Site
 from gitboot.model.server import Lifecycle
+from gitboot.resolve.fleet_decisions import sites
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
-from gitboot.resolve.sites import sites
 from gitboot.review.document_changes import (
     SharedChange,
     changes_all_files,
