@@ -11,7 +11,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.install_attempts_from_resolve_records import adopted
+from gitboot.resolve.install_attempts import adopted
 from gitboot.resolve.policy_selection import joins_at
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Seen
 from tests.cases import for_each

@@ -23,7 +23,7 @@ from gitboot.fleet.validation import load
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.install_attempts_from_resolve_records import first_records
+from gitboot.resolve.install_attempts import first_records
 from gitboot.resolve.plan_at_time import plan, transition
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.resolve.server_decision import Decisions

@@ -19,7 +19,7 @@ from gitboot.git.snapshots import open_snapshot
 from gitboot.importers.fleet_files import fleet_of
 from gitboot.importers.inventory import Supplement
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.install_attempts_from_resolve_records import first_records
+from gitboot.resolve.install_attempts import first_records
 from gitboot.resolve.plan_at_time import plan
 from tests.fleets import at
 from tests.rack import typed

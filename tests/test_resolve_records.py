@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gitboot.errors import UsageError
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.install_attempts_from_resolve_records import adopted, first_records
+from gitboot.resolve.install_attempts import adopted, first_records
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import ahead, exported, imported
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe

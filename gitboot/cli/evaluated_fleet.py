@@ -40,7 +40,7 @@ from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_states import About, RenderedState, server_state
 from gitboot.resolve.explanation import Explanations, Places, fleet_facts, source_locations
 from gitboot.resolve.fleet_decisions import sites_of
-from gitboot.resolve.install_attempts_from_resolve_records import first_records
+from gitboot.resolve.install_attempts import first_records
 from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record_from_plan import Record

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.install_attempts import last_given
-from gitboot.resolve.install_attempts_from_resolve_records import adopted
+from gitboot.resolve.install_attempts import adopted, last_given
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.resolve.server_decision_from_plan import Decision
 

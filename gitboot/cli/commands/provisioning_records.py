@@ -183,7 +183,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     """
     from gitboot.cli.instance_client import looked_at, request
     from gitboot.controller.operator_requests import RECORDS
-    from gitboot.resolve.install_attempts_from_resolve_records import adopted
+    from gitboot.resolve.install_attempts import adopted
     from gitboot.resolve.provisioning_record import last_word, record_facts
     from gitboot.resolve.provisioning_record_from_plan import Record
 

@@ -31,9 +31,9 @@ from gitboot.resolve.install_attempts import (
     numbers_of,
     overtaken_attempt,
     provision_reason,
+    ran,
     token_of,
 )
-from gitboot.resolve.install_attempts_from_resolve_records import ran
 from gitboot.resolve.install_progress import disk_boot_token, progress_of
 from gitboot.resolve.plan_at_time import is_made
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe

@@ -17,7 +17,7 @@ from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Facts, Heartbeat
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.install_attempts_from_resolve_records import adopted, first_records
+from gitboot.resolve.install_attempts import adopted, first_records
 from gitboot.resolve.provisioning_record import ahead
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, UnknownServe
 from gitboot.resolve.server_decision import Decisions
