@@ -13,8 +13,7 @@ from gitboot.errors import InvalidRepository, Orders
 from gitboot.fleet.validation import load_revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.fleet_decisions import decide_loaded
-from gitboot.resolve.install_attempts import adopted, ran
-from gitboot.resolve.newcomers import Known, newcomer
+from gitboot.resolve.install_attempts import Known, adopted, newcomer, ran
 from gitboot.resolve.plan_at_time import plan, run_reason
 from gitboot.resolve.plan_at_time_from_resolve_records import carried
 from gitboot.resolve.provisioning_record import exported, imported

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gitboot.model.boot_policy import NetworkBoot
-from gitboot.resolve.newcomers import NEW_UP_TO
+from gitboot.resolve.install_attempts import NEW_UP_TO
 from gitboot.resolve.server_decision_from_plan import Decision
 
 

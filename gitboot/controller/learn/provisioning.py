@@ -37,8 +37,16 @@ from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.install_attempts import adopted, attempt_of, is_provisioned, last_given, overtaken_attempt
-from gitboot.resolve.newcomers import NEW_UP_TO, Known, newcomer
+from gitboot.resolve.install_attempts import (
+    NEW_UP_TO,
+    Known,
+    adopted,
+    attempt_of,
+    is_provisioned,
+    last_given,
+    newcomer,
+    overtaken_attempt,
+)
 from gitboot.resolve.plan_at_time import has_run
 from gitboot.resolve.plan_at_time_from_resolve_records import carried
 from gitboot.resolve.provisioning_record import attempt_facts, last_shown
