@@ -54,8 +54,7 @@ from gitboot.render.paths import (
 )
 from gitboot.render.plan_and_record_files import document, summary
 from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
-from gitboot.resolve.install_attempts import step_of
-from gitboot.resolve.install_progress import disk_boot_token, progress_of
+from gitboot.resolve.install_attempts import disk_boot_token, progress_of, step_of
 from gitboot.resolve.plan_at_time import fallback, plan, transition, without_left
 from gitboot.resolve.provisioning_record import drift, record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record

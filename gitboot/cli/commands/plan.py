@@ -90,7 +90,7 @@ def _write_plans(
 ) -> None:
     """Write the plans of the selected servers; raises `UsageError` if the selector matches no server."""
     from gitboot.render.plan_and_record_files import summary
-    from gitboot.resolve.install_progress import progress_of
+    from gitboot.resolve.install_attempts import progress_of
     from gitboot.resolve.plan_at_time import already_made
 
     chosen = selected(selector)
@@ -129,7 +129,7 @@ def _write_plans(
 
 def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
     """Write what one server boots now and after each change up to and including ``until``."""
-    from gitboot.resolve.install_progress import progress_of
+    from gitboot.resolve.install_attempts import progress_of
     from gitboot.resolve.plan_at_time import plan
 
     decision = fleet.decision(server)
@@ -164,7 +164,7 @@ def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple
 
 def _next_change(decision: Decision, instant: datetime, record: Record | None) -> datetime | None:
     """Return when the plan changes next, or when an installation is no longer shown. None: never by itself."""
-    from gitboot.resolve.install_progress import progress_of
+    from gitboot.resolve.install_attempts import progress_of
     from gitboot.resolve.plan_at_time import transition
 
     progress = progress_of(record, instant)

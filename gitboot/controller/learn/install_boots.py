@@ -22,6 +22,7 @@ from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.server_states import ServerState
 from gitboot.resolve.install_attempts import (
+    disk_boot_token,
     due_boot,
     has_shown_all,
     image_reason,
@@ -30,11 +31,11 @@ from gitboot.resolve.install_attempts import (
     last_attempt,
     numbers_of,
     overtaken_attempt,
+    progress_of,
     provision_reason,
     ran,
     token_of,
 )
-from gitboot.resolve.install_progress import disk_boot_token, progress_of
 from gitboot.resolve.plan_at_time import is_made
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.server_decision_from_plan import Boot, Decision, PolicyDecision, WithheldBoot
