@@ -37,8 +37,8 @@ from gitboot.resolve.decision_inputs import (
     FleetTerms,
     templates_of,
 )
+from gitboot.resolve.kernel_arguments import ArgumentLists
 from gitboot.resolve.leaks import Secret, leaks, secrets_of_file
-from gitboot.resolve.merging import ArgumentLists
 from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.server_decision_from_plan import (
     Boot,

@@ -23,7 +23,13 @@ from gitboot.problems.codes import Code
 from gitboot.resolve import kernel_arguments, user_data_formats
 from gitboot.resolve.boot_checks import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.decision_inputs import templates_of
-from gitboot.resolve.merging import ArgumentLists, argument_lists, merged_vars, own_arguments, with_user_data_arguments
+from gitboot.resolve.kernel_arguments import (
+    ArgumentLists,
+    argument_lists,
+    merged_vars,
+    own_arguments,
+    with_user_data_arguments,
+)
 from gitboot.resolve.server_decision_from_plan import Boot, BootFile, BootFiles, UserDataFiles, provisioned_token
 from gitboot.resolve.source import BootSource, Unbootable
 from gitboot.resolve.templates import TemplateSet
