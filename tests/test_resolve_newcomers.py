@@ -14,8 +14,7 @@ from gitboot.fleet.validation import load_revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.fleet_decisions import decide_loaded
 from gitboot.resolve.install_attempts import Known, adopted, newcomer, ran
-from gitboot.resolve.plan_at_time import plan, run_reason
-from gitboot.resolve.plan_at_time_from_resolve_records import carried
+from gitboot.resolve.plan_at_time import carried, plan, run_reason
 from gitboot.resolve.provisioning_record import exported, imported
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Run, Seen
 from gitboot.resolve.server_decision_from_plan import Decision, MaintenanceDecision

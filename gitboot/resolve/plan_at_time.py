@@ -438,7 +438,6 @@ def wanted_release(policy: PolicyDecision, record: Record) -> str:
 
 
 _TAKEN_FOR_IT: Final = "Adopted"  # it was installed before anybody looked: no installer asks for its data still
-
 _CAUSES: Final = {
     InstallStep.ATTEMPTED: Cause.ATTEMPTED,
     InstallStep.STARTED: Cause.STARTED,
@@ -483,3 +482,16 @@ def _override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason:
         reason=reason,
         set_again=network_boot is NetworkBoot.ALWAYS and mode is OverrideMode.ONCE,
     )
+
+
+def carried(record: Record, decision: Decision) -> Record:
+    """The record once a commit moved the windows in which runs were made: a run lasts as long as its window does.
+
+    So a window that was lengthened and then shortened from the front asks for no second run.
+    """
+    runs = dict(record.runs)
+    for each in decision.maintenances:
+        made = runs.get(each.name)
+        if made is not None and made.end is not None and has_run(each, record):
+            runs[each.name] = made._replace(end=max(made.end, each.end) if each.end is not None else None)
+    return replace(record, runs=runs) if runs != record.runs else record

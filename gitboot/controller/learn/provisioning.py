@@ -47,8 +47,7 @@ from gitboot.resolve.install_attempts import (
     newcomer,
     overtaken_attempt,
 )
-from gitboot.resolve.plan_at_time import has_run
-from gitboot.resolve.plan_at_time_from_resolve_records import carried
+from gitboot.resolve.plan_at_time import carried, has_run
 from gitboot.resolve.provisioning_record import attempt_facts, last_shown
 from gitboot.resolve.provisioning_record_from_plan import (
     Failure,
