@@ -41,8 +41,8 @@ from gitboot.render.server_states import About, RenderedState, server_state
 from gitboot.resolve.explanation import Explanations, Places, fleet_facts, source_locations
 from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.install_attempts import first_records
-from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.policy_selection import opt_outs
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision

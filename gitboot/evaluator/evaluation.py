@@ -43,7 +43,7 @@ from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import Loaded, LoadedFile, list_files, load_revision
 from gitboot.jsonio import decoder
 from gitboot.resolve.fleet_decisions import Decided, DecidedServer, DecidedServers, decide_all, decide_loaded
-from gitboot.resolve.optouts import OptOut, opt_outs
+from gitboot.resolve.policy_selection import OptOut, opt_outs
 
 if TYPE_CHECKING:
     from gitboot.diff.extent import Extent

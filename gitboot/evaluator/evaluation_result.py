@@ -16,7 +16,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Problem
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.fleet_decisions import sites_of
-from gitboot.resolve.optouts import OptOut, opt_outs
+from gitboot.resolve.policy_selection import OptOut, opt_outs
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision, WithheldBoot
 from gitboot.resolve.skew import MinimumVersion, minimum_versions

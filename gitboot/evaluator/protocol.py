@@ -25,7 +25,7 @@ from gitboot.model.server import Architecture
 from gitboot.problems.codes import Code, DatedProblem, Problem
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation
 from gitboot.resolve.hosts import Host
-from gitboot.resolve.optouts import OptOut
+from gitboot.resolve.policy_selection import OptOut
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.skew import MinimumVersion

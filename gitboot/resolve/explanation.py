@@ -24,10 +24,10 @@ from gitboot.resolve.decision_inputs import FleetView
 from gitboot.resolve.fleet_decisions import boot_source, site_of
 from gitboot.resolve.install_attempts import step_of, what_was_seen, what_was_seen_of_run
 from gitboot.resolve.kernel_arguments import merged_vars
-from gitboot.resolve.optouts import OptOut
 from gitboot.resolve.policy_selection import (
     Lost,
     Named,
+    OptOut,
     Pool,
     Won,
     choose_image,
