@@ -38,7 +38,7 @@ from gitboot.resolve.explanation import (
     moved_documents,
 )
 from gitboot.resolve.fleet_decisions import sites
-from gitboot.resolve.skew import minimum_versions
+from gitboot.resolve.policy_selection import minimum_versions
 from gitboot.text import did_you_mean
 
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import format_instant
-from gitboot.model.boot_image import ImageStream
+from gitboot.model.boot_image import ImageStream, SkewMode
 from gitboot.model.boot_policy import (
     BootPolicySpec,
     BootProfile,
@@ -298,3 +298,23 @@ def overdue(repository: FleetRepository, at: datetime, pinned: Iterable[str] | N
                 hint=Code.OVERDUE.hint,
                 severity=Severity.WARNING,
             )
+
+
+class MinimumVersion(NamedTuple):
+    """The lowest version that a stream wants its servers to boot."""
+
+    stream: str
+    version: str
+
+
+def minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
+    """What is wanted of the servers of each profile, where something is said when it is not so."""
+    streams = {
+        name: profile.spec.stream for name, profile in repository.profiles.items() if profile.spec.stream is not None
+    }
+    skews = {name: repository.streams[stream].spec.skew for name, stream in streams.items()}
+    return {
+        name: MinimumVersion(streams[name], skew.minimum_version)
+        for name, skew in sorted(skews.items())
+        if skew is not None and skew.mode is not SkewMode.NONE
+    }
