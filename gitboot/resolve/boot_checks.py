@@ -40,6 +40,7 @@ from gitboot.resolve.decision_inputs import (
 from gitboot.resolve.kernel_arguments import ArgumentLists
 from gitboot.resolve.leaks import Secret, leaks, secrets_of_file
 from gitboot.resolve.plan_at_time import harmless_boot
+from gitboot.resolve.policy_selection import BootSource, Unbootable
 from gitboot.resolve.server_decision_from_plan import (
     Boot,
     Decision,
@@ -47,7 +48,6 @@ from gitboot.resolve.server_decision_from_plan import (
     UserDataFiles,
     provisioned_token,
 )
-from gitboot.resolve.source import BootSource, Unbootable
 from gitboot.text import count, some
 
 

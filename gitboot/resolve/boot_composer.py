@@ -30,8 +30,8 @@ from gitboot.resolve.kernel_arguments import (
     own_arguments,
     with_user_data_arguments,
 )
+from gitboot.resolve.policy_selection import BootSource, Unbootable
 from gitboot.resolve.server_decision_from_plan import Boot, BootFile, BootFiles, UserDataFiles, provisioned_token
-from gitboot.resolve.source import BootSource, Unbootable
 from gitboot.resolve.templates import TemplateSet
 from gitboot.template.faults import TemplateFault
 

@@ -18,6 +18,7 @@ from gitboot.resolve.leaks import allowance
 from gitboot.resolve.policy_selection import (
     Pool,
     Tie,
+    Unbootable,
     Won,
     choose_image,
     choose_policy,
@@ -26,7 +27,6 @@ from gitboot.resolve.policy_selection import (
     pools,
 )
 from gitboot.resolve.selection import Selecting
-from gitboot.resolve.source import Unbootable
 from gitboot.text import some
 
 

@@ -25,6 +25,7 @@ from gitboot.resolve.fleet_decisions import boot_source, site_of
 from gitboot.resolve.install_attempts import step_of, what_was_seen, what_was_seen_of_run
 from gitboot.resolve.kernel_arguments import merged_vars
 from gitboot.resolve.policy_selection import (
+    BootSource,
     Lost,
     Named,
     OptOut,
@@ -38,7 +39,6 @@ from gitboot.resolve.policy_selection import (
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.server_plan import BootPlan
-from gitboot.resolve.source import BootSource
 from gitboot.resolve.written import Written
 
 
