@@ -14,7 +14,7 @@ from gitboot.model.fleet import Site
 from gitboot.model.selectors import Select, selects
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.selection import Selecting
+from gitboot.resolve.policy_selection import Selecting
 from tests.fleets import fleet, image, policy, profile, repository, server
 
 _LABELS: Final = [

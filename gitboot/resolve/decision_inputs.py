@@ -17,6 +17,7 @@ from gitboot.problems.codes import Code, DatedProblem, Problem, Severity
 from gitboot.resolve.leaks import allowance
 from gitboot.resolve.policy_selection import (
     Pool,
+    Selecting,
     Tie,
     Unbootable,
     Won,
@@ -26,7 +27,6 @@ from gitboot.resolve.policy_selection import (
     maintenance_image,
     pools,
 )
-from gitboot.resolve.selection import Selecting
 from gitboot.text import some
 
 

@@ -50,8 +50,7 @@ from gitboot.resolve.decision_inputs import (
     of_unbootable,
 )
 from gitboot.resolve.hosts import Host, host
-from gitboot.resolve.policy_selection import BootSource, Pool, Unbootable
-from gitboot.resolve.selection import Selecting
+from gitboot.resolve.policy_selection import BootSource, Pool, Selecting, Unbootable
 from gitboot.resolve.server_decision import Decisions, check_acceptable
 from gitboot.resolve.server_decision_from_plan import Boot, CopyTerms, Decision, MaintenanceDecision, PolicyDecision
 from gitboot.resolve.server_plan import Phase
