@@ -27,8 +27,7 @@ from gitboot.ledger.open_ledger import check
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.server_states import RenderedState
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.provisioning_record import record_facts
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, record_facts
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.status.events_from_status import Event

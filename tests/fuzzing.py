@@ -39,7 +39,7 @@ from gitboot.publish.targets import sync_steps
 from gitboot.render import endpoint_files
 from gitboot.render.server_states import server_state
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.templates import TemplateSet
 from gitboot.system_clock import Uptime
 from gitboot.template.budget import MAX_BYTES

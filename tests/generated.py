@@ -28,7 +28,7 @@ from gitboot.render.paths import File
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record_from_plan import Record, Run
+from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan

@@ -13,7 +13,7 @@ from gitboot.bmc.override_state import OperatorCondition
 from gitboot.endpoint.tls import Certificate
 from gitboot.instance.laps import Laps, Stage
 from gitboot.problems.codes import Code, Problem, Severity
-from gitboot.resolve.provisioning_record_from_plan import InstallStep
+from gitboot.resolve.provisioning_record import InstallStep
 from gitboot.resolve.server_plan import InstallProgress, InstallState
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Status

@@ -13,7 +13,7 @@ from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import Directory
 from gitboot.render.plan_and_record_files import PAGE
 from gitboot.render.server_states import RenderedState
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from tests.browser import Browser, browser
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server
 from tests.serving import Fleet, planned, site

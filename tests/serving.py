@@ -37,7 +37,7 @@ from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
 from gitboot.render.server_states import RenderedState, rendered, server_state
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.stoppage import Halt
 from gitboot.system_clock import Keeping, Uptime
 from tests import plain

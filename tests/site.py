@@ -42,8 +42,7 @@ from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.targets.sync_steps import FollowedTree
 from gitboot.publish.tree_reader import Words, folders, say, take_back
-from gitboot.resolve.provisioning_record import record_facts
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, record_facts
 from gitboot.review.guards import Guard, Limits, trailer
 from gitboot.stoppage import Stoppage
 from gitboot.system_clock import Uptime

@@ -12,7 +12,7 @@ from gitboot import jsonio
 from gitboot.jsonio import Digest, facts
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.policy_selection import joins_at
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.review.rollout_progress import Images, images
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, repository, server, uuid_of
 

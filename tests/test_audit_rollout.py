@@ -13,7 +13,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import adopted
 from gitboot.resolve.policy_selection import joins_at
-from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Seen
+from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Seen
 from tests.cases import for_each
 from tests.fleets import at, document, fleet, image, policy, profile, repository, server, uuid_of
 

@@ -32,9 +32,8 @@ from gitboot.ledger.open_ledger import open_ledger
 from gitboot.model.json_schema import KINDS
 from gitboot.model.scalars.machines import parse_uuid
 from gitboot.publish.manifest import MANIFEST
-from gitboot.resolve import provisioning_record_from_plan
-from gitboot.resolve.provisioning_record import exported
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve import provisioning_record
+from gitboot.resolve.provisioning_record import Record, exported
 from tests import plain
 from tests.cases import for_each
 from tests.credentials import give_credentials
@@ -601,7 +600,7 @@ def test_e17_plan_says_that_a_maintenance_was_already_made(gitboot: Run, tmp_pat
     fleet.mkdir()
     write_fleet(fleet, maintenance("m", "20T22:00 21T04:00", "networkBoot: Once, priority: 5"))
     runs = {
-        "m": provisioning_record_from_plan.Run(
+        "m": provisioning_record.Run(
             1, datetime(2026, 11, 20, 22, 10, tzinfo=UTC), datetime(2026, 11, 21, 4, tzinfo=UTC)
         )
     }
@@ -730,8 +729,8 @@ def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_co
     gitboot: Run, fleet: Path, tmp_path: Path
 ) -> None:
     fetched = datetime(2026, 11, 20, 11, 50, tzinfo=UTC)
-    attempt = provisioning_record_from_plan.InstallAttempt(
-        key="provision/1", number=1, boots=(provisioning_record_from_plan.Seen(fetched, "boot.ipxe", "10.0.0.7"),)
+    attempt = provisioning_record.InstallAttempt(
+        key="provision/1", number=1, boots=(provisioning_record.Seen(fetched, "boot.ipxe", "10.0.0.7"),)
     )
     record = Record(provision=1, evidence="Fetched", provisioned_at=fetched, attempts=(attempt,))
     (tmp_path / "records.json").write_bytes(exported({parse_uuid(uuid_of("web01")): record}))

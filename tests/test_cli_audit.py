@@ -12,8 +12,7 @@ import pytest
 from gitboot import files
 from gitboot.child_processes import encode
 from gitboot.disk_cache import DiskCache
-from gitboot.resolve.provisioning_record import exported
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, exported
 from tests.fleets import SEED, document, image, maintenance, policy, profile, server, uuid_of
 from tests.rack import typed
 from tests.repositories import Work

@@ -26,8 +26,7 @@ from gitboot.controller.instance import state_directory
 from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.age_encryption import make_key
 from gitboot.evaluator.protocol import Begun, NewResults, ResultKind
-from gitboot.resolve.provisioning_record import record_facts
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, record_facts
 from tests.fleets import SEED, server, uuid_of
 from tests.instance import alive, eventually
 from tests.rack import Rack, typed

@@ -21,7 +21,7 @@ from gitboot.render.boot_files import copy_files, server_files, shared_files, to
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.plan_at_time import fallback, plan
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
 from gitboot.stoppage import Halt
 from tests.cases import for_each

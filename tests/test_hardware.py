@@ -23,7 +23,7 @@ from gitboot.controller.instance_state import Fetched
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.endpoint_files import parse, turn_of
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import with_state

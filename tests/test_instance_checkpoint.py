@@ -37,8 +37,7 @@ from gitboot.publish.manifest import MANIFEST, digest_of, shard_path
 from gitboot.publish.tree_reader import ALL, Inventory, Tree, now_named, suspects
 from gitboot.render.page import SAID as ON_PAGE
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
-from gitboot.resolve.provisioning_record import record_facts, shard_of
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, record_facts, shard_of
 from tests.doubles import note_fetch
 from tests.evaluated import Here
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

@@ -23,8 +23,7 @@ from gitboot.model.scalars.machines import (
 )
 from gitboot.publish.tree_reader import read_records
 from gitboot.render.paths import asked_for
-from gitboot.resolve.provisioning_record import exported
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, exported
 from tests import instance as instance_module
 from tests.cases import for_each
 from tests.fleets import SEED, decided, server, uuid_of

@@ -17,8 +17,7 @@ from gitboot.ledger import instance_tables
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.explanation import explain
 from gitboot.resolve.install_attempts import overtaken_attempt, step_of
-from gitboot.resolve.provisioning_record import exported, imported
-from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen, exported, imported
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.bench import NOON, Bench
 from tests.fleets import fleet, image, mac_of, policy, profile, repository, server, uuid_of

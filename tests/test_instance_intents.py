@@ -13,8 +13,7 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.install_attempts import step_of
-from gitboot.resolve.provisioning_record import record_facts, record_of
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, record_facts, record_of
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.bench import Bench, beginning
 from tests.fleets import SEED, maintenance, policy, server, uuid_of

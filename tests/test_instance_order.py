@@ -15,8 +15,7 @@ from gitboot.ledger import server_tables
 from gitboot.render.paths import DATA, FAILED, PROVISIONED
 from gitboot.render.user_data_files import render
 from gitboot.resolve.install_attempts import step_of, token_of
-from gitboot.resolve.provisioning_record import last_word, record_facts
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, last_word, record_facts
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.bench import NOON, Bench
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

@@ -18,8 +18,7 @@ from gitboot.jsonio import Digest
 from gitboot.ledger import server_tables as book
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.provisioning_record import record_facts
-from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Run, Seen
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen, record_facts
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.bench import NOON, Bench, Said, beginning
 from tests.doubles import Unsynced

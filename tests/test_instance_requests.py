@@ -10,8 +10,7 @@ from gitboot.bmc.override_state import State
 from gitboot.errors import LedgerError
 from gitboot.ledger import instance_tables
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.provisioning_record import last_word, record_facts
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, last_word, record_facts
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.fleets import uuid_of
 from tests.redfish.faults import Drop

@@ -23,8 +23,7 @@ from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Facts
-from gitboot.resolve.provisioning_record import record_facts
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, record_facts
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
 from gitboot.system_clock import Keeping, Uptime, keeping_of

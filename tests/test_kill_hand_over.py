@@ -22,7 +22,7 @@ from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.ledger import server_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from tests.fleets import at, uuid_of
 from tests.inprocess import in_process
 from tests.instance import Repository

@@ -25,7 +25,7 @@ from gitboot.model.server import Lifecycle
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import first_records
 from gitboot.resolve.plan_at_time import plan, transition
-from gitboot.resolve.provisioning_record_from_plan import Record, Run
+from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Phase

@@ -35,7 +35,7 @@ from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
-from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
+from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event
 from tests.doubles import Unsynced

@@ -31,7 +31,7 @@ from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing, argume
 from gitboot.ledger.schema import POSTGRESQL_MIGRATIONS, VERSION, Database
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.status.events_from_status import Event
 from tests.cases import for_each
 from tests.fleets import uuid_of

@@ -19,7 +19,7 @@ from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import MIGRATIONS, VERSION
 from gitboot.ledger.store import write_mark
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.provisioning_record_from_plan import Run
+from gitboot.resolve.provisioning_record import Run
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.bench import Bench
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server, uuid_of

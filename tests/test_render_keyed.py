@@ -17,7 +17,7 @@ from gitboot.jsonio import Digest
 from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, File, Role, kind_of, token_in
 from gitboot.render.server_states import RenderedState
 from gitboot.render.token_keys import EarlierKey, TokenKeys
-from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from tests.cases import for_each
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.serving import AFTER, BEFORE, ENTRY, MAC, START, Fleet, get, planned, site

@@ -12,7 +12,7 @@ from gitboot.render import paths
 from gitboot.render.boot_files import RENDERERS, server_files, tombstones
 from gitboot.render.paths import PathKind, Role, kind_of
 from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from tests.fleets import at, decided, fleet, image, maintenance, policy, profile, server
 
 NOON: Final = at("20T12:00")

@@ -14,7 +14,7 @@ from gitboot.render.boot_files import shared_files
 from gitboot.render.endpoint_files import Need, Turn, parse, render, turn_of
 from gitboot.render.paths import is_immutable
 from gitboot.render.server_states import AHEAD, About, RenderedState, server_state
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Status
 from tests.cases import for_each

@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from gitboot.endpoint.connections import TOO_LARGE, Bodies
 from gitboot.render.server_states import RenderedState, server_state
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
 from tests import plain
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

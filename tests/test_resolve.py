@@ -12,7 +12,7 @@ from gitboot.fleet.validation import load, load_revision
 from gitboot.resolve.fleet_decisions import decide, decide_all, decide_loaded
 from gitboot.resolve.plan_at_time import plan, transition
 from gitboot.resolve.policy_selection import in_rollout
-from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Run, Seen
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen
 from gitboot.resolve.server_decision_from_plan import UserDataFiles
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.cases import for_each

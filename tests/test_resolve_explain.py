@@ -8,7 +8,7 @@ from gitboot.jsonio import facts
 from gitboot.resolve.explanation import Explanation, explain
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record_from_plan import Record, Run
+from gitboot.resolve.provisioning_record import Record, Run
 from tests.cases import for_each
 from tests.fleets import SEED, at, document, fleet, image, maintenance, policy, profile, repository, server
 

@@ -16,8 +16,17 @@ from gitboot.errors import UsageError
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.install_attempts import adopted, first_records
 from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record import ahead, exported, imported
-from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
+from gitboot.resolve.provisioning_record import (
+    Failure,
+    InstallAttempt,
+    Record,
+    Run,
+    Seen,
+    UnknownServe,
+    ahead,
+    exported,
+    imported,
+)
 from gitboot.resolve.server_plan import Cause
 from tests.cases import for_each
 from tests.fleets import SEED, at, decided, decision, fleet, image, policy, profile, server, uuid_of

@@ -15,7 +15,7 @@ from gitboot.endpoint.api import FILTERS, MOST, Api
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.problems.codes import Problem, Severity
 from gitboot.render.endpoint_files import render, state_path
-from gitboot.resolve.provisioning_record_from_plan import InstallStep
+from gitboot.resolve.provisioning_record import InstallStep
 from gitboot.resolve.server_plan import InstallState, Phase
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Status

@@ -20,7 +20,7 @@ from gitboot.endpoint.connections import RECEIVED
 from gitboot.fetchlog.log_entries import Outcome
 from gitboot.fetchlog.spool import line_of, take
 from gitboot.ledger.postgresql import connected
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from tests import plain
 from tests.bench import Bench
 from tests.failing_disk import fill, small_disk

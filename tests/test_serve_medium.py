@@ -13,7 +13,7 @@ import pytest
 from gitboot.controller.bmcs.desired_state import media_of
 from gitboot.publish.manifest import MANIFEST
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from tests.fleets import fleet, image, policy, profile, server
 from tests.git_servers import program
 from tests.serving import BEFORE, Fleet, Site, get, planned, site

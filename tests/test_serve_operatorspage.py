@@ -22,7 +22,7 @@ from gitboot.publish.publisher import Directory
 from gitboot.publish.tree_reader import verify
 from gitboot.render.page import DATA, MADE_OF
 from gitboot.render.plan_and_record_files import PAGE as FOLDER
-from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from tests import plain
 from tests.browser import Browser, browser, browsers
 from tests.fleets import at, fleet, server

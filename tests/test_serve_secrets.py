@@ -22,7 +22,7 @@ from gitboot.evaluator.content_keys import decision_keys
 from gitboot.fetchlog.log_entries import CHECKER
 from gitboot.problems.codes import Code
 from gitboot.render.paths import CHECK, kind_of
-from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from tests import plain
 from tests.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server
 from tests.instance import Instance, Repository, eventually, running
@@ -223,7 +223,7 @@ def test_it_is_offered_with_user_data_and_ends_when_the_installation_is_done(
 
 @pytest.mark.parametrize("failed", [True, False])
 def test_an_installer_that_has_failed_is_given_no_more(sealed: Sealed, failed: bool) -> None:
-    from gitboot.resolve.provisioning_record_from_plan import Failure
+    from gitboot.resolve.provisioning_record import Failure
 
     key = decision("web01", *documents(of_fleet=REPORTED), files=sealed.files)
     wanted = planned(*documents(of_fleet=REPORTED), templates=sealed.files).servers["web01"].plan

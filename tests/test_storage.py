@@ -32,7 +32,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.publisher import Directory
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from tests.cases import for_each
 from tests.failing_disk import FailingDisk, failing_disk
 from tests.fleets import at, uuid_of

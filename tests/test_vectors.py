@@ -47,8 +47,7 @@ from gitboot.problems.codes import Code
 from gitboot.render.boot_files import server_files, shared_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record import exported, imported
-from gitboot.resolve.provisioning_record_from_plan import Record, Run
+from gitboot.resolve.provisioning_record import Record, Run, exported, imported
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan, Phase

@@ -14,7 +14,7 @@ from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.install_attempts import step_of
-from gitboot.resolve.provisioning_record_from_plan import InstallStep, Record
+from gitboot.resolve.provisioning_record import InstallStep, Record
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.review.rollout_progress import followers

@@ -43,7 +43,7 @@ from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.install_attempts import first_records
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.policy_selection import opt_outs
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan, Cause

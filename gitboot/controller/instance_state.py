@@ -23,7 +23,7 @@ from gitboot.render.endpoint_files import Terms
 from gitboot.render.plan_and_record_files import Members
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.install_attempts import has_shown_all
-from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Run
+from gitboot.resolve.provisioning_record import InstallAttempt, Run
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import (

@@ -23,8 +23,7 @@ from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record import last_word, record_of
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, last_word, record_of
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Halt, Stoppage

@@ -38,7 +38,7 @@ from gitboot.render.plan_and_record_files import (
 )
 from gitboot.render.server_states import RenderedState, ServerState, halted, limited_to, rendered
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot
 from gitboot.resolve.server_plan import BootPlan, Cause

@@ -19,8 +19,15 @@ from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine
 from gitboot.jsonio import Digest, canonical, facts, format_instant, json_decoder
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
-from gitboot.resolve.provisioning_record import attempt_facts, attempt_of, run_facts, seen_of_run, unknown_serves_of
-from gitboot.resolve.provisioning_record_from_plan import Record, Run
+from gitboot.resolve.provisioning_record import (
+    Record,
+    Run,
+    attempt_facts,
+    attempt_of,
+    run_facts,
+    seen_of_run,
+    unknown_serves_of,
+)
 from gitboot.resolve.server_plan import Offer, Phase
 
 

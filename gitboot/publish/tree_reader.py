@@ -62,8 +62,7 @@ from gitboot.render.endpoint_files import (
 from gitboot.render.page import INDEX, SAID
 from gitboot.render.paths import BOOT, is_content
 from gitboot.render.plan_and_record_files import RECORDS, is_of_part
-from gitboot.resolve.provisioning_record import imported
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, imported
 from gitboot.status.conditions import remedy
 from gitboot.stoppage import Stoppage
 

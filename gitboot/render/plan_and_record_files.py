@@ -9,8 +9,7 @@ from typing import Any, Final
 from gitboot.jsonio import format_instant
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.paths import ContentType, File, Files
-from gitboot.resolve.provisioning_record import exported, shard_of
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, exported, shard_of
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan, InstallProgress
 

@@ -23,7 +23,7 @@ from gitboot.resolve.install_attempts import (
     token_of,
     wanted_key,
 )
-from gitboot.resolve.provisioning_record_from_plan import InstallStep, Record, Run
+from gitboot.resolve.provisioning_record import InstallStep, Record, Run
 from gitboot.resolve.server_decision_from_plan import (
     Boot,
     BootFile,

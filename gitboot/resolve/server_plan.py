@@ -11,7 +11,7 @@ from gitboot.jsonio import Digest, digest, format_instant
 from gitboot.model.boot_policy import OverrideMode
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware
-from gitboot.resolve.provisioning_record_from_plan import InstallStep
+from gitboot.resolve.provisioning_record import InstallStep
 from gitboot.resolve.server_decision_from_plan import Boot, OverrideTarget, UserDataFiles
 
 

@@ -15,7 +15,7 @@ from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.render.paths import File
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
 from tests import generated
 from tests.boots.interpreter import Run, run

@@ -32,7 +32,7 @@ from gitboot.cli.options import (
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder
 from gitboot.jsonio import document, format_instant
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.text import printable_lines, some
 

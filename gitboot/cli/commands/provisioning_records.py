@@ -20,8 +20,7 @@ from gitboot.fetchlog.spool import take
 from gitboot.jsonio import document, format_instant
 from gitboot.model.scalars.machines import Malformed, parse_uuid
 from gitboot.render.endpoint_files import state_path
-from gitboot.resolve.provisioning_record import record_facts, record_of
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, record_facts, record_of
 from gitboot.text import count, shell_words
 
 if TYPE_CHECKING:
@@ -184,8 +183,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     from gitboot.cli.instance_client import looked_at, request
     from gitboot.controller.operator_requests import RECORDS
     from gitboot.resolve.install_attempts import adopted
-    from gitboot.resolve.provisioning_record import last_word, record_facts
-    from gitboot.resolve.provisioning_record_from_plan import Record
+    from gitboot.resolve.provisioning_record import Record, last_word, record_facts
 
     at = now()
     with looked_at(state, at) as instance:

@@ -29,7 +29,7 @@ from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.server_states import About, ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import last_attempt, provision_reason
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision_from_plan import (
     Boot,
     Decision,

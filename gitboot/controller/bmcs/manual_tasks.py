@@ -63,7 +63,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record_from_plan import InstallStep, Record
+from gitboot.resolve.provisioning_record import InstallStep, Record
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, BootPlan, Cause, Phase
 from gitboot.status.conditions import remedy

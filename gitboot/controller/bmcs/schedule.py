@@ -24,7 +24,7 @@ from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.server_states import ServerState
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.status.events_from_status import Event
 
 ONCE_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC is read that has a one-time override

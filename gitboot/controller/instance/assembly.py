@@ -77,8 +77,7 @@ from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.follower import Followers
 from gitboot.publish.tree_reader import Words, folders, records_in
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.provisioning_record import ahead
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record, ahead
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event

@@ -43,7 +43,7 @@ from gitboot.model import fleet
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.render.server_states import ServerState
 from gitboot.resolve.plan_at_time import wanted_release
-from gitboot.resolve.provisioning_record_from_plan import Seen
+from gitboot.resolve.provisioning_record import Seen
 from gitboot.resolve.server_plan import WAITING, Cause, Offer, Phase
 from gitboot.status.events_from_status import Event
 

@@ -37,7 +37,7 @@ from gitboot.resolve.install_attempts import (
     token_of,
 )
 from gitboot.resolve.plan_at_time import is_made
-from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
+from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.server_decision_from_plan import Boot, Decision, PolicyDecision, WithheldBoot
 from gitboot.resolve.server_plan import WAITING, BootPlan, Offer, Phase
 

@@ -27,7 +27,7 @@ from gitboot.publish.durable_files import OPEN, TreeModes, closed, group_of, is_
 from gitboot.publish.manifest import MANIFEST
 from gitboot.render.paths import token_in
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision_from_plan import BootFile, Decision
 from gitboot.resolve.server_plan import Offer
 from gitboot.status.events_from_status import Event

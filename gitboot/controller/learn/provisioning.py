@@ -48,8 +48,7 @@ from gitboot.resolve.install_attempts import (
     overtaken_attempt,
 )
 from gitboot.resolve.plan_at_time import carried, has_run
-from gitboot.resolve.provisioning_record import attempt_facts, last_shown
-from gitboot.resolve.provisioning_record_from_plan import (
+from gitboot.resolve.provisioning_record import (
     Failure,
     InstallAttempt,
     InstallStep,
@@ -57,6 +56,8 @@ from gitboot.resolve.provisioning_record_from_plan import (
     Run,
     Seen,
     UnknownServe,
+    attempt_facts,
+    last_shown,
 )
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
