@@ -22,13 +22,12 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 from gitboot.fleet.documents import ParseCache
 from gitboot.fleet.validation import load
 from gitboot.jsonio import format_instant
-from gitboot.model.graces import FETCH_GRACE
 from gitboot.render.boot_files import server_files, shared_files, tombstones
 from gitboot.render.paths import File
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record import Record, Run
+from gitboot.resolve.provisioning_record import FETCH_GRACE, Record, Run
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan

@@ -24,11 +24,10 @@ from gitboot.model.boot_policy import (
     PolicyPower,
     PolicyWait,
 )
-from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.resolve.plan_at_time import carried, has_run, plan, wanted_release
-from gitboot.resolve.provisioning_record import Record, Run
+from gitboot.resolve.provisioning_record import FETCH_GRACE, Record, Run
 from gitboot.resolve.server_decision_from_plan import (
     Boot,
     BootFile,

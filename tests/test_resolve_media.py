@@ -9,10 +9,9 @@ import pytest
 
 from gitboot.controller.bmcs.desired_state import media_of, wanted_by
 from gitboot.errors import InvalidRepository
-from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.plan_at_time import plan, transition
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
+from gitboot.resolve.provisioning_record import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, InstallAttempt, Record, Seen
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.stoppage import Halt
 from tests.cases import for_each

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.spool import ForwardedBatch, Writer, aside, files, parse, whole_lines, writer_of
 from gitboot.jsonio import format_instant
-from gitboot.model.graces import FETCH_GRACE
 from gitboot.render.paths import FAILED, Role, kind_of, means
+from gitboot.resolve.provisioning_record import FETCH_GRACE
 from gitboot.stoppage import SoleClaim
 from gitboot.system_clock import Uptime
 

@@ -11,9 +11,16 @@ from typing import Final
 
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import NetworkBoot
-from gitboot.model.graces import FETCH_GRACE, SERVED_GRACE
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.provisioning_record import InstallAttempt, InstallStep, Record, Run, boot_key
+from gitboot.resolve.provisioning_record import (
+    FETCH_GRACE,
+    SERVED_GRACE,
+    InstallAttempt,
+    InstallStep,
+    Record,
+    Run,
+    boot_key,
+)
 from gitboot.resolve.server_decision_from_plan import Decision, PolicyDecision, token
 from gitboot.resolve.server_plan import EVIDENCE_OF_A_BEGINNING, InstallProgress, InstallState
 

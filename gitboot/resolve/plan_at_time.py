@@ -9,7 +9,6 @@ from typing import Final
 
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
-from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.install_attempts import (
@@ -23,7 +22,7 @@ from gitboot.resolve.install_attempts import (
     token_of,
     wanted_key,
 )
-from gitboot.resolve.provisioning_record import InstallStep, Record, Run
+from gitboot.resolve.provisioning_record import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, InstallStep, Record, Run
 from gitboot.resolve.server_decision_from_plan import (
     Boot,
     BootFile,

@@ -18,7 +18,6 @@ from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import Withheld
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
-from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.server_states import ServerState
 from gitboot.resolve.install_attempts import (
@@ -37,7 +36,7 @@ from gitboot.resolve.install_attempts import (
     token_of,
 )
 from gitboot.resolve.plan_at_time import is_made
-from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
+from gitboot.resolve.provisioning_record import FETCH_GRACE, Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.server_decision_from_plan import Boot, Decision, PolicyDecision, WithheldBoot
 from gitboot.resolve.server_plan import WAITING, BootPlan, Offer, Phase
 

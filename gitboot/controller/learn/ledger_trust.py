@@ -15,10 +15,9 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import Machine
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Facts, Heartbeat
-from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.install_attempts import adopted, first_records
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, UnknownServe, ahead
+from gitboot.resolve.provisioning_record import CONSUMED_GRACE, FETCH_GRACE, InstallAttempt, Record, UnknownServe, ahead
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.system_clock import Keeping, Uptime

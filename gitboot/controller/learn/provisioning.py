@@ -35,7 +35,6 @@ from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.fleet.identities import LostIdentity, Machine, Moves, taken_over
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
-from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.install_attempts import (
     NEW_UP_TO,
@@ -49,6 +48,8 @@ from gitboot.resolve.install_attempts import (
 )
 from gitboot.resolve.plan_at_time import carried, has_run
 from gitboot.resolve.provisioning_record import (
+    CONSUMED_GRACE,
+    FETCH_GRACE,
     Failure,
     InstallAttempt,
     InstallStep,
