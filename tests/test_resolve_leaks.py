@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 from gitboot.errors import InvalidRepository
 from gitboot.problems.codes import Problem, Severity
-from gitboot.resolve import leaks
+from gitboot.resolve import secret_scan
 from gitboot.resolve.betterleaks_patterns import TOKENS, TokenRule
-from gitboot.resolve.leaks import Secret, secrets
-from gitboot.resolve.secret_scan import RULES, SecretSpan
+from gitboot.resolve.secret_scan import RULES, Secret, SecretSpan, secrets
 from tests.cases import for_each
 from tests.fleets import decided, fleet, image, policy, profile, server
 from tests.linear import AT_MOST, TIMES, growth
@@ -386,8 +385,8 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 def looked_at(text: str) -> list[Secret]:
     """What a text gives away that nobody has looked at before."""
-    leaks._line.cache_clear()
-    leaks._rules_for.cache_clear()
+    secret_scan._line.cache_clear()
+    secret_scan._rules_for.cache_clear()
     return secrets(text)
 
 
@@ -415,7 +414,7 @@ DIGEST, MAC = sha256(b"web01").hexdigest(), "24-6e-96-00-0d-4e"
     ],
 )
 def test_what_is_a_servers_own_hides_no_secret(text: str) -> None:
-    alike = leaks._alike(text, [(DIGEST, leaks._ANY_DIGEST), (MAC, leaks._ANY_MAC)])
+    alike = secret_scan._alike(text, [(DIGEST, secret_scan._ANY_DIGEST), (MAC, secret_scan._ANY_MAC)])
     assert alike != text
     assert [each.what for each in secrets(alike)] == [each.what for each in secrets(text)]
 

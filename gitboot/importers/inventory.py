@@ -25,7 +25,7 @@ from gitboot.model.scalars.machines import (
     parse_name,
 )
 from gitboot.model.server import Architecture, Firmware
-from gitboot.resolve.leaks import gives_away
+from gitboot.resolve.secret_scan import gives_away
 
 T = TypeVar("T")
 Texts = Mapping[str, str]  # the files of a source, by path

@@ -38,9 +38,9 @@ from gitboot.resolve.decision_inputs import (
     templates_of,
 )
 from gitboot.resolve.kernel_arguments import ArgumentLists
-from gitboot.resolve.leaks import Secret, leaks, secrets_of_file
 from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.policy_selection import BootSource, Unbootable
+from gitboot.resolve.secret_scan import Secret, leaks, secrets_of_file
 from gitboot.resolve.server_decision_from_plan import (
     Boot,
     Decision,

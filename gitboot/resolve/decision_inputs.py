@@ -14,7 +14,6 @@ from gitboot.model.boot_policy import BootProfile, Maintenance, Method
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, Serving, Site, UnknownProfile
 from gitboot.model.server import Lifecycle, Loader, Server
 from gitboot.problems.codes import Code, DatedProblem, Problem, Severity
-from gitboot.resolve.leaks import allowance
 from gitboot.resolve.policy_selection import (
     Pool,
     Selecting,
@@ -27,6 +26,7 @@ from gitboot.resolve.policy_selection import (
     maintenance_image,
     pools,
 )
+from gitboot.resolve.secret_scan import allowance
 from gitboot.text import some
 
 

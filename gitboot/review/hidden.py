@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from gitboot.resolve.leaks import leaks, secrets
+from gitboot.resolve.secret_scan import leaks, secrets
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 
 _ARGUMENT: Final = "kernel argument "

@@ -29,7 +29,7 @@ from gitboot.importers.inventory import (
     words,
 )
 from gitboot.model.scalars.machines import Malformed, parse_label_key, parse_label_value, parse_variable_name
-from gitboot.resolve.leaks import secrets
+from gitboot.resolve.secret_scan import secrets
 
 _IDENTITIES: Final = ("mac", "uuid", "serial")
 _FIRST_BOOT: Final = ("ignition.config.url=", "coreos.config.url=", "flatcar.config.url=")
