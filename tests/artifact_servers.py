@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from gitboot.jsonio import Digest
-from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_decision import BootFile
 
 
 def digest_of(content: bytes) -> Digest:

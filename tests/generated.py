@@ -28,8 +28,7 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import FETCH_GRACE, Record, Run
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
 from tests.fleets import SHA, at, mac_of, snapshot, uuid_of
 

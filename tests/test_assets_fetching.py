@@ -13,7 +13,7 @@ from gitboot.artifacts.availability import Presence, ReadResults, Sighting, look
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, WebFetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.jsonio import Digest
-from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_decision import BootFile
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.git_servers import free_port
 from tests.mirrors import nginx

@@ -25,7 +25,7 @@ from gitboot.model.boot_policy import (
 )
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.server_decision_from_plan import Boot, BootFiles, Decision
+from gitboot.resolve.server_decision import Boot, BootFiles, Decision
 from gitboot.review.decision_changes import ServerChange, compare
 from gitboot.review.reinstalls import Why
 from gitboot.review.risks import Risk, risks

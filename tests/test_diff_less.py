@@ -28,7 +28,7 @@ from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.resolve.plan_at_time import carried, has_run, plan, wanted_release
 from gitboot.resolve.provisioning_record import FETCH_GRACE, Record, Run
-from gitboot.resolve.server_decision_from_plan import (
+from gitboot.resolve.server_decision import (
     Boot,
     BootFile,
     BootFiles,

@@ -10,7 +10,7 @@ import pytest
 from gitboot.diff.withheld import withheld_boots
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
-from gitboot.resolve.server_decision_from_plan import Decision, WithheldBoot
+from gitboot.resolve.server_decision import Decision, WithheldBoot
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.fleets import at, decision, fleet, image, maintenance, policy, profile, server
 

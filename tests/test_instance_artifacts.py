@@ -19,7 +19,7 @@ from gitboot.disk_cache import DiskCache
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
-from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.bench import Bench

@@ -26,7 +26,7 @@ from gitboot.ledger.instance_tables import Facts, Suspension
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code, Problem
 from gitboot.resolve.policy_selection import OptOut
-from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_decision import BootFile
 from gitboot.review.guards import Limits
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Following, SignedListState, Status, ThreadFailure

@@ -23,7 +23,7 @@ from gitboot.render.server_states import ServerState, rendered
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.install_attempts import attempt_of, provision_reason
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision
 from gitboot.stoppage import Halt
 from tests.generated import GeneratedFleet, fleets
 from tests.searching import examples

@@ -15,7 +15,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.ledger.instance_tables import Facts, Request
 from gitboot.render.server_states import rendered
 from gitboot.render.token_keys import NO_KEYS
-from gitboot.resolve.server_decision_from_plan import WithheldBoot
+from gitboot.resolve.server_decision import WithheldBoot
 from tests.doubles import Commits
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 

@@ -24,7 +24,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, File, token_in
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.resolve.install_attempts import step_of
-from gitboot.resolve.server_decision_from_plan import provisioned_token
+from gitboot.resolve.server_decision import provisioned_token
 from gitboot.resolve.server_plan import Cause, Phase
 from tests import plain
 from tests.bench import Bench

@@ -26,8 +26,7 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import first_records
 from gitboot.resolve.plan_at_time import plan, transition
 from gitboot.resolve.provisioning_record import Record, Run
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision, OverrideTarget
+from gitboot.resolve.server_decision import Decision, Decisions, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Phase
 from tests.fleets import SEED, image, maintenance, planned, policy, profile, snapshot
 from tests.generated import (

@@ -46,7 +46,7 @@ from gitboot.ledger.shared_fetchlog import FETCHES, RecordedFetches, SharedFetch
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.provisioning_record import Record, Run
-from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_decision import BootFile
 from gitboot.status.events_from_status import Event
 from tests.fleets import at
 from tests.instance import eventually

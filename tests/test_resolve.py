@@ -13,7 +13,7 @@ from gitboot.resolve.fleet_decisions import decide, decide_all, decide_loaded
 from gitboot.resolve.plan_at_time import plan, transition
 from gitboot.resolve.policy_selection import in_rollout
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen
-from gitboot.resolve.server_decision_from_plan import UserDataFiles
+from gitboot.resolve.server_decision import UserDataFiles
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.cases import for_each
 from tests.fleets import (

@@ -16,7 +16,7 @@ from gitboot.resolve.fleet_decisions import decide_loaded
 from gitboot.resolve.install_attempts import Known, adopted, newcomer, ran
 from gitboot.resolve.plan_at_time import carried, plan, run_reason
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen, exported, imported
-from gitboot.resolve.server_decision_from_plan import Decision, MaintenanceDecision
+from gitboot.resolve.server_decision import Decision, MaintenanceDecision
 from gitboot.resolve.server_plan import Cause, Phase
 from gitboot.review.guards import Limits, judge
 from gitboot.review.risks import Risk

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gitboot.fleet.revision import Message
-from gitboot.resolve.server_decision_from_plan import Boot
+from gitboot.resolve.server_decision import Boot
 from gitboot.review.annotations import as_problems
 from gitboot.review.as_json import as_json
 from gitboot.review.formats.markdown import LIMIT, as_markdown, code

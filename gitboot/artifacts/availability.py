@@ -17,8 +17,7 @@ import msgspec
 from gitboot.child_processes import encode
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.jsonio import decoder
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Boot, BootFile
+from gitboot.resolve.server_decision import Boot, BootFile, Decisions
 
 
 class Cache(Protocol):

@@ -22,7 +22,7 @@ from gitboot.artifacts.fetchers import CHUNK
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
 from gitboot.files import check_output_folder, output_folder
 from gitboot.resolve.boot_composer import MIRRORED_NAMES
-from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_decision import BootFile
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _PART: Final = ".part"  # of hidden files, which no endpoint serves

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision
 
 
 class EffectKind(StrEnum):

@@ -15,8 +15,7 @@ from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.provisioning_record import InstallStep, Record
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.review.rollout_progress import followers
 from gitboot.text import count, some
 

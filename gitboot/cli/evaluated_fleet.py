@@ -44,8 +44,7 @@ from gitboot.resolve.install_attempts import first_records
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.policy_selection import opt_outs
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.decision_changes import Changes
 from gitboot.review.guards import may_acknowledge

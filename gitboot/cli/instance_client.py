@@ -46,7 +46,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.tree_reader import folders, read_records
 from gitboot.render.plan_and_record_files import RECORDS
 from gitboot.resolve.provisioning_record import Record, record_of
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision
 from gitboot.text import did_you_mean, shell_words
 
 if TYPE_CHECKING:

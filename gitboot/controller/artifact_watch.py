@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from gitboot.artifacts.availability import Presence, ReadResults, Sighting, is_withheld, look_at, since_before
 from gitboot.background_threads import BackgroundThread
-from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_decision import BootFile
 
 if TYPE_CHECKING:
     from gitboot.artifacts.availability import Fetcher

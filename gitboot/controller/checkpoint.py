@@ -46,7 +46,7 @@ from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run
-from gitboot.resolve.server_decision_from_plan import BootFile, Decision
+from gitboot.resolve.server_decision import BootFile, Decision
 from gitboot.resolve.server_plan import BootPlan, InstallProgress
 from gitboot.resolve.written import Written
 from gitboot.stoppage import Halt

@@ -23,8 +23,7 @@ from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, 
 from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NOBODY
 from gitboot.problems.codes import Code
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_decision import BootFile, Decisions
 from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.status.conditions import remedy
 from gitboot.status.conditions_from_status import Condition

@@ -24,7 +24,7 @@ from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record, last_word, record_of
-from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Halt, Stoppage
 from gitboot.text import count

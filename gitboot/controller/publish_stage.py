@@ -39,8 +39,7 @@ from gitboot.render.plan_and_record_files import (
 from gitboot.render.server_states import RenderedState, ServerState, halted, limited_to, rendered
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Boot
+from gitboot.resolve.server_decision import Boot, Decisions
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Halt

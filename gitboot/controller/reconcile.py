@@ -44,7 +44,7 @@ from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.endpoint_files import terms_of
-from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import remedy
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events import folded

@@ -41,7 +41,7 @@ from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.tree_reader import Words
-from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_decision import BootFile
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import SoleClaim, Stoppage
 from gitboot.system_clock import Uptime, uptime

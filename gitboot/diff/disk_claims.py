@@ -21,8 +21,7 @@ from gitboot.jsonio import Digest, digest
 from gitboot.model.boot_image import BootImage
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.review.reinstalls import Reinstall, Why
 
 # Arguments that only choose where the kernel prints, and how much.

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gitboot.model.boot_policy import NetworkBoot
-from gitboot.resolve.server_decision_from_plan import Decision, PolicyDecision
+from gitboot.resolve.server_decision import Decision, PolicyDecision
 from gitboot.review.reinstalls import Reinstall, asks_at_once
 from gitboot.review.risks import Risk
 

@@ -17,7 +17,7 @@ from gitboot.model.scalars.machines import (
 )
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.hosts import Host
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision
 from gitboot.review.reinstalls import Reinstall, Why
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from gitboot.diff.documents import DocumentChange, Fate, plain
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.resolve.server_decision import Boot, Decision, Decisions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

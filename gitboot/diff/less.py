@@ -18,7 +18,7 @@ from typing import Final
 
 from gitboot.model.boot_policy import DiskBoot, OverrideMode
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision
 from gitboot.review.harmless_changes import Demand, NotProvisioned, Span, covers, instants, spans
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gitboot.model.boot_policy import MaintenancePower
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.server_decision_from_plan import Decision, MaintenanceDecision
+from gitboot.resolve.server_decision import Decision, MaintenanceDecision
 
 _RESETS = (MaintenancePower.RESTART, MaintenancePower.GRACEFUL_RESTART)
 

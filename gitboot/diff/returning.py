@@ -9,7 +9,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.install_attempts import is_provisioned
 from gitboot.resolve.plan_at_time import has_run
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision
 
 
 def returning(

@@ -12,8 +12,7 @@ from gitboot.fleet.identities import BmcAccess, machine
 from gitboot.fleet.resources import FleetRepository
 from gitboot.jsonio import Digest, digest
 from gitboot.model.server import Server
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.review.document_changes import changes_ledger, shared_change, unknown_change
 from gitboot.review.risks import Risk, risks
 

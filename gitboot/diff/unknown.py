@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.resolve.install_attempts import NEW_UP_TO
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision
 
 
 class Since(StrEnum):

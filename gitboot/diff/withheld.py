@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
 
-from gitboot.resolve.server_decision_from_plan import Boot, Decision, WithheldBoot
+from gitboot.resolve.server_decision import Boot, Decision, WithheldBoot
 from gitboot.review.harmless_changes import Demand, EachTime, NotProvisioned, NotRun, When, instants, spans
 
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)  # the first of `instants`

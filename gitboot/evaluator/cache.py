@@ -23,7 +23,7 @@ from gitboot.model.server import Server
 from gitboot.problems.codes import Code, Severity
 from gitboot.resolve.decision_inputs import DecisionFinding
 from gitboot.resolve.hosts import Host
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision
 
 if TYPE_CHECKING:
     from gitboot.fleet.validation import LoadedFile

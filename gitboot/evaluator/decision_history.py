@@ -18,7 +18,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.git.history import CommitSummary, Step
 from gitboot.jsonio import decoder
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision
 from gitboot.text import more
 
 _NOTHING = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there

@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import quote, urljoin, urlsplit
 
 from gitboot.importers.inventory import is_secret
-from gitboot.resolve.server_decision_from_plan import Boot, BootFile
+from gitboot.resolve.server_decision import Boot, BootFile
 
 
 class Likeness(StrEnum):

@@ -17,7 +17,7 @@ from gitboot.ledger import server_tables
 from gitboot.ledger.schema import Database
 from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
-from gitboot.resolve.server_decision_from_plan import BootFile, WithheldBoot
+from gitboot.resolve.server_decision import BootFile, WithheldBoot
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Stoppage
 from gitboot.system_clock import Uptime

@@ -13,8 +13,7 @@ from gitboot.model.scalars.machines import MacAddress
 from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, user_data_files, web_servers
 from gitboot.render.paths import File, Files, PathKind, Role
 from gitboot.resolve.plan_at_time import harmless_boot
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.stoppage import Halt
 

@@ -26,8 +26,7 @@ from gitboot.render import paths
 from gitboot.render.ipxe import WHO
 from gitboot.render.paths import BOOT, BUNDLED, ContentType, File, Kind, PathKind, Role
 from gitboot.render.user_data_files import told_by
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.resolve.user_data_formats import family
 

@@ -11,8 +11,7 @@ from gitboot.quoting import ipxe_arguments, ipxe_text, ipxe_url
 from gitboot.render import boot_script_parts, paths
 from gitboot.render.boot_script_parts import heading
 from gitboot.render.paths import ContentType, File, PathKind
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
 
 _ATTEMPTS: Final = 5

@@ -10,7 +10,7 @@ from gitboot.jsonio import format_instant
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.paths import ContentType, File, Files
 from gitboot.resolve.provisioning_record import Record, exported, shard_of
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import BootPlan, InstallProgress
 
 Members = Mapping[str, frozenset[SystemUuid]]  # by shard, whose records are in it; none is empty

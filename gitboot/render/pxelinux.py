@@ -14,8 +14,7 @@ from gitboot.quoting import command_line, ipxe_text
 from gitboot.render import boot_script_parts, paths
 from gitboot.render.boot_script_parts import IDLE, heading
 from gitboot.render.paths import ContentType, File
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Boot, BootFile, Decision
+from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
 
 

@@ -57,8 +57,7 @@ from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
 from gitboot.resolve.install_attempts import disk_boot_token, progress_of, step_of
 from gitboot.resolve.plan_at_time import fallback, plan, transition, without_left
 from gitboot.resolve.provisioning_record import Record, drift, record_facts
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Boot, BootFile, Decision
+from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan, Cause, InstallProgress, Phase
 from gitboot.resolve.written import Written
 from gitboot.stoppage import Halt

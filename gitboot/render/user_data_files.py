@@ -16,7 +16,7 @@ from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.render import paths
 from gitboot.render.paths import ContentType, File
-from gitboot.resolve.server_decision_from_plan import Decision, UserDataFiles
+from gitboot.resolve.server_decision import Decision, UserDataFiles
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.resolve.user_data_formats import family, meta_data, volume
 

@@ -41,13 +41,7 @@ from gitboot.resolve.kernel_arguments import ArgumentLists
 from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.policy_selection import BootSource, Unbootable
 from gitboot.resolve.secret_scan import Secret, leaks, secrets_of_file
-from gitboot.resolve.server_decision_from_plan import (
-    Boot,
-    Decision,
-    MaintenanceDecision,
-    UserDataFiles,
-    provisioned_token,
-)
+from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, UserDataFiles, provisioned_token
 from gitboot.text import count, some
 
 

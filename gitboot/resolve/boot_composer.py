@@ -31,7 +31,7 @@ from gitboot.resolve.kernel_arguments import (
     with_user_data_arguments,
 )
 from gitboot.resolve.policy_selection import BootSource, Unbootable
-from gitboot.resolve.server_decision_from_plan import Boot, BootFile, BootFiles, UserDataFiles, provisioned_token
+from gitboot.resolve.server_decision import Boot, BootFile, BootFiles, UserDataFiles, provisioned_token
 from gitboot.resolve.templates import TemplateSet
 from gitboot.template.faults import TemplateFault
 

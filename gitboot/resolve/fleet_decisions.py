@@ -51,8 +51,15 @@ from gitboot.resolve.decision_inputs import (
 )
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.policy_selection import BootSource, Pool, Selecting, Unbootable
-from gitboot.resolve.server_decision import Decisions, check_acceptable
-from gitboot.resolve.server_decision_from_plan import Boot, CopyTerms, Decision, MaintenanceDecision, PolicyDecision
+from gitboot.resolve.server_decision import (
+    Boot,
+    CopyTerms,
+    Decision,
+    Decisions,
+    MaintenanceDecision,
+    PolicyDecision,
+    check_acceptable,
+)
 from gitboot.resolve.server_plan import Phase
 
 

@@ -21,7 +21,7 @@ from gitboot.resolve.provisioning_record import (
     Run,
     boot_key,
 )
-from gitboot.resolve.server_decision_from_plan import Decision, PolicyDecision, token
+from gitboot.resolve.server_decision import Decision, PolicyDecision, token
 from gitboot.resolve.server_plan import EVIDENCE_OF_A_BEGINNING, InstallProgress, InstallState
 
 

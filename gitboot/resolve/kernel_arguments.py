@@ -8,7 +8,7 @@ from typing import Final
 from gitboot.fleet.resources import Id
 from gitboot.resolve import user_data_formats
 from gitboot.resolve.policy_selection import BootSource
-from gitboot.resolve.server_decision_from_plan import Boot, UserDataFiles
+from gitboot.resolve.server_decision import Boot, UserDataFiles
 
 # Names that the kernel, dracut, systemd and installers take several times; all others take the last.
 # Sources: Linux kernel-parameters.txt; dracut.cmdline(7); systemd(1), kernel-command-line(7); Anaconda boot options.

@@ -23,7 +23,7 @@ from gitboot.resolve.install_attempts import (
     wanted_key,
 )
 from gitboot.resolve.provisioning_record import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, InstallStep, Record, Run
-from gitboot.resolve.server_decision_from_plan import (
+from gitboot.resolve.server_decision import (
     Boot,
     BootFile,
     Decision,

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from gitboot.problems.codes import Severity
 from gitboot.resolve.betterleaks_patterns import TOKENS
-from gitboot.resolve.server_decision_from_plan import Boot
+from gitboot.resolve.server_decision import Boot
 
 
 class SecretSpan(NamedTuple):

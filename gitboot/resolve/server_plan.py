@@ -12,7 +12,7 @@ from gitboot.model.boot_policy import OverrideMode
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.provisioning_record import InstallStep
-from gitboot.resolve.server_decision_from_plan import Boot, OverrideTarget, UserDataFiles
+from gitboot.resolve.server_decision import Boot, OverrideTarget, UserDataFiles
 
 
 class InstallState(StrEnum):

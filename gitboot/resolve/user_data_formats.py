@@ -13,7 +13,7 @@ from gitboot.jsonio import Digest, digest
 from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars.machines import Malformed, shown
 from gitboot.problems.codes import Code
-from gitboot.resolve.server_decision_from_plan import UserDataFiles
+from gitboot.resolve.server_decision import UserDataFiles
 
 # The file that a format's systems expect; a bundle's main file for the NoCloud formats.
 _FILE_NAME: Final = {

@@ -10,7 +10,7 @@ from gitboot.diff.documents import Fate
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.model.server import Architecture
 from gitboot.resolve.policy_selection import Pool, pools
-from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.review.decision_changes import Changes, ServerChange
 from gitboot.review.document_changes import SharedChange
 from gitboot.review.risks import Risk

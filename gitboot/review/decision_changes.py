@@ -25,8 +25,7 @@ from gitboot.jsonio import Digest, digest
 from gitboot.model.fleet import Site
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.fleet_decisions import sites
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.review.document_changes import (
     SharedChange,
     changes_all_files,

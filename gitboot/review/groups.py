@@ -14,8 +14,7 @@ from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.unknown import BecomesUnknown
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.review.causes import Causes, is_own
 from gitboot.review.decision_changes import Changes, ServerChange
 from gitboot.review.hidden import decision_to_show

@@ -9,7 +9,7 @@ from typing import Final
 
 from gitboot.model.boot_policy import DiskBoot, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.server_decision_from_plan import Boot, Decision, MaintenanceDecision, PolicyDecision
+from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, PolicyDecision
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gitboot.resolve.secret_scan import leaks, secrets
-from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.resolve.server_decision import Boot, Decision
 
 _ARGUMENT: Final = "kernel argument "
 

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision, provisioned_token
+from gitboot.resolve.server_decision import Decision, Decisions, provisioned_token
 
 _OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"
 _CLOSE: Final = "\N{MATHEMATICAL RIGHT ANGLE BRACKET}"

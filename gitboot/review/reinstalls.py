@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode, PolicyWait
-from gitboot.resolve.server_decision_from_plan import Boot, Decision, MaintenanceDecision, PolicyDecision
+from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, PolicyDecision
 from gitboot.review.harmless_changes import Demand, NotProvisioned, Span, covers, instants, spans
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gitboot.diff.resets import resets
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.server_decision_from_plan import Boot, Decision, MaintenanceDecision, PolicyDecision
+from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, PolicyDecision
 from gitboot.review.reinstalls import Reinstall, Why, wants_install
 
 

@@ -13,8 +13,7 @@ from gitboot.model.selectors import selects
 from gitboot.model.server import Server
 from gitboot.resolve.policy_selection import Named, choose_image, joins_at, opt_outs
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision, Decisions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

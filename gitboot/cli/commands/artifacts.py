@@ -41,8 +41,7 @@ from gitboot.errors import AssetError, UsageError
 from gitboot.fleet.problem_formats import FORMATS, counted
 from gitboot.jsonio import document, facts
 from gitboot.resolve.fleet_decisions import sites_of
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_decision import BootFile, Decisions
 from gitboot.terminal import style
 from gitboot.text import count, did_you_mean
 

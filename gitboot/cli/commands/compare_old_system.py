@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from gitboot.fleet.resources import FleetRepository
     from gitboot.http_client import HttpClient
     from gitboot.importers.boot_comparison import Asker, Contrast, OldBoot
-    from gitboot.resolve.server_decision import Decisions
-    from gitboot.resolve.server_decision_from_plan import Decision
+    from gitboot.resolve.server_decision import Decision, Decisions
 
 _MOST_BYTES: Final = 1 << 20  # of one answer
 _LARGEST: Final = 1 << 32  # of one file that machines boot

@@ -33,7 +33,7 @@ from gitboot.errors import UsageError
 from gitboot.files import check_output_folder
 from gitboot.jsonio import document, format_instant
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision
 from gitboot.text import printable_lines, some
 
 if TYPE_CHECKING:

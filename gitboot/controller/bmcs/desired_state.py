@@ -30,13 +30,7 @@ from gitboot.render.server_states import About, ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import last_attempt, provision_reason
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision_from_plan import (
-    Boot,
-    Decision,
-    MaintenanceDecision,
-    OverrideTarget,
-    PolicyDecision,
-)
+from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, OverrideTarget, PolicyDecision
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.stoppage import Halt
 

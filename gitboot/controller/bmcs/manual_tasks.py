@@ -64,7 +64,7 @@ from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import InstallStep, Record
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, BootPlan, Cause, Phase
 from gitboot.status.conditions import remedy
 from gitboot.text import shell_words

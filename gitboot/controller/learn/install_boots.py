@@ -37,7 +37,7 @@ from gitboot.resolve.install_attempts import (
 )
 from gitboot.resolve.plan_at_time import is_made
 from gitboot.resolve.provisioning_record import FETCH_GRACE, Failure, InstallAttempt, Record, Run, Seen, UnknownServe
-from gitboot.resolve.server_decision_from_plan import Boot, Decision, PolicyDecision, WithheldBoot
+from gitboot.resolve.server_decision import Boot, Decision, PolicyDecision, WithheldBoot
 from gitboot.resolve.server_plan import WAITING, BootPlan, Offer, Phase
 
 

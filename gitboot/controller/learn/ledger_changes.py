@@ -27,7 +27,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import NO_MOVES, LostIdentity, Moves
 from gitboot.ledger.instance_tables import Request, Withheld
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_decision import BootFile
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Stoppage
 from gitboot.system_clock import Keeping, Uptime

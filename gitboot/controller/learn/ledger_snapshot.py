@@ -28,7 +28,7 @@ from gitboot.publish.manifest import MANIFEST
 from gitboot.render.paths import token_in
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision_from_plan import BootFile, Decision
+from gitboot.resolve.server_decision import BootFile, Decision
 from gitboot.resolve.server_plan import Offer
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import SoleClaim

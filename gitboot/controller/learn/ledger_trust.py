@@ -18,8 +18,7 @@ from gitboot.ledger.instance_tables import Facts, Heartbeat
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.install_attempts import adopted, first_records
 from gitboot.resolve.provisioning_record import CONSUMED_GRACE, FETCH_GRACE, InstallAttempt, Record, UnknownServe, ahead
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.system_clock import Keeping, Uptime
 from gitboot.text import count, some
 

@@ -60,8 +60,7 @@ from gitboot.resolve.provisioning_record import (
     attempt_facts,
     last_shown,
 )
-from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event
 from gitboot.text import shell_words, some
