@@ -17,10 +17,9 @@ from gitboot.render.endpoint_files import state_path
 from gitboot.render.paths import File
 from gitboot.render.server_states import server_state
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.hosts import idle
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decisions
+from gitboot.resolve.server_decision import Decisions, idle
 from gitboot.review.causes import Causes
 from gitboot.review.decision_changes import Changes, ServerChange, compare
 from gitboot.review.groups import groups

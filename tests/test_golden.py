@@ -19,10 +19,9 @@ from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.render.boot_files import copy_files, server_files, shared_files, tombstones
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.hosts import idle
 from gitboot.resolve.plan_at_time import fallback, plan
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decisions
+from gitboot.resolve.server_decision import Decisions, idle
 from gitboot.stoppage import Halt
 from tests.cases import for_each
 from tests.fleets import SEED, at, decided, document, fleet, image, maintenance, policy, profile, server, uuid_of

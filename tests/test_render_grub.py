@@ -15,9 +15,8 @@ from gitboot.render.boot_files import server_files, shared_files, tombstones
 from gitboot.render.boot_script_parts import EFI_LOADERS
 from gitboot.render.grub import first_configuration
 from gitboot.render.paths import File
-from gitboot.resolve.hosts import idle
 from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.server_decision import Decisions
+from gitboot.resolve.server_decision import Decisions, idle
 from tests import generated
 from tests.fleets import SEED, at, decided, document, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.generated import GeneratedFleet

@@ -20,10 +20,9 @@ from gitboot.model.scalars.machines import SystemUuid, version_key
 from gitboot.publish.tree_changes import EndedWindows, WindowsNotEnded
 from gitboot.render.server_states import About, ServerState, planned
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.hosts import idle
 from gitboot.resolve.install_attempts import attempt_of, begun_run, is_overwritten, step_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, drift
-from gitboot.resolve.server_decision import BootFile, Decision
+from gitboot.resolve.server_decision import BootFile, Decision, idle
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, Cause, InstallProgress, Phase
 from gitboot.status.events_from_status import Event
 from gitboot.status.progress import Told, counted, unheard

@@ -16,8 +16,7 @@ from gitboot.model.scalars.machines import (
     lookup_uuids,
 )
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.hosts import Host
-from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.server_decision import Decision, Host
 from gitboot.review.reinstalls import Reinstall, Why
 
 

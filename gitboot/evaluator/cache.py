@@ -22,8 +22,7 @@ from gitboot.jsonio import decoder
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code, Severity
 from gitboot.resolve.decision_inputs import DecisionFinding
-from gitboot.resolve.hosts import Host
-from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.server_decision import Decision, Host
 
 if TYPE_CHECKING:
     from gitboot.fleet.validation import LoadedFile

@@ -24,9 +24,8 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.problems.codes import Code, DatedProblem, Problem
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation
-from gitboot.resolve.hosts import Host
 from gitboot.resolve.policy_selection import MinimumVersion, OptOut
-from gitboot.resolve.server_decision import Boot, Decision, Decisions
+from gitboot.resolve.server_decision import Boot, Decision, Decisions, Host
 from gitboot.resolve.written import Written
 
 # The limits of a commit grow with its files. On two slow cores, a first evaluation of 100,000 servers takes about 120 s

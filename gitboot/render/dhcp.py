@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 from gitboot.model.fleet import Output
 from gitboot.model.server import Lifecycle, Loader
 from gitboot.render.paths import ContentType, File
-from gitboot.resolve.hosts import Host
-from gitboot.resolve.server_decision import Decisions
+from gitboot.resolve.server_decision import Decisions, Host
 
 Element = Mapping[str, Any]
 

@@ -49,16 +49,17 @@ from gitboot.resolve.decision_inputs import (
     located,
     of_unbootable,
 )
-from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.policy_selection import BootSource, Pool, Selecting, Unbootable
 from gitboot.resolve.server_decision import (
     Boot,
     CopyTerms,
     Decision,
     Decisions,
+    Host,
     MaintenanceDecision,
     PolicyDecision,
     check_acceptable,
+    host,
 )
 from gitboot.resolve.server_plan import Phase
 

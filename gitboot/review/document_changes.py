@@ -9,8 +9,7 @@ from typing import Final
 from gitboot.fleet.resources import FleetRepository
 from gitboot.jsonio import Digest, digest
 from gitboot.model.fleet import Output
-from gitboot.resolve.hosts import Host
-from gitboot.resolve.server_decision import Decisions
+from gitboot.resolve.server_decision import Decisions, Host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
