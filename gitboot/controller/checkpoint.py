@@ -45,9 +45,8 @@ from gitboot.render.server_states import ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run
-from gitboot.resolve.server_decision import BootFile, Decision, Host
+from gitboot.resolve.server_decision import BootFile, Decision, Host, Written
 from gitboot.resolve.server_plan import BootPlan, InstallProgress
-from gitboot.resolve.written import Written
 from gitboot.stoppage import Halt
 
 T = TypeVar("T")

@@ -25,8 +25,7 @@ from gitboot.fleet.layered_dict import merged, replaced
 from gitboot.fleet.revision import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.explanation import SourceLocations
-from gitboot.resolve.server_decision import Decision, Decisions, Host
-from gitboot.resolve.written import Written
+from gitboot.resolve.server_decision import Decision, Decisions, Host, Written
 from gitboot.status.progress import Told, unheard
 
 

@@ -17,8 +17,7 @@ from gitboot.problems.codes import Problem
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.policy_selection import MinimumVersion, OptOut, minimum_versions, opt_outs
-from gitboot.resolve.server_decision import Decision, Decisions, WithheldBoot
-from gitboot.resolve.written import Written
+from gitboot.resolve.server_decision import Decision, Decisions, WithheldBoot, Written
 
 _FEW: Final = 8  # for fewer than one server in so many, lookups by name are faster than a scan of all machines
 

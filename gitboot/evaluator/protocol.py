@@ -25,8 +25,7 @@ from gitboot.model.server import Architecture
 from gitboot.problems.codes import Code, DatedProblem, Problem
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation
 from gitboot.resolve.policy_selection import MinimumVersion, OptOut
-from gitboot.resolve.server_decision import Boot, Decision, Decisions, Host
-from gitboot.resolve.written import Written
+from gitboot.resolve.server_decision import Boot, Decision, Decisions, Host, Written
 
 # The limits of a commit grow with its files. On two slow cores, a first evaluation of 100,000 servers takes about 120 s
 # and 2.5 GiB, so the defaults fit a machine that is five times as slow.

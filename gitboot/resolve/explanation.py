@@ -37,9 +37,8 @@ from gitboot.resolve.policy_selection import (
     maintenance_image,
 )
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Boot, Decision
+from gitboot.resolve.server_decision import Boot, Decision, Written
 from gitboot.resolve.server_plan import BootPlan
-from gitboot.resolve.written import Written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,8 +16,8 @@ from gitboot.fleet.identities import Machine
 from gitboot.jsonio import canonical, format_instant
 from gitboot.render.paths import File
 from gitboot.render.plan_and_record_files import PAGE
+from gitboot.resolve.server_decision import Written
 from gitboot.resolve.server_plan import BootPlan, Cause
-from gitboot.resolve.written import Written
 
 DATA: Final = f"{PAGE}data/"
 INDEX: Final = f"{PAGE}index.html"
