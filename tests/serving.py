@@ -38,7 +38,7 @@ from gitboot.render.server_states import RenderedState, rendered, server_state
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record
-from gitboot.stoppage import Halt
+from gitboot.resolve.server_plan import Halt
 from gitboot.system_clock import Keeping, Uptime
 from tests import plain
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of

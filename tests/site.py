@@ -43,8 +43,8 @@ from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.targets.sync_steps import FollowedTree
 from gitboot.publish.tree_reader import Words, folders, say, take_back
 from gitboot.resolve.provisioning_record import Record, record_facts
+from gitboot.resolve.server_plan import Stoppage
 from gitboot.review.guards import Guard, Limits, trailer
-from gitboot.stoppage import Stoppage
 from gitboot.system_clock import Uptime
 from tests.copy_script import CopyScript
 from tests.credentials import give_credentials

@@ -22,7 +22,7 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import fallback, plan
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions, idle
-from gitboot.stoppage import Halt
+from gitboot.resolve.server_plan import Halt
 from tests.cases import for_each
 from tests.fleets import SEED, at, decided, document, fleet, image, maintenance, policy, profile, server, uuid_of
 

@@ -27,10 +27,10 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code, Problem
 from gitboot.resolve.policy_selection import OptOut
 from gitboot.resolve.server_decision import BootFile
+from gitboot.resolve.server_plan import Stoppage
 from gitboot.review.guards import Limits
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Following, SignedListState, Status, ThreadFailure
-from gitboot.stoppage import Stoppage
 from tests.cases import for_each
 from tests.doubles import Commits
 from tests.fleets import SEED, at, fleet, policy, server, snapshot, uuid_of

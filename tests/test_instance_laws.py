@@ -24,7 +24,7 @@ from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.install_attempts import attempt_of, provision_reason
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from gitboot.resolve.server_decision import Decision
-from gitboot.stoppage import Halt
+from gitboot.resolve.server_plan import Halt
 from tests.generated import GeneratedFleet, fleets
 from tests.searching import examples
 from tests.test_evaluator_laws import EDITS, LAWS, History, evaluated, sent, tree_of

@@ -28,7 +28,7 @@ from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish import tree_reader
-from gitboot.stoppage import Stoppage
+from gitboot.resolve.server_plan import Stoppage
 from tests.bench import NOON, Bench
 from tests.configured import configured
 from tests.credentials import give_credentials

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.publish.tree_reader import WORD, Words, folders, say, take_back
-from gitboot.stoppage import Stoppage
+from gitboot.resolve.server_plan import Stoppage
 from tests import plain
 from tests.fleets import fleet
 from tests.serving import ALWAYS, ENTRY, LOOKUPS, ONCE, REPAIR, START, Site, get, planned, site

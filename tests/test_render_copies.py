@@ -20,7 +20,7 @@ from gitboot.publish.tree_reader import say
 from gitboot.render.paths import Role, kind_of
 from gitboot.render.server_states import RenderedState
 from gitboot.resolve.provisioning_record import Record, Run
-from gitboot.stoppage import Halt, Stoppage
+from gitboot.resolve.server_plan import Halt, Stoppage
 from tests.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.git_servers import free_port, program
 from tests.instance import Instance, Repository, eventually, running

@@ -15,7 +15,7 @@ from gitboot.render.paths import DATA, FAILED, IPXE_BY_MAC, MEDIUM, PROVISIONED
 from gitboot.render.server_states import RenderedState, server_state
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import Decisions
-from gitboot.stoppage import Halt
+from gitboot.resolve.server_plan import Halt
 from tests import every_path, plain
 from tests.cases import for_each
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, uuid_of

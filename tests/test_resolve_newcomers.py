@@ -17,10 +17,9 @@ from gitboot.resolve.install_attempts import Known, adopted, newcomer, ran
 from gitboot.resolve.plan_at_time import carried, plan, run_reason
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen, exported, imported
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision
-from gitboot.resolve.server_plan import Cause, Phase
+from gitboot.resolve.server_plan import Cause, Halt, Phase
 from gitboot.review.guards import Limits, judge
 from gitboot.review.risks import Risk
-from gitboot.stoppage import Halt
 from tests.cases import for_each
 from tests.fleets import (
     SEED,

@@ -22,7 +22,7 @@ from gitboot.publish.tree_reader import say
 from gitboot.render.emulated_apis import TABLE
 from gitboot.render.paths import Kind, Role, identity_of, kind_of
 from gitboot.render.token_keys import TokenKeys
-from gitboot.stoppage import Stoppage
+from gitboot.resolve.server_plan import Stoppage
 from tests import plain
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.mirrors import Mirror, broken, caddy, nginx

@@ -46,8 +46,7 @@ from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run
 from gitboot.resolve.server_decision import BootFile, Decision, Host, Written
-from gitboot.resolve.server_plan import BootPlan, InstallProgress
-from gitboot.stoppage import Halt
+from gitboot.resolve.server_plan import BootPlan, Halt, InstallProgress
 
 T = TypeVar("T")
 WORTH: Final = 500  # servers; for fewer, planning takes less time than reading a checkpoint

@@ -24,12 +24,11 @@ from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NOBODY
 from gitboot.problems.codes import Code
 from gitboot.resolve.server_decision import BootFile, Decisions
-from gitboot.resolve.server_plan import Cause, InstallState
+from gitboot.resolve.server_plan import Cause, Halt, InstallState, SoleClaim
 from gitboot.status.conditions import remedy
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints, Following, SignedListState, Telling, ThreadFailure
-from gitboot.stoppage import Halt, SoleClaim
 from gitboot.system_clock import Keeping
 from gitboot.text import count, more, some
 

@@ -24,6 +24,7 @@ from gitboot.render.plan_and_record_files import Members
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.install_attempts import has_shown_all
 from gitboot.resolve.provisioning_record import InstallAttempt, Run
+from gitboot.resolve.server_plan import Halt
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import (
@@ -35,7 +36,6 @@ from gitboot.status.instance_status import (
     ThreadFailure,
     WithheldServer,
 )
-from gitboot.stoppage import Halt
 from gitboot.system_clock import Keeping
 
 

@@ -25,8 +25,8 @@ from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record, last_word, record_of
 from gitboot.resolve.server_decision import Boot, Decision
+from gitboot.resolve.server_plan import Halt, Stoppage
 from gitboot.status.events_from_status import Event
-from gitboot.stoppage import Halt, Stoppage
 from gitboot.text import count
 
 # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}; with "unknown" and "commit" it is refused

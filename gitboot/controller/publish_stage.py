@@ -40,9 +40,8 @@ from gitboot.render.server_states import RenderedState, ServerState, halted, lim
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Boot, Decisions
-from gitboot.resolve.server_plan import BootPlan, Cause
+from gitboot.resolve.server_plan import BootPlan, Cause, Halt
 from gitboot.status.events_from_status import Event
-from gitboot.stoppage import Halt
 
 
 class Target(Protocol):

@@ -45,13 +45,13 @@ from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.endpoint_files import terms_of
 from gitboot.resolve.server_decision import BootFile
+from gitboot.resolve.server_plan import Halt, Stoppage
 from gitboot.status.conditions import remedy
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events import folded
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints, Status, Telling, ThreadFailure
 from gitboot.status.progress import Told, Work
-from gitboot.stoppage import Halt, Stoppage
 from gitboot.system_clock import Keeping
 
 LEDGER_RETRY: Final = timedelta(seconds=5)

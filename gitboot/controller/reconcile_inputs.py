@@ -42,8 +42,8 @@ from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.tree_reader import Words
 from gitboot.resolve.server_decision import BootFile
+from gitboot.resolve.server_plan import SoleClaim, Stoppage
 from gitboot.status.events_from_status import Event
-from gitboot.stoppage import SoleClaim, Stoppage
 from gitboot.system_clock import Uptime, uptime
 
 _logger = logging.getLogger(__name__)

@@ -87,7 +87,7 @@ from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
-from gitboot.stoppage import Halt
+from gitboot.resolve.server_plan import Halt
 
 if TYPE_CHECKING:
     from gitboot.endpoint.tls import Certificate

@@ -17,7 +17,7 @@ from gitboot.fetchlog.spool import ForwardedBatch, Writer, aside, files, parse, 
 from gitboot.jsonio import format_instant
 from gitboot.render.paths import FAILED, Role, kind_of, means
 from gitboot.resolve.provisioning_record import FETCH_GRACE
-from gitboot.stoppage import SoleClaim
+from gitboot.resolve.server_plan import SoleClaim
 from gitboot.system_clock import Uptime
 
 MOST_ADDRESSES: Final = 16  # that are told apart, of one secret and installation

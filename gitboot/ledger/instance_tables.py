@@ -18,8 +18,8 @@ from gitboot.ledger.schema import Database
 from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.resolve.server_decision import BootFile, WithheldBoot
+from gitboot.resolve.server_plan import Stoppage
 from gitboot.status.events_from_status import Event
-from gitboot.stoppage import Stoppage
 from gitboot.system_clock import Uptime
 
 

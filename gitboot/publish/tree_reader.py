@@ -63,8 +63,8 @@ from gitboot.render.page import INDEX, SAID
 from gitboot.render.paths import BOOT, is_content
 from gitboot.render.plan_and_record_files import RECORDS, is_of_part
 from gitboot.resolve.provisioning_record import Record, imported
+from gitboot.resolve.server_plan import Stoppage
 from gitboot.status.conditions import remedy
-from gitboot.stoppage import Stoppage
 
 OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{OWN}/lock"

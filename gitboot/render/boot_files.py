@@ -14,8 +14,7 @@ from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, use
 from gitboot.render.paths import File, Files, PathKind, Role
 from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.resolve.server_plan import BootPlan
-from gitboot.stoppage import Halt
+from gitboot.resolve.server_plan import BootPlan, Halt
 
 
 def copy_files(decision: Decision, planned: BootPlan | None, stop: Halt, files: Files, alone: Files) -> dict[str, File]:

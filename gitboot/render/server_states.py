@@ -58,8 +58,7 @@ from gitboot.resolve.install_attempts import disk_boot_token, progress_of, step_
 from gitboot.resolve.plan_at_time import fallback, plan, transition, without_left
 from gitboot.resolve.provisioning_record import Record, drift, record_facts
 from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions, Written
-from gitboot.resolve.server_plan import BootPlan, Cause, InstallProgress, Phase
-from gitboot.stoppage import Halt
+from gitboot.resolve.server_plan import BootPlan, Cause, Halt, InstallProgress, Phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

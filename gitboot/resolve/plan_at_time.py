@@ -34,8 +34,7 @@ from gitboot.resolve.server_decision import (
     WithheldBoot,
     token,
 )
-from gitboot.resolve.server_plan import EVIDENCE_OF_A_BEGINNING, BootOverride, BootPlan, Cause, Phase
-from gitboot.stoppage import Halt
+from gitboot.resolve.server_plan import EVIDENCE_OF_A_BEGINNING, BootOverride, BootPlan, Cause, Halt, Phase
 
 
 def plan(

@@ -236,3 +236,35 @@ class BootPlan:
             **({"readsMedium": True} if self.reads_medium else {}),
             **({"localDisk": self.local_disk} if self.local_disk is not None else {}),
         }
+
+
+class Halt(StrEnum):
+    """Which boots are stopped by something besides the commit."""
+
+    NONE = "none"
+    WRITING = "boots that write disks"
+    ALL = "all boots from the network"
+
+
+class Stoppage(NamedTuple):
+    """No boot that writes disks is offered, or none at all from the network, until somebody ends that."""
+
+    who: str
+    reason: str
+    everything: bool
+
+    def __str__(self) -> str:
+        """What an operator has stopped, and why."""
+        return f"{Halt.ALL if self.everything else Halt.WRITING} are stopped by {self.who}: {self.reason}"
+
+
+class SoleClaim(NamedTuple):
+    """A host may have served the one-time boots of some sites alone, as a file of 2fefe59 states."""
+
+    file: str
+    sites: tuple[str, ...]  # sorted; () if the file cannot be read
+    fetch_log: str  # the folder where the fetches of that host belong
+
+    def __str__(self) -> str:
+        whose = f"of {', '.join(self.sites)}" if self.sites else "of a site"
+        return f"another host served the one-time boots {whose} alone (gitboot serve --sole-for, {self.file})"

@@ -19,8 +19,8 @@ from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import LONGEST_S, InstantType, now, operator, reason_option, state_option
 from gitboot.errors import OperatorError
+from gitboot.resolve.server_plan import Stoppage
 from gitboot.review.guards import Guard
-from gitboot.stoppage import Stoppage
 
 _TIMEOUT_S: Final = 180  # a fetch that hangs fails after `git-timeout`, and then the next one may hang, too
 _LOOK_S: Final = 0.1

@@ -31,8 +31,7 @@ from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import last_attempt, provision_reason
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, OverrideTarget, PolicyDecision
-from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from gitboot.stoppage import Halt
+from gitboot.resolve.server_plan import BootPlan, Cause, Halt, Phase
 
 SITE = "Site"  # maxUnavailablePer, where it names no label
 
