@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from gitboot.problems.codes import Code
 from gitboot.quoting import command_line, grub_arguments, ipxe_arguments
+from gitboot.resolve import template_sandbox
 from gitboot.resolve.templates import TemplateSet
-from gitboot.template import filters
 from gitboot.template.budget import MAX_BYTES, MAX_STEPS
 from gitboot.template.faults import TemplateFault
 from tests.cases import for_each
@@ -124,7 +124,7 @@ FILTERS = {
 
 
 def test_every_filter_has_its_example() -> None:
-    assert set(FILTERS) == set(filters.FILTERS)
+    assert set(FILTERS) == set(template_sandbox.FILTERS)
 
 
 @for_each("name", FILTERS)
@@ -133,7 +133,7 @@ def test_filter_gives(name: str) -> None:
     assert render(source) == text
 
 
-@for_each("name", sorted(set(jinja2.filters.FILTERS) - set(filters.FILTERS)))
+@for_each("name", sorted(set(jinja2.filters.FILTERS) - set(template_sandbox.FILTERS)))
 def test_jinja2_s_other_filters_are_not_there(name: str) -> None:
     for source in (f"{{{{ 'a' | {name} }}}}", f"{{{{ ['a'] | map('{name}') }}}}"):
         fault = fault_of(source)
@@ -141,7 +141,7 @@ def test_jinja2_s_other_filters_are_not_there(name: str) -> None:
         assert f"there is no filter {name}" in fault.message
 
 
-@for_each("name", sorted(set(jinja2.tests.TESTS) - set(filters.TESTS)))
+@for_each("name", sorted(set(jinja2.tests.TESTS) - set(template_sandbox.TESTS)))
 def test_jinja2_s_other_tests_are_not_there(name: str) -> None:
     fault = fault_of(f"{{{{ ['a'] | select('{name}') }}}}" if not name.isidentifier() else f"{{{{ 1 is {name} }}}}")
     assert fault.code is Code.TEMPLATE_FAILED
