@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from jinja2 import nodes, pass_context
+from jinja2 import nodes, pass_context, runtime
 from jinja2.ext import Extension
 from jinja2.filters import FILTERS as JINJA_FILTERS
 from jinja2.lexer import Token, TokenStream
@@ -19,17 +19,6 @@ from jinja2.tests import TESTS as JINJA_TESTS
 
 from gitboot.problems.codes import Code
 from gitboot.quoting import command_line, grub_arguments, grub_word, ipxe_arguments, ipxe_word, kernel_argument
-from gitboot.template.budget import (
-    CALL,
-    MAX_BRACKETS,
-    MAX_INTEGER,
-    MAX_NESTING,
-    MAX_TOKENS,
-    Budget,
-    BudgetedContext,
-    priced,
-    priced_in_context,
-)
 from gitboot.template.faults import TemplateFault, failed, out_of_bounds, unknown
 from gitboot.template.values import Missing, as_text, elements_of, kind_of
 
@@ -71,6 +60,14 @@ _SUBSCRIPTS: Final[dict[type, tuple[type, ...]]] = {
 _LOOP: Final = frozenset(
     {"first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0"}
 )
+
+
+class BudgetedContext(runtime.Context):
+    """The names that a rendering sees, and its budget."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.budget = Budget()
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -271,6 +268,54 @@ def joined(context: BudgetedContext, values: Sequence[object], separator: str = 
     return separator.join(texts)
 
 
+MAX_STEPS: Final = 100_000  # of all its loops together
+MAX_WORK: Final = 1_000_000  # expressions evaluated, elements looked at, and each 16 characters of text
+MAX_NESTING: Final = 50  # of expressions and blocks, of lists in lists, of macros that call each other
+
+
+class Budget:
+    """What a rendering may still do."""
+
+    __slots__ = ("calls", "steps", "work")
+
+    def __init__(self) -> None:
+        self.calls, self.steps, self.work = MAX_NESTING, MAX_STEPS, MAX_WORK
+
+    def spend(self, work: int) -> None:
+        self.work -= work
+        if self.work < 0:
+            raise out_of_bounds("it does more than any boot file can need")
+
+    def step(self, work: int) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            raise out_of_bounds(f"its loops take more than {MAX_STEPS:,} steps")
+        self.spend(work)
+
+    def weigh(self, value: object, depth: int = 0) -> None:
+        """Spend what it takes to look at all of a value, each part as often as it stands there."""
+        if isinstance(value, str):
+            self.spend(1 + len(value) // 16)
+        elif type(value) in _NUMBERS or value is None:
+            pass
+        elif isinstance(value, (list, tuple)):
+            self.spend(1 + len(value))
+            if depth == MAX_NESTING:
+                raise out_of_bounds("its lists are nested too deeply")
+            for element in value:
+                self.weigh(element, depth + 1)
+        elif isinstance(value, dict):
+            self.weigh(list(value), depth)
+            self.weigh(list(value.values()), depth)
+        elif isinstance(value, range):
+            self.spend(1 + len(value))
+        elif isinstance(value, Undefined):
+            str(value)
+        else:
+            raise failed(f"{kind_of(value)} is not a value")
+
+
+_NUMBERS: Final = frozenset({bool, int, float})
 # Under names that no template can write.
 METERS: Final[dict[str, Any]] = {
     "-steps": _steps,
@@ -360,6 +405,25 @@ def _quoted(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str
     return priced(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
 
 
+def priced(function: Any) -> Callable[..., Any]:
+    """A filter or test that spends what its values weigh; ``function`` is linear in them."""
+    return priced_in_context(lambda _, *args, **kwargs: function(*args, **kwargs))
+
+
+def priced_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a function that wants the context first."""
+
+    @pass_context
+    def spending(context: BudgetedContext, *args: Any, **kwargs: Any) -> Any:
+        context.budget.spend(CALL)
+        for value in (*args, *kwargs.values()):
+            context.budget.weigh(value)
+        return function(context, *args, **kwargs)
+
+    return spending
+
+
+CALL: Final = 4  # of the work: a filter, test, macro or function takes longer than other expressions
 FILTERS: Final[dict[str, Any]] = {
     "b64encode": priced(_base64),
     "count": priced(len),
@@ -402,4 +466,8 @@ TESTS: Final[dict[str, Any]] = {
     **{name: JINJA_TESTS[name] for name in ("defined", "undefined")},
     **{name: priced(JINJA_TESTS[name]) for name in _PRICED_TESTS.split()},
 }
+MAX_TOKENS: Final = 10_000  # of a template; the text between two expressions is one
+MAX_BRACKETS: Final = 25  # in each other
+MAX_INTEGER: Final = 2**63 - 1
 ENVIRONMENT: Final = _Environment()
+MAX_BYTES: Final = 1024 * 1024  # of a template, and of what it renders
