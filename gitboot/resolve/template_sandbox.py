@@ -10,17 +10,18 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from jinja2 import nodes, pass_context, runtime
+from jinja2.exceptions import UndefinedError
 from jinja2.ext import Extension
 from jinja2.filters import FILTERS as JINJA_FILTERS
 from jinja2.lexer import Token, TokenStream
-from jinja2.runtime import LoopContext, Macro, Undefined
+from jinja2.runtime import LoopContext, Macro, StrictUndefined, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.tests import TESTS as JINJA_TESTS
+from jinja2.utils import missing
 
 from gitboot.problems.codes import Code
 from gitboot.quoting import command_line, grub_arguments, grub_word, ipxe_arguments, ipxe_word, kernel_argument
 from gitboot.template.faults import TemplateFault, failed, out_of_bounds, unknown
-from gitboot.template.values import Missing, as_text, elements_of, kind_of
 
 
 def _secret(_: str) -> NoReturn:
@@ -316,6 +317,51 @@ class Budget:
 
 
 _NUMBERS: Final = frozenset({bool, int, float})
+
+
+def as_text(value: object) -> str:
+    """A value as it stands in a text; booleans as YAML has them."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float | Undefined):
+        return str(value)
+    raise failed(f"{kind_of(value)} cannot stand in a text; join, tojson or default make one of it")
+
+
+def elements_of(value: object) -> Sequence[object]:
+    """What a loop or a filter of lists goes through: a mapping's keys, but never a text's characters."""
+    match value:
+        case list() | tuple() | range():
+            return value
+        case dict():
+            return list(value)
+        case Undefined():
+            str(value)
+    raise failed(f"{kind_of(value)} has no elements")
+
+
+def kind_of(value: object) -> str:
+    if isinstance(value, Undefined):
+        return str(value) or "nothing"
+    return next((name for kind, name in _KINDS.items() if isinstance(value, kind)), "a function")
+
+
+_KINDS: Final[dict[type, str]] = {
+    str: "a text",
+    bool: "a boolean",  # before int, which it is as well
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    tuple: "a list",
+    range: "a list",
+    dict: "a mapping",
+    type(None): "null",
+    slice: "a slice",
+    Macro: "a macro",
+    LoopContext: "a loop",
+}
 # Under names that no template can write.
 METERS: Final[dict[str, Any]] = {
     "-steps": _steps,
@@ -424,6 +470,26 @@ def priced_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 CALL: Final = 4  # of the work: a filter, test, macro or function takes longer than other expressions
+
+
+class NotDefined(UndefinedError):
+    """The use of a name that is not there, with the value in which it was looked for."""
+
+    def __init__(self, message: str | None, value: object, name: object) -> None:
+        super().__init__(message)
+        self.value, self.name = value, name
+
+
+class Missing(StrictUndefined):
+    """What stands for a name that is not there: any use but a test or a default is a fault."""
+
+    __slots__ = ()
+
+    def __init__(self, hint: str | None = None, obj: Any = missing, name: Any = None, exc: Any = None) -> None:
+        not_defined: Any = partial(NotDefined, value=obj, name=name)
+        super().__init__(hint, obj, name, exc or not_defined)
+
+
 FILTERS: Final[dict[str, Any]] = {
     "b64encode": priced(_base64),
     "count": priced(len),

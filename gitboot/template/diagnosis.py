@@ -11,9 +11,8 @@ from jinja2.utils import missing
 
 from gitboot.problems.codes import Code
 from gitboot.quoting import Unquotable
-from gitboot.resolve.template_sandbox import FILTERS
+from gitboot.resolve.template_sandbox import FILTERS, NotDefined, kind_of
 from gitboot.template.faults import TemplateFault, failed, key_of, out_of_bounds, suggested
-from gitboot.template.values import NotDefined, kind_of
 
 FAILURES: Final = (
     *(TemplateFault, TemplateError, Unquotable),
