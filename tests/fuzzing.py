@@ -40,10 +40,9 @@ from gitboot.render import endpoint_files
 from gitboot.render.server_states import server_state
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.template_sandbox import MAX_BYTES
+from gitboot.resolve.template_sandbox import MAX_BYTES, TemplateFault
 from gitboot.resolve.templates import TemplateSet
 from gitboot.system_clock import Uptime
-from gitboot.template.faults import TemplateFault
 from tests.fleets import SEED
 from tests.serving import BEFORE, FLEET, Site, connect, read_all
 

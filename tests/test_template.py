@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from gitboot.problems.codes import Code
 from gitboot.quoting import command_line, grub_arguments, ipxe_arguments
 from gitboot.resolve import template_sandbox
-from gitboot.resolve.template_sandbox import MAX_BYTES, MAX_STEPS
+from gitboot.resolve.template_sandbox import MAX_BYTES, MAX_STEPS, TemplateFault
 from gitboot.resolve.templates import TemplateSet
-from gitboot.template.faults import TemplateFault
 from tests.cases import for_each
 from tests.instance import peak_mib
 

@@ -21,7 +21,7 @@ from jinja2.utils import missing
 
 from gitboot.problems.codes import Code
 from gitboot.quoting import command_line, grub_arguments, grub_word, ipxe_arguments, ipxe_word, kernel_argument
-from gitboot.template.faults import TemplateFault, failed, out_of_bounds, unknown
+from gitboot.text import near
 
 
 def _secret(_: str) -> NoReturn:
@@ -30,6 +30,16 @@ def _secret(_: str) -> NoReturn:
         "secret() would be published with the rest; name its file in userData.secrets, and let the machine fetch "
         "urls.secrets.NAME",
     )
+
+
+class TemplateFault(Exception):
+    """A template that cannot be read, or not be rendered with these values."""
+
+    def __init__(self, code: Code, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+        self.path: str | None = None  # None where the template stands in the YAML itself
+        self.line = line  # 1-based, in the template
 
 
 FUNCTIONS: Final[dict[str, Any]] = {"range": range, "secret": _secret}
@@ -362,6 +372,16 @@ _KINDS: Final[dict[type, str]] = {
     Macro: "a macro",
     LoopContext: "a loop",
 }
+
+
+def failed(message: str, line: int | None = None) -> TemplateFault:
+    return TemplateFault(Code.TEMPLATE_FAILED, message, line)
+
+
+def out_of_bounds(message: str, line: int | None = None) -> TemplateFault:
+    return TemplateFault(Code.TEMPLATE_BOUNDS, message, line)
+
+
 # Under names that no template can write.
 METERS: Final[dict[str, Any]] = {
     "-steps": _steps,
@@ -535,5 +555,22 @@ TESTS: Final[dict[str, Any]] = {
 MAX_TOKENS: Final = 10_000  # of a template; the text between two expressions is one
 MAX_BRACKETS: Final = 25  # in each other
 MAX_INTEGER: Final = 2**63 - 1
+
+
+def unknown(what: str, name: str, known: Mapping[str, object]) -> str:
+    return f"there is no {what} {name:.60}{suggested(name, known)}"
+
+
+def suggested(name: object, known: object, path: str = "") -> str:
+    if not isinstance(known, dict) or not isinstance(name, str) or len(name) > 60:
+        return ""
+    meant = near(name, (key for key in known if isinstance(key, str)))
+    return f": did you mean {(path + key_of(meant)).removeprefix('.')}?" if meant is not None else ""
+
+
+def key_of(key: object) -> str:
+    return f".{key:.60}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.60}]"
+
+
 ENVIRONMENT: Final = _Environment()
 MAX_BYTES: Final = 1024 * 1024  # of a template, and of what it renders

@@ -17,8 +17,7 @@ from collections.abc import Mapping
 
 from jinja2 import Template
 
-from gitboot.resolve.template_sandbox import MAX_BYTES, MAX_STEPS
-from gitboot.template.faults import TemplateFault
+from gitboot.resolve.template_sandbox import MAX_BYTES, MAX_STEPS, TemplateFault
 from gitboot.template.rendering import compiled, decoded, names_in, rendered
 
 __all__ = ["MAX_BYTES", "MAX_STEPS", "TemplateFault", "TemplateSet"]

@@ -11,8 +11,16 @@ from jinja2.utils import missing
 
 from gitboot.problems.codes import Code
 from gitboot.quoting import Unquotable
-from gitboot.resolve.template_sandbox import FILTERS, NotDefined, kind_of
-from gitboot.template.faults import TemplateFault, failed, key_of, out_of_bounds, suggested
+from gitboot.resolve.template_sandbox import (
+    FILTERS,
+    NotDefined,
+    TemplateFault,
+    failed,
+    key_of,
+    kind_of,
+    out_of_bounds,
+    suggested,
+)
 
 FAILURES: Final = (
     *(TemplateFault, TemplateError, Unquotable),

@@ -12,9 +12,15 @@ from jinja2.exceptions import TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 
 from gitboot.problems.codes import Code
-from gitboot.resolve.template_sandbox import ENVIRONMENT, FUNCTIONS, MAX_BYTES, BudgetedContext
+from gitboot.resolve.template_sandbox import (
+    ENVIRONMENT,
+    FUNCTIONS,
+    MAX_BYTES,
+    BudgetedContext,
+    TemplateFault,
+    out_of_bounds,
+)
 from gitboot.template.diagnosis import FAILURES, fault_of, line_of
-from gitboot.template.faults import TemplateFault, out_of_bounds
 
 
 def decoded(data: bytes) -> str:
