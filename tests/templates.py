@@ -1,6 +1,6 @@
 """Templates are compiled once in a process of tests: thousands of fleets are decided there, by the same few.
 
-How a template is read and compiled is said of `gitboot.template.rendering` itself.
+How a template is read and compiled is said of `gitboot.resolve.templates` itself.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gitboot.resolve import templates
-from gitboot.template import rendering
 
 _MOST = 1024
 
 
 def compile_once() -> None:
     """Remember in this process what a template's source was compiled to."""
-    templates.compiled = lru_cache(_MOST)(rendering.compiled)  # type: ignore[attr-defined]
-    templates.names_in = lru_cache(_MOST)(rendering.names_in)  # type: ignore[attr-defined]
+    templates.compiled = lru_cache(_MOST)(templates.compiled)  # type: ignore[attr-defined]
+    templates.names_in = lru_cache(_MOST)(templates.names_in)  # type: ignore[attr-defined]
