@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.review.guards import NOBODY, AckLine, Acknowledged, Unheeded, Verdict, ack_lines
+from gitboot.review.decision_changes import compare
+from gitboot.review.guards import NOBODY, AckLine, Acknowledged, Limits, Unheeded, Verdict, ack_lines, judge, trailers
+from gitboot.review.side import Side
 
 U = TypeVar("U", bound=str)  # a UUID
 MAX_STEPS: Final = 200  # more are judged as one
-
 Judged = Callable[[int, int], Verdict]  # what changes from one position to another, with nothing acknowledged
 Arrived = Callable[[int, int], None]  # takes from where a position is reached, and the position
 
@@ -104,10 +106,6 @@ class _Line:
     def key(self) -> _Line | str:
         """What counts once on a way."""
         return self.ack.id if self.ack.content else self
-
-
-_Given = _Line | tuple[str, str]  # a line, or what was acknowledged without one
-_Used = _Line | str | tuple[str, str]  # each of which counts once on a way
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +216,10 @@ class _Search:
                 yield hop
 
 
+_Used = _Line | str | tuple[str, str]  # each of which counts once on a way
+_Given = _Line | tuple[str, str]  # a line, or what was acknowledged without one
+
+
 def introduced(known: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
     """With which provision number each UUID came that is not ``known``: that of the first commit that has it.
 
@@ -229,3 +231,73 @@ def introduced(known: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) 
             if uuid not in known:
                 found.setdefault(uuid, provision)
     return found
+
+
+class Between(NamedTuple):
+    """One commit of the first-parent line from BASE to HEAD."""
+
+    revision: str
+    messages: tuple[Message, ...]  # of it, and of all commits that it brought in
+    side: Callable[[], Side]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldStep:
+    """One merge that somebody has to acknowledge, and by which lines."""
+
+    commit: str
+    lines: tuple[str, ...]
+
+
+def judged_by_steps(
+    verdict: Verdict,
+    base: Side,
+    head: Side,
+    line: Sequence[Between],
+    limits: Limits,
+    need: ReinstallsNeed | None,
+    met: Container[str],
+) -> tuple[Verdict, tuple[HeldStep, ...], tuple[Unheeded, ...]]:
+    """A verdict over several commits as an instance comes to it: each is judged by itself.
+
+    With what holds of each of them, and the lines that count for nothing.
+    """
+
+    @cache
+    def side(position: int) -> Side:
+        if position == 0:
+            return base
+        return head if position == len(line) else line[position - 1].side()
+
+    def judged(old: int, new: int) -> Verdict:
+        before, after = side(old), side(new)
+        assert after.decisions is not None  # noqa: S101 - it is valid
+        assert after.repository is not None  # noqa: S101
+        changes = compare(before.decisions, after.decisions, before.repository, after.repository)
+        return judge(changes.extent, tightened(limits, before, after))
+
+    legs = [
+        Leg(revision=each.revision, valid=side(at).decisions is not None, messages=each.messages)
+        for at, each in enumerate(line, 1)
+    ]
+    found = way(legs, judged, need=need, met=met)
+    if found.held is None:
+        trips = tuple(trip for hop in found.hops for trip in hop.verdict.trips)  # each of which is acknowledged
+        return replace(verdict, trips=trips), (), found.unheeded
+    # What the commits change together may be harmless where one of them is not: an instance may look in between.
+    holding = verdict if verdict.held else found.held.verdict
+    return holding, tuple(_steps(found.steps, line, need)), found.unheeded
+
+
+def tightened(limits: Limits, *sides: Side) -> Limits:
+    """Limits as the fleets of these commits have them."""
+    for side in sides:
+        if side.repository is not None:
+            limits = limits.tightened_by(side.repository.fleet.spec.guards)
+    return limits
+
+
+def _steps(hops: Sequence[Hop], line: Sequence[Between], need: ReinstallsNeed | None) -> Iterator[HeldStep]:
+    for hop in hops:
+        lines = tuple(text for _, text in trailers(hop.verdict, need))
+        yield HeldStep(commit=line[hop.new - 1].revision, lines=lines)
