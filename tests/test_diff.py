@@ -9,7 +9,6 @@ import pytest
 
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
-from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.fleet.validation import load
 from gitboot.jsonio import Digest
 from gitboot.model.boot_policy import (
@@ -26,7 +25,7 @@ from gitboot.model.boot_policy import (
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.server_decision import Boot, BootFiles, Decision
-from gitboot.review.decision_changes import ServerChange, compare
+from gitboot.review.decision_changes import BecomesUnknown, ServerChange, Since, compare
 from gitboot.review.reinstalls import Why
 from gitboot.review.risks import Risk, risks
 from tests.cases import for_each

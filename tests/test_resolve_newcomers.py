@@ -8,7 +8,6 @@ from datetime import datetime
 import pytest
 
 from gitboot.diff.returning import returning
-from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.errors import InvalidRepository, Orders
 from gitboot.fleet.validation import load_revision
 from gitboot.model.scalars.machines import SystemUuid
@@ -18,6 +17,7 @@ from gitboot.resolve.plan_at_time import carried, plan, run_reason
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen, exported, imported
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision
 from gitboot.resolve.server_plan import Cause, Halt, Phase
+from gitboot.review.decision_changes import BecomesUnknown, Since
 from gitboot.review.guards import Limits, judge
 from gitboot.review.risks import Risk
 from tests.cases import for_each

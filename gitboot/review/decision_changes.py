@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from enum import StrEnum
+from typing import Final, NamedTuple
 
 from gitboot.diff.access import AccessChange, access_changes
 from gitboot.diff.disk_claims import DiskClaims
@@ -18,13 +19,14 @@ from gitboot.diff.less import is_less
 from gitboot.diff.matching import matched
 from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_at
 from gitboot.diff.touched import Touched
-from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Site
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.fleet_decisions import sites
+from gitboot.resolve.install_attempts import NEW_UP_TO
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.review.document_changes import (
     SharedChange,
@@ -363,3 +365,52 @@ def _labels(repository: FleetRepository | None, server: str | None) -> Iterator[
     if repository is None or server is None:
         return
     yield from labels_of(repository.servers[server])
+
+
+class Since(StrEnum):
+    """Since when nothing is known of a server."""
+
+    CAME = "came"  # with a provision number that it may have been installed with elsewhere
+    REPLACES = "replaces"  # a board that no document has any more: what stands in a ledger of it only that knows
+    BOARD = "board"  # another UUID, and its document does not say which one it replaces
+    NOT_RAISED = "not raised"  # the document says so, and asks for no installation
+    MOVED = "moved"  # another instance acts for it, which knows nothing of it
+    OVERWRITTEN = "overwritten"  # a maintenance writes its disks
+
+
+class BecomesUnknown(NamedTuple):
+    """One way in which it becomes unknown whether a server is provisioned."""
+
+    since: Since
+    what: str  # the provision number, the UUID before, the site that it comes to, or the maintenance
+
+
+def becomes_unknown(
+    old: Decision | None, new: Decision | None, moved_to: str | None = None
+) -> tuple[BecomesUnknown, ...]:
+    """Every way, as far as two decisions say it; a raised provision number is pending whatever was before.
+
+    ``moved_to`` is a site with an instance of its own, to which the server comes from another such site.
+    """
+    return tuple(_ways(old, new, moved_to)) if new is not None else ()
+
+
+def _ways(old: Decision | None, new: Decision, moved_to: str | None) -> Iterator[BecomesUnknown]:
+    if moved_to is not None:
+        yield BecomesUnknown(Since.MOVED, moved_to)
+    if old is None:
+        if new.replaces is not None:
+            yield BecomesUnknown(Since.REPLACES, new.replaces)
+        elif new.provision > NEW_UP_TO:
+            yield BecomesUnknown(Since.CAME, str(new.provision))
+    elif old.uuid != new.uuid:
+        if new.replaces != old.uuid:
+            yield BecomesUnknown(Since.BOARD, old.uuid)
+        elif new.provision <= old.provision:
+            yield BecomesUnknown(Since.NOT_RAISED, str(new.provision))
+    if new.stopped or (new.policy is not None and new.policy.network_boot is NetworkBoot.ALWAYS):
+        return  # nothing is written, or nothing is asked of records
+    before = {each.name: each for each in old.maintenances} if old is not None else {}
+    for each in new.maintenances:
+        if each.boot is not None and each.boot.writes_disk and before.get(each.name) != each:
+            yield BecomesUnknown(Since.OVERWRITTEN, each.name)

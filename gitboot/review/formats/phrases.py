@@ -14,10 +14,9 @@ from gitboot.diff.effects import Effect, When
 from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.resets import resets
-from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.fleet.identities import BmcAccess
 from gitboot.jsonio import format_instant
-from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
+from gitboot.review.decision_changes import BecomesUnknown, BmcChange, Changes, ServerChange, Since
 from gitboot.review.document_changes import SharedChange
 from gitboot.review.groups import ChangeCause, Group, Outlier
 from gitboot.review.guards import SMALL, Guard, Limits, Trip
