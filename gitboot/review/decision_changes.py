@@ -16,7 +16,6 @@ from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.identities import Described, GainedIdentity, gained, installing, lost, of_others
 from gitboot.diff.images import ImageChange, booted, image_changes, is_mutated
 from gitboot.diff.less import is_less
-from gitboot.diff.matching import matched
 from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_at
 from gitboot.diff.touched import Touched
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
@@ -24,6 +23,7 @@ from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Site
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.fleet_decisions import sites
 from gitboot.resolve.install_attempts import NEW_UP_TO
@@ -414,3 +414,33 @@ def _ways(old: Decision | None, new: Decision, moved_to: str | None) -> Iterator
     for each in new.maintenances:
         if each.boot is not None and each.boot.writes_disk and before.get(each.name) != each:
             yield BecomesUnknown(Since.OVERWRITTEN, each.name)
+
+
+MatchingPair = tuple[str | None, str | None]  # a server's name before and after; None: it was not there
+
+
+def matched(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Machine]) -> list[MatchingPair]:
+    """Every server of both commits once, in the order of its name (its new one, where it has one).
+
+    A UUID says most, then what a document says that it replaces. What is left is matched by the marks that a new
+    motherboard keeps, the surest first.
+    """
+    pairs = [(machine.name, new[uuid].name) for uuid, machine in old.items() if uuid in new]
+    gone = {uuid: machine for uuid, machine in old.items() if uuid not in new}
+    come = {uuid: machine for uuid, machine in new.items() if uuid not in old}
+    for uuid, machine in list(come.items()):
+        if machine.replaces is not None and machine.replaces in gone:
+            pairs.append((gone.pop(machine.replaces).name, come.pop(uuid).name))
+    for kind in ("name", "MAC", "serial", "BMC"):
+        whose = {mark: uuid for uuid, machine in gone.items() for mark in _marks(machine, kind)}
+        for uuid, machine in list(come.items()):
+            before = next((whose[mark] for mark in _marks(machine, kind) if mark in whose), None)
+            if before in gone:
+                pairs.append((gone.pop(before).name, come.pop(uuid).name))
+    found: list[MatchingPair] = [*pairs, *((machine.name, None) for machine in gone.values())]
+    found += ((None, machine.name) for machine in come.values())
+    return sorted(found, key=lambda pair: (pair[1] or pair[0] or "", pair[0] or ""))
+
+
+def _marks(machine: Machine, kind: str) -> Iterator[str]:
+    return (value for what, value in machine.marks() if what == kind)
