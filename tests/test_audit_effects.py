@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from gitboot.audit.effects import Change, EffectKind, ServerEffect, effects
+from gitboot.review.decision_changes import Change, EffectKind, ServerEffect, all_effects
 from tests import generated
 from tests.fleets import SEED, decided, document, fleet, image, maintenance, policy, server, uuid_of
 from tests.generated import GeneratedFleet, fleets
@@ -13,7 +13,7 @@ from tests.searching import examples
 
 
 def between(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, ServerEffect]:
-    return {effect.server: effect for effect in effects(decided(*old).servers, decided(*new).servers).values()}
+    return {effect.server: effect for effect in all_effects(decided(*old).servers, decided(*new).servers).values()}
 
 
 def changes(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, tuple[object, object]]:
@@ -99,12 +99,12 @@ def test_what_changes_no_decision_has_no_effect(case: str, more: str) -> None:
 @given(fleets(), fleets())
 def test_there_is_an_effect_exactly_where_a_digest_differs(one: GeneratedFleet, other: GeneratedFleet) -> None:
     old, new = generated.decided(one.documents).servers, generated.decided(other.documents).servers
-    found = effects(old, new)
+    found = all_effects(old, new)
     before = {decision.uuid: decision.digest for decision in old.values()}
     after = {decision.uuid: decision.digest for decision in new.values()}
     assert set(found) == {uuid for uuid in before | after if before.get(uuid) != after.get(uuid)}
     assert all(effect.changes for effect in found.values())
-    mirrored = effects(new, old)
+    mirrored = all_effects(new, old)
     assert set(mirrored) == set(found)
     for uuid, effect in found.items():
         assert [(each.field, each.new, each.old) for each in mirrored[uuid].changes] == [

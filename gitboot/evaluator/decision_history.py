@@ -8,7 +8,6 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gitboot.audit.effects import EffectKind, ServerEffect, effects
 from gitboot.child_processes import encode
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.cache import Cache
@@ -19,6 +18,7 @@ from gitboot.git.history import CommitSummary, Step
 from gitboot.jsonio import decoder
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_decision import Decision
+from gitboot.review.decision_changes import EffectKind, ServerEffect, all_effects
 from gitboot.text import more
 
 _NOTHING = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there
@@ -128,10 +128,10 @@ class Lineage:
     def _effects_of(self, old: Step | None, new: Step) -> Mapping[SystemUuid, ServerEffect]:
         """What a step changed, for every server."""
         if old is None or old.tree is None or new.tree is None:
-            return effects(self._whole(old), self._whole(new))
+            return all_effects(self._whole(old), self._whole(new))
         pair = self._beside(old, new)
         assert pair.base is not None  # noqa: S101 - it is the newer one
-        return effects(_decisions(pair.head, pair.servers), _decisions(pair.base, pair.servers))
+        return all_effects(_decisions(pair.head, pair.servers), _decisions(pair.base, pair.servers))
 
     def _whole(self, step: Step | None) -> Mapping[str, Decision]:
         if step is None or step.tree is None:

@@ -17,9 +17,9 @@ from gitboot.jsonio import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
-    from gitboot.audit.effects import Change, ServerEffect
     from gitboot.evaluator.decision_history import Changed, Skipped
     from gitboot.git.history import History
+    from gitboot.review.decision_changes import Change, ServerEffect
 
 _IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
 
@@ -117,7 +117,7 @@ def _skipped(entries: Sequence[Skipped]) -> str:
 
 def _rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
     """The fields of a commit that changed; of a server that came or went, what it boots."""
-    from gitboot.audit.effects import EffectKind
+    from gitboot.review.decision_changes import EffectKind
 
     if effect.kind is not EffectKind.CHANGED:
         yield effect.kind.lower(), "", effect.server
