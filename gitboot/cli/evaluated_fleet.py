@@ -47,9 +47,8 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.commit_path import Between
-from gitboot.review.decision_changes import Changes
+from gitboot.review.decision_changes import Changes, Side
 from gitboot.review.guards import may_acknowledge
-from gitboot.review.side import Side
 from gitboot.text import did_you_mean
 
 if TYPE_CHECKING:

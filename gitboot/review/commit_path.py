@@ -13,9 +13,8 @@ from itertools import pairwise
 from typing import Final, NamedTuple, TypeVar
 
 from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.review.decision_changes import compare
+from gitboot.review.decision_changes import Side, compare
 from gitboot.review.guards import NOBODY, AckLine, Acknowledged, Limits, Unheeded, Verdict, ack_lines, judge, trailers
-from gitboot.review.side import Side
 
 U = TypeVar("U", bound=str)  # a UUID
 MAX_STEPS: Final = 200  # more are judged as one

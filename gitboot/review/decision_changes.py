@@ -25,6 +25,7 @@ from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Site
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
+from gitboot.problems.codes import Problem
 from gitboot.resolve.fleet_decisions import sites
 from gitboot.resolve.install_attempts import NEW_UP_TO
 from gitboot.resolve.server_decision import Decision, Decisions
@@ -505,3 +506,20 @@ def _changes(path: str, old: Any, new: Any) -> Iterator[Change]:
 def _are_named(value: Any) -> bool:
     """Whether it is a list of things that have names, such as maintenances."""
     return isinstance(value, list) and value != [] and all(isinstance(each, dict) and "name" in each for each in value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """One of the two revisions: how it was named, what it is, and what it says, if that holds together."""
+
+    named: str
+    revision: str
+    decisions: Decisions | None
+    repository: FleetRepository | None
+    problems: tuple[Problem, ...]
+
+    @property
+    def short(self) -> str:
+        """The revision in few characters, if it says more than the name."""
+        parts = (part[:12] if len(part) == 40 else part for part in self.revision.split())
+        return "" if self.revision == self.named else " ".join(parts)
