@@ -10,10 +10,10 @@ from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.effects import Effect
 from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange
-from gitboot.diff.images import ImageChange
 from gitboot.jsonio import facts, format_instant
 from gitboot.problems.codes import Problem
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
+from gitboot.review.document_changes import ImageChange
 from gitboot.review.formats import phrases
 from gitboot.review.formats.json import (
     AccessFacts,

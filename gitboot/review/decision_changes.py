@@ -14,7 +14,6 @@ from gitboot.diff.documents import DocumentChange, Fate, changed_documents
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.identities import Described, GainedIdentity, gained, installing, lost, of_others
-from gitboot.diff.images import ImageChange, booted, image_changes, is_mutated
 from gitboot.diff.less import is_less
 from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_at
 from gitboot.diff.touched import Touched
@@ -30,9 +29,13 @@ from gitboot.resolve.fleet_decisions import sites
 from gitboot.resolve.install_attempts import NEW_UP_TO
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.review.document_changes import (
+    ImageChange,
     SharedChange,
+    booted,
     changes_all_files,
     changes_ledger,
+    image_changes,
+    is_mutated,
     shared_change,
     unknown_change,
 )
