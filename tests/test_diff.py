@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
 from gitboot.fleet.validation import load
 from gitboot.jsonio import Digest
@@ -26,6 +25,7 @@ from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.server_decision import Boot, BootFiles, Decision
 from gitboot.review.decision_changes import BecomesUnknown, ServerChange, Since, compare
+from gitboot.review.document_changes import Fate
 from gitboot.review.reinstalls import Why
 from gitboot.review.risks import Risk, risks
 from tests.cases import for_each

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
-from gitboot.diff.documents import Fate
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.validation import load
 from gitboot.render.boot_files import server_files, shared_files, tombstones
@@ -22,6 +21,7 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions, idle
 from gitboot.review.causes import Causes
 from gitboot.review.decision_changes import Changes, ServerChange, compare
+from gitboot.review.document_changes import Fate
 from gitboot.review.groups import groups
 from gitboot.review.guards import Limits, judge
 from gitboot.review.risks import Risk

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gitboot.diff.documents import DocumentChange, Fate, plain
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
 from gitboot.model.boot_image import BootImage
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
+from gitboot.review.document_changes import DocumentChange, Fate, plain
 from gitboot.review.reinstalls import Reinstall, Why
 
 # Arguments that only choose where the kernel prints, and how much.

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from gitboot.diff.documents import Fate
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.model.server import Architecture
 from gitboot.resolve.policy_selection import Pool, pools
 from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.review.decision_changes import Changes, ServerChange
-from gitboot.review.document_changes import SharedChange
+from gitboot.review.document_changes import Fate, SharedChange
 from gitboot.review.risks import Risk
 
 _UNSEEN = frozenset({"annotations", "bmc"})  # of a Server: no decision looks at them, but a template may

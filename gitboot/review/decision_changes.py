@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.diff.access import AccessChange, access_changes
 from gitboot.diff.disk_claims import DiskClaims
-from gitboot.diff.documents import DocumentChange, Fate, changed_documents
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.identities import Described, GainedIdentity, gained, installing, lost, of_others
@@ -29,9 +28,12 @@ from gitboot.resolve.fleet_decisions import sites
 from gitboot.resolve.install_attempts import NEW_UP_TO
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.review.document_changes import (
+    DocumentChange,
+    Fate,
     ImageChange,
     SharedChange,
     booted,
+    changed_documents,
     changes_all_files,
     changes_ledger,
     image_changes,

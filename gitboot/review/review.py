@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.fields import FieldChange
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
@@ -15,6 +14,7 @@ from gitboot.problems.codes import Severity
 from gitboot.review.causes import Causes
 from gitboot.review.commit_path import Between, HeldStep, judged_by_steps, tightened
 from gitboot.review.decision_changes import Changes, Side, compare
+from gitboot.review.document_changes import DocumentChange, Fate
 from gitboot.review.formats import phrases
 from gitboot.review.groups import ChangeCause, Commit, Group, change_causes, groups
 from gitboot.review.guards import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
