@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gitboot.diff.effects import Effect, When
-from gitboot.diff.fields import FieldChange, changed_fields
+from gitboot.review.document_changes import FieldChange, changed_fields
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard, Trip
 from gitboot.review.reinstalls import Reinstall, Why

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from gitboot.diff.access import AccessChange
 from gitboot.diff.effects import Effect
 from gitboot.diff.extent import Area
-from gitboot.diff.fields import FieldChange
 from gitboot.jsonio import facts, format_instant
 from gitboot.problems.codes import Problem
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
-from gitboot.review.document_changes import DocumentChange, Fate, ImageChange
+from gitboot.review.document_changes import DocumentChange, Fate, FieldChange, ImageChange
 from gitboot.review.formats import phrases
 from gitboot.review.formats.json import (
     AccessFacts,

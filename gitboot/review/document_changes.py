@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.fleet.resources import FleetRepository, Id, Resource
 from gitboot.jsonio import Digest, digest
 from gitboot.model.fields import written
@@ -246,3 +245,41 @@ def _fields(old: Resource | bytes, new: Resource | bytes) -> tuple[FieldChange, 
 def plain(resource: Resource) -> Any:
     """A resource as it is written in YAML."""
     return written(resource)
+
+
+Path = tuple[str | int, ...]
+
+
+class FieldChange(NamedTuple):
+    """One field before and after; None: it was not there."""
+
+    path: Path
+    old: Any
+    new: Any
+
+    @property
+    def dotted(self) -> str:
+        """The path as people write it: spec.holds[0].image."""
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path)
+        return "".join(steps).removeprefix(".")
+
+
+def changed_fields(old: Any, new: Any, path: Path = ()) -> Iterator[FieldChange]:
+    """The deepest fields that differ, in the order of their names; lists of another length as a whole."""
+    if old == new:
+        return
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted(old.keys() | new.keys()):
+            yield from changed_fields(old.get(key), new.get(key), (*path, key))
+    elif _are_alike(old, new):
+        for number, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from changed_fields(before, after, (*path, number))
+    else:
+        yield FieldChange(path, old, new)
+
+
+def _are_alike(old: Any, new: Any) -> bool:
+    """Whether two lists have as many items, and mappings in them."""
+    if not isinstance(old, list) or not isinstance(new, list) or len(old) != len(new):
+        return False
+    return all(isinstance(each, Mapping) for each in (*old, *new))

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gitboot.diff.effects import Effect
-from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.review.causes import Causes, is_own
 from gitboot.review.decision_changes import BecomesUnknown, Changes, ServerChange
-from gitboot.review.document_changes import DocumentChange, Fate
+from gitboot.review.document_changes import DocumentChange, Fate, FieldChange, changed_fields
 from gitboot.review.hidden import decision_to_show
 from gitboot.review.reinstalls import Reinstall
 from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff
