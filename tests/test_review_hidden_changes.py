@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from gitboot.diff.access import access_changes
 from gitboot.endpoint.age_encryption import encrypt, make_key
 from gitboot.model.fleet import FleetSpec, OneTimeBoots, Provisioning, Serving
+from gitboot.review.document_changes import access_changes
 from gitboot.review.guards import Guard, Limits, judge
 from gitboot.review.reinstalls import Why
 from gitboot.review.review import Review, ReviewOutcome

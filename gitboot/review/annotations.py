@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gitboot.diff.access import AccessChange
 from gitboot.fleet.resources import Id
 from gitboot.problems.codes import Code, Problem, Severity
+from gitboot.review.document_changes import AccessChange
 from gitboot.review.formats import phrases
 from gitboot.review.groups import ChangeCause
 from gitboot.review.guards import Guard

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from gitboot.diff.access import AccessChange
 from gitboot.diff.effects import Effect
 from gitboot.diff.extent import Area
 from gitboot.jsonio import facts, format_instant
 from gitboot.problems.codes import Problem
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
-from gitboot.review.document_changes import DocumentChange, Fate, FieldChange, ImageChange
+from gitboot.review.document_changes import AccessChange, DocumentChange, Fate, FieldChange, ImageChange
 from gitboot.review.formats import phrases
 from gitboot.review.formats.json import (
     AccessFacts,

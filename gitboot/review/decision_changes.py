@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from gitboot.diff.access import AccessChange, access_changes
 from gitboot.diff.disk_claims import DiskClaims
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.extent import Area, Extent, Label
@@ -28,10 +27,12 @@ from gitboot.resolve.fleet_decisions import sites
 from gitboot.resolve.install_attempts import NEW_UP_TO
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.review.document_changes import (
+    AccessChange,
     DocumentChange,
     Fate,
     ImageChange,
     SharedChange,
+    access_changes,
     booted,
     changed_documents,
     changes_all_files,

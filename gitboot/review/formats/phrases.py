@@ -8,14 +8,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from gitboot.diff.access import ONE_TIME_BOOTS, AccessChange
 from gitboot.diff.effects import Effect, When
 from gitboot.diff.extent import Area
 from gitboot.diff.resets import resets
 from gitboot.fleet.identities import BmcAccess
 from gitboot.jsonio import format_instant
 from gitboot.review.decision_changes import BecomesUnknown, BmcChange, Changes, ServerChange, Since
-from gitboot.review.document_changes import Fate, FieldChange, SharedChange, changed_fields
+from gitboot.review.document_changes import (
+    ONE_TIME_BOOTS,
+    AccessChange,
+    Fate,
+    FieldChange,
+    SharedChange,
+    changed_fields,
+)
 from gitboot.review.groups import ChangeCause, Group, Outlier
 from gitboot.review.guards import SMALL, Guard, Limits, Trip
 from gitboot.review.reinstalls import Reinstall, Why
