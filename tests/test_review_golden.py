@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from gitboot.cli.commands.diff import as_text
 from gitboot.fleet.revision import Message
-from gitboot.review.as_json import as_json
+from gitboot.review.formats.json import as_json
 from gitboot.review.formats.markdown import as_markdown
 from gitboot.review.review import Review, ReviewOutcome
 from tests.cases import for_each

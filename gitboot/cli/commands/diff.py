@@ -150,7 +150,7 @@ def _written(format: str, result: Review, path: Path, range: str) -> str:
 
     prefix = prefix_of(path)
     from gitboot.review.annotations import as_problems
-    from gitboot.review.as_json import as_json
+    from gitboot.review.formats.json import as_json
     from gitboot.review.formats.markdown import as_markdown
 
     match format:
