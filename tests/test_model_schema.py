@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from gitboot.fleet.documents import parse_blob
 from gitboot.fleet.resources import KINDS
 from gitboot.fleet.yaml import parse
-from gitboot.review.formats.json_from_model_schema import main
+from gitboot.review.formats.json import main
 from tests.cases import for_each
 from tests.documents import Document, documents
 from tests.fleets import document

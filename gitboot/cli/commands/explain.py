@@ -127,7 +127,7 @@ def _explain_code(text: str, outputs: tuple[OutputOption, ...]) -> None:
 
 def _explain_kind(kind: str, field: str | None, outputs: tuple[OutputOption, ...]) -> None:
     """Write the fields of a kind, or its JSON Schema; Any is every kind."""
-    from gitboot.review.formats.json_from_model_schema import schemas
+    from gitboot.review.formats.json import schemas
 
     text = schemas()["any.json" if kind == "Any" else f"{kind}.json"]
     for output in outputs:
@@ -162,7 +162,7 @@ def _fields_as_text(kind: str, field: str | None) -> str:
 
 def _write_schemas(directory: Path) -> None:
     from gitboot.files import write_output_file
-    from gitboot.review.formats.json_from_model_schema import schemas
+    from gitboot.review.formats.json import schemas
 
     for name, text in schemas().items():
         write_output_file(directory / name, [text.encode()], make_folders=True)

@@ -141,7 +141,7 @@ def _text(path: Path) -> str:
 
 @cache
 def _schemas() -> dict[str, str]:
-    from gitboot.review.formats.json_from_model_schema import schemas
+    from gitboot.review.formats.json import schemas
 
     return {f"{SCHEMAS}/{name}": text for name, text in schemas().items()}
 

@@ -78,7 +78,7 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
 
 def _files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
     """The path and the text of each file of a fleet in a folder, and of its CI at the top."""
-    from gitboot.review.formats.json_from_model_schema import schemas
+    from gitboot.review.formats.json import schemas
 
     below = f"{subpath}/" if subpath else ""
     for path in sorted(SEED.rglob("*")):
