@@ -10,9 +10,8 @@ import pytest
 
 from gitboot.fleet.revision import Message
 from gitboot.resolve.server_decision import Boot
-from gitboot.review.annotations import as_problems
 from gitboot.review.formats.json import as_json
-from gitboot.review.formats.markdown import LIMIT, as_markdown, code
+from gitboot.review.formats.markdown import LIMIT, as_markdown, as_problems, code
 from gitboot.review.hidden import fit_to_show
 from tests.cases import for_each
 from tests.fleets import decision, document, fleet, image, profile, server

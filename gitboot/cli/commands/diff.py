@@ -149,9 +149,8 @@ def _written(format: str, result: Review, path: Path, range: str) -> str:
     from gitboot.git.snapshots import folder_around
 
     prefix = prefix_of(path)
-    from gitboot.review.annotations import as_problems
     from gitboot.review.formats.json import as_json
-    from gitboot.review.formats.markdown import as_markdown
+    from gitboot.review.formats.markdown import as_markdown, as_problems
 
     match format:
         case "text":
