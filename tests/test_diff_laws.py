@@ -19,10 +19,9 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions, idle
-from gitboot.review.causes import Causes
 from gitboot.review.decision_changes import Changes, ServerChange, compare
 from gitboot.review.document_changes import Fate
-from gitboot.review.groups import groups
+from gitboot.review.groups import Causes, groups
 from gitboot.review.guards import Limits, judge
 from gitboot.review.risks import Risk
 from tests.fleets import snapshot
