@@ -153,7 +153,7 @@ class CommitPair:
     def extent(self) -> Extent:
         if self.base is not None:
             return self.changes().extent
-        from gitboot.diff.tallying import extent_of_first  # only here, as above
+        from gitboot.review.guards import extent_of_first  # only here, as above
 
         decisions = self.head.decided.decisions
         return extent_of_first(decisions, self.head.repository, decisions.servers.values())
