@@ -20,7 +20,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeVar
 
 from gitboot.child_processes import Buffer, ProcessLimits, encode, end_with, framed, share_of_limits, take_off_limits
-from gitboot.diff.touched import GROUPING, Touched
 from gitboot.evaluator.cache import (
     DecidedRow,
     Decoded,
@@ -44,6 +43,7 @@ from gitboot.fleet.validation import Loaded, LoadedFile, list_files, load_revisi
 from gitboot.jsonio import decoder
 from gitboot.resolve.fleet_decisions import Decided, DecidedServer, DecidedServers, decide_all, decide_loaded
 from gitboot.resolve.policy_selection import OptOut, opt_outs
+from gitboot.review.guards import GROUPING, Touched
 
 if TYPE_CHECKING:
     from gitboot.diff.extent import Extent

@@ -13,7 +13,6 @@ from gitboot.diff.effects import Effect, effects
 from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.identities import Described, GainedIdentity, gained, installing, lost, of_others
 from gitboot.diff.less import is_less
-from gitboot.diff.touched import Touched
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
@@ -41,7 +40,7 @@ from gitboot.review.document_changes import (
     shared_change,
     unknown_change,
 )
-from gitboot.review.guards import Pair, areas_of, digest_of, labels_of, reached_at
+from gitboot.review.guards import Pair, Touched, areas_of, digest_of, labels_of, reached_at
 from gitboot.review.reinstalls import Reinstall, Why, may_be_installed, reinstalls
 from gitboot.review.risks import Risk, risks
 

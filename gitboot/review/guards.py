@@ -12,9 +12,8 @@ from typing import ClassVar, Final
 
 from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.identities import Inheritance
-from gitboot.diff.touched import GROUPING
 from gitboot.fleet.identities import BmcAccess, machine
-from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed
 from gitboot.jsonio import Digest, digest
 from gitboot.model.fleet import Guards
@@ -433,3 +432,15 @@ def extent_of_first(decisions: Decisions, repository: FleetRepository, servers: 
         takeover=shared is not None and changes_ledger(shared),
         areas=areas_of(counts),
     )
+
+
+GROUPING: Final = ("site", "role")  # the labels whose values are groups of their own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Touched:
+    """What of two commits can differ: all else is the same in both, and need not be compared."""
+
+    servers: frozenset[str]  # of either commit
+    documents: frozenset[Id]  # and files, of kind "file"
+    sizes: Mapping[Label, int]  # how many servers of the old commit have a label of `GROUPING`
