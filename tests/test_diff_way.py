@@ -7,11 +7,10 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.diff.extent import Area, Extent
 from gitboot.fleet.revision import Message
 from gitboot.jsonio import digest
 from gitboot.review.commit_path import MAX_STEPS, Leg, Way, introduced, way
-from gitboot.review.guards import Guard, Limits, Verdict, judge, trailer
+from gitboot.review.guards import Area, Extent, Guard, Limits, Verdict, judge, trailer
 from tests.cases import for_each
 
 SIZE = 100

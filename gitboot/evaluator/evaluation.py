@@ -46,8 +46,8 @@ from gitboot.resolve.policy_selection import OptOut, opt_outs
 from gitboot.review.guards import GROUPING, Touched
 
 if TYPE_CHECKING:
-    from gitboot.diff.extent import Extent
     from gitboot.review.decision_changes import Changes
+    from gitboot.review.guards import Extent
 
 
 class Snapshots(Protocol):

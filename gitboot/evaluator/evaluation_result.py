@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gitboot.diff.extent import Extent
 from gitboot.errors import Orders
 from gitboot.fleet.identities import NO_MOVES, Machine, Moves, machines
 from gitboot.fleet.resources import FleetRepository
@@ -18,6 +17,7 @@ from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.policy_selection import MinimumVersion, OptOut, minimum_versions, opt_outs
 from gitboot.resolve.server_decision import Decision, Decisions, WithheldBoot, Written
+from gitboot.review.guards import Extent
 
 _FEW: Final = 8  # for fewer than one server in so many, lookups by name are faster than a scan of all machines
 

@@ -16,7 +16,6 @@ from typing import Final
 import msgspec
 
 from gitboot.child_processes import Spent, encode
-from gitboot.diff.extent import Extent
 from gitboot.fleet.identities import Machine, Moves
 from gitboot.jsonio import decoder, digest
 from gitboot.model.fleet import Evidence, FleetSpec, Output
@@ -26,6 +25,7 @@ from gitboot.problems.codes import Code, DatedProblem, Problem
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation
 from gitboot.resolve.policy_selection import MinimumVersion, OptOut
 from gitboot.resolve.server_decision import Boot, Decision, Decisions, Host, Written
+from gitboot.review.guards import Extent
 
 # The limits of a commit grow with its files. On two slow cores, a first evaluation of 100,000 servers takes about 120 s
 # and 2.5 GiB, so the defaults fit a machine that is five times as slow.

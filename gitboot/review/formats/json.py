@@ -14,7 +14,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from pydantic.alias_generators import to_camel
 
 from gitboot.diff.effects import Effect
-from gitboot.diff.extent import Area
 from gitboot.jsonio import facts, format_instant
 from gitboot.model.json_schema import _DIALECT, KINDS, any_document, schema
 from gitboot.problems.codes import Problem
@@ -22,7 +21,7 @@ from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
 from gitboot.review.document_changes import AccessChange, DocumentChange, Fate, FieldChange, ImageChange
 from gitboot.review.formats import phrases
 from gitboot.review.groups import ChangeCause, Group, Outlier
-from gitboot.review.guards import Trip, trailer
+from gitboot.review.guards import Area, Trip, trailer
 from gitboot.review.guards import Verdict as GuardsVerdict
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import ImageClaim, Review
