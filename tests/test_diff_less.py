@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.diff.less import is_less
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import (
@@ -39,6 +38,7 @@ from gitboot.resolve.server_decision import (
 )
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Guard, Limits, judge
+from gitboot.review.harmless_changes import is_less
 from gitboot.review.reinstalls import Reinstall, Why, reinstalls
 from gitboot.review.risks import Risk
 from tests.cases import for_each

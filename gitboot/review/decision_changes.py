@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 from gitboot.diff.disk_claims import DiskClaims
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.identities import Described, GainedIdentity, gained, installing, lost, of_others
-from gitboot.diff.less import is_less
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
@@ -40,6 +39,7 @@ from gitboot.review.document_changes import (
     unknown_change,
 )
 from gitboot.review.guards import Area, Extent, Label, Pair, Touched, areas_of, digest_of, labels_of, reached_at
+from gitboot.review.harmless_changes import is_less
 from gitboot.review.reinstalls import Reinstall, Why, may_be_installed, reinstalls
 from gitboot.review.risks import Risk, risks
 
