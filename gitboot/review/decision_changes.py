@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.diff.disk_claims import DiskClaims
 from gitboot.diff.effects import Effect, effects
-from gitboot.diff.identities import Described, GainedIdentity, gained, installing, lost, of_others
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
@@ -40,7 +39,18 @@ from gitboot.review.document_changes import (
 )
 from gitboot.review.guards import Area, Extent, Label, Pair, Touched, areas_of, digest_of, labels_of, reached_at
 from gitboot.review.harmless_changes import is_less
-from gitboot.review.reinstalls import Reinstall, Why, may_be_installed, reinstalls
+from gitboot.review.reinstalls import (
+    Described,
+    GainedIdentity,
+    Reinstall,
+    Why,
+    gained,
+    installing,
+    lost,
+    may_be_installed,
+    of_others,
+    reinstalls,
+)
 from gitboot.review.risks import Risk, risks
 
 

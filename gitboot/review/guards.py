@@ -10,7 +10,6 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, Final
 
-from gitboot.diff.identities import GainedIdentity, Inheritance
 from gitboot.fleet.identities import BmcAccess, LostIdentity, machine
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed
@@ -19,6 +18,7 @@ from gitboot.model.fleet import Guards
 from gitboot.model.server import Server
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.review.document_changes import changes_ledger, shared_change, unknown_change
+from gitboot.review.reinstalls import GainedIdentity, Inheritance
 from gitboot.review.risks import Risk, risks
 from gitboot.text import did_you_mean
 

@@ -28,7 +28,6 @@ from gitboot.controller.learn.install_boots import (
 )
 from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
 from gitboot.controller.learn.ledger_trust import doubt_of
-from gitboot.diff.identities import Described, GainedIdentity, Inheritance, gained, lost_by_machine
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation, Outcome
@@ -62,6 +61,7 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import Offer, Phase
+from gitboot.review.reinstalls import Described, GainedIdentity, Inheritance, gained, lost_by_machine
 from gitboot.status.events_from_status import Event
 from gitboot.text import shell_words, some
 
