@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from gitboot.diff.disk_claims import DiskClaims
 from gitboot.diff.effects import Effect, effects
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
 from gitboot.fleet.resources import FleetRepository, Id
@@ -41,6 +40,7 @@ from gitboot.review.guards import Area, Extent, Label, Pair, Touched, areas_of, 
 from gitboot.review.harmless_changes import is_less
 from gitboot.review.reinstalls import (
     Described,
+    DiskClaims,
     GainedIdentity,
     Reinstall,
     Why,
