@@ -10,7 +10,7 @@ from gitboot.fleet.identities import LostIdentity, Machine, Mark
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest, format_instant
 from gitboot.model.boot_image import BootImage
-from gitboot.model.boot_policy import NetworkBoot, OverrideMode, PolicyWait
+from gitboot.model.boot_policy import MaintenancePower, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import (
     SystemUuid,
@@ -472,3 +472,27 @@ def _whole(decision: Decision, boot: Boot) -> Digest:
     """The same with the templates of its user data."""
     format = boot.user_data.format if boot.user_data is not None else None
     return digest([_started(decision, boot), format, dict(boot.templates)])
+
+
+_RESETS = (MaintenancePower.RESTART, MaintenancePower.GRACEFUL_RESTART)
+
+
+def resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
+    """The maintenances by which ``new`` can have its machine reset once more than ``old``, by name.
+
+    No record is looked at: one whose run was made before its window was moved is told from one that comes.
+    """
+    if new.lifecycle is not Lifecycle.ACTIVE:
+        return ()
+    there = old.maintenances if old is not None and old.lifecycle is Lifecycle.ACTIVE else ()
+    before = {each.name: each for each in there}
+    return tuple(
+        each.name for each in new.maintenances if each.power in _RESETS and not _as_much(before.get(each.name), each)
+    )
+
+
+def _as_much(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
+    """Whether a machine that was reset for what a maintenance was is not for what it is."""
+    if was is None or was.power not in _RESETS or was.run < now.run:
+        return False
+    return was.end is None or now.start is None or now.start < was.end

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any, Final
 
-from gitboot.diff.resets import resets
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, PolicyDecision
-from gitboot.review.reinstalls import Reinstall, Why, wants_install
+from gitboot.review.reinstalls import Reinstall, Why, resets, wants_install
 
 
 class Risk(StrEnum):
