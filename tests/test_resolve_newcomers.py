@@ -7,7 +7,6 @@ from datetime import datetime
 
 import pytest
 
-from gitboot.diff.returning import returning
 from gitboot.errors import InvalidRepository, Orders
 from gitboot.fleet.validation import load_revision
 from gitboot.model.scalars.machines import SystemUuid
@@ -19,6 +18,7 @@ from gitboot.resolve.server_decision import Decision, MaintenanceDecision
 from gitboot.resolve.server_plan import Cause, Halt, Phase
 from gitboot.review.decision_changes import BecomesUnknown, Since
 from gitboot.review.guards import Limits, judge
+from gitboot.review.reinstalls import returning
 from gitboot.review.risks import Risk
 from tests.cases import for_each
 from tests.fleets import (

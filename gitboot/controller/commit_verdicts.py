@@ -13,7 +13,6 @@ from gitboot.controller.current_plans import changed_by
 from gitboot.controller.learn.install_boots import may_be_unread, need_no_install
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.learn.provisioning import inheritances, left_to_install, strangers, without_base
-from gitboot.diff.returning import returning
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine, Moves
@@ -23,7 +22,7 @@ from gitboot.problems.codes import Code, Problem, Severity, next_change
 from gitboot.resolve.server_decision import check_acceptable
 from gitboot.review.commit_path import Hop, Leg, Way, introduced, way
 from gitboot.review.guards import Acknowledged, Extent, Guard, Limits, Unheeded, Verdict, judge
-from gitboot.review.reinstalls import GainedIdentity, still_lost
+from gitboot.review.reinstalls import GainedIdentity, returning, still_lost
 from gitboot.status.instance_status import PassedMerge
 from gitboot.text import count
 
