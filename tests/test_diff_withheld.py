@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from gitboot.diff.withheld import withheld_boots
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from gitboot.resolve.server_decision import Decision, WithheldBoot
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from gitboot.review.reinstalls import withheld_boots
 from tests.fleets import at, decision, fleet, image, maintenance, policy, profile, server
 
 NOON = at("20T12:00")

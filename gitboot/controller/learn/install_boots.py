@@ -10,7 +10,6 @@ from typing import Final
 from gitboot.bmc.override_state import State
 from gitboot.controller.current_plans import changed_by
 from gitboot.controller.learn.ledger_snapshot import Knowledge
-from gitboot.diff.withheld import withheld_boots
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import merged
 from gitboot.fleet.revision import Revision
@@ -39,6 +38,7 @@ from gitboot.resolve.plan_at_time import is_made
 from gitboot.resolve.provisioning_record import FETCH_GRACE, Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.server_decision import Boot, Decision, PolicyDecision, WithheldBoot
 from gitboot.resolve.server_plan import WAITING, BootPlan, Offer, Phase
+from gitboot.review.reinstalls import withheld_boots
 
 
 def fetches(boot: Boot) -> bool:
