@@ -12,7 +12,7 @@ from gitboot.fleet.revision import Message
 from gitboot.resolve.server_decision import Boot
 from gitboot.review.formats.json import as_json
 from gitboot.review.formats.markdown import LIMIT, as_markdown, as_problems, code
-from gitboot.review.hidden import fit_to_show
+from gitboot.review.rendered_diffs import fit_to_show
 from tests.cases import for_each
 from tests.fleets import decision, document, fleet, image, profile, server
 from tests.reviewed import FLEET, USER_DATA, Files, reviewed

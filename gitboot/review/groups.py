@@ -17,9 +17,8 @@ from gitboot.resolve.policy_selection import Pool, pools
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.review.decision_changes import BecomesUnknown, Changes, ServerChange
 from gitboot.review.document_changes import DocumentChange, Fate, FieldChange, SharedChange, changed_fields
-from gitboot.review.hidden import decision_to_show
 from gitboot.review.reinstalls import Reinstall
-from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff
+from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, decision_to_show
 from gitboot.review.risks import Risk
 
 _OWN: Final = ("server", "uuid", "replaces", "macs", "serial")  # which server it is
