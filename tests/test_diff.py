@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gitboot.diff.effects import Effect, When
 from gitboot.fleet.validation import load
 from gitboot.jsonio import Digest
 from gitboot.model.boot_policy import (
@@ -27,7 +26,7 @@ from gitboot.resolve.server_decision import Boot, BootFiles, Decision
 from gitboot.review.decision_changes import BecomesUnknown, ServerChange, Since, compare
 from gitboot.review.document_changes import Fate
 from gitboot.review.reinstalls import Why
-from gitboot.review.risks import Risk, risks
+from gitboot.review.risks import Effect, Risk, When, risks
 from tests.cases import for_each
 from tests.fleets import (
     at,

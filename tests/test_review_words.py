@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gitboot.diff.effects import Effect, When
 from gitboot.review.document_changes import FieldChange, changed_fields
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard, Trip
 from gitboot.review.reinstalls import Reinstall, Why
+from gitboot.review.risks import Effect, When
 from tests.cases import for_each
 from tests.fleets import at
 

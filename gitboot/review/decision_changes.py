@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from gitboot.diff.effects import Effect, effects
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
@@ -51,7 +50,7 @@ from gitboot.review.reinstalls import (
     of_others,
     reinstalls,
 )
-from gitboot.review.risks import Risk, risks
+from gitboot.review.risks import Effect, Risk, effects, risks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

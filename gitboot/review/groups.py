@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from gitboot.diff.effects import Effect
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest
 from gitboot.model.server import Architecture
@@ -19,7 +18,7 @@ from gitboot.review.decision_changes import BecomesUnknown, Changes, ServerChang
 from gitboot.review.document_changes import DocumentChange, Fate, FieldChange, SharedChange, changed_fields
 from gitboot.review.reinstalls import Reinstall
 from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, decision_to_show
-from gitboot.review.risks import Risk
+from gitboot.review.risks import Effect, Risk
 
 _OWN: Final = ("server", "uuid", "replaces", "macs", "serial")  # which server it is
 RENDERED_LINES: Final = 50_000  # of all rendered diffs; no one reads more

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, PolicyDecision
-from gitboot.review.reinstalls import Reinstall, Why, resets, wants_install
+from gitboot.review.reinstalls import Reinstall, Why, asks_at_once, resets, wants_install
 
 
 class Risk(StrEnum):
@@ -37,7 +39,6 @@ class Risk(StrEnum):
 
 
 DANGEROUS: Final = frozenset(list(Risk)[: list(Risk).index(Risk.KERNEL_ARGUMENTS) + 1])
-
 Look = Callable[[Any], object]
 
 
@@ -159,3 +160,80 @@ def _of_boots(old: Boot | None, new: Boot | None) -> Iterator[Risk]:
     if Risk.IMAGE not in found and _addresses(old) != _addresses(new):  # another image lies elsewhere anyway
         found.add(Risk.BOOT)
     yield from found
+
+
+class When(StrEnum):
+    """From when on a change counts."""
+
+    NOW = "now"  # with its publication: entries come and go, overrides are set and withdrawn
+    NEXT_BOOT = "at the next boot"
+    NEXT_INSTALL = "at the next installation"  # a server that is provisioned boots its disk until then
+    WINDOW = "in a window"  # [start, end)
+    DORMANT = "not while networkBoot is Never"
+
+
+class Effect(NamedTuple):
+    """When some of a change takes effect."""
+
+    when: When
+    start: datetime | None = None  # of a window; None: it is open
+    end: datetime | None = None
+    maintenance: str | None = None
+
+
+def effects(
+    old: Decision | None, new: Decision | None, risks: frozenset[Risk], asked: tuple[Reinstall, ...]
+) -> tuple[Effect, ...]:
+    """When a server's change takes effect, the soonest first; each once."""
+    order = list(When)
+    found = set(_effects(old, new, risks, asked)) or {Effect(When.NOW)}
+    return tuple(sorted(found, key=lambda each: (order.index(each.when), each.maintenance or "")))
+
+
+def _effects(
+    old: Decision | None, new: Decision | None, risks: frozenset[Risk], asked: tuple[Reinstall, ...]
+) -> Iterator[Effect]:
+    if new is None or Risk.WITHDRAWN in risks:
+        yield Effect(When.NOW)
+    if risks & {Risk.IDENTITY, Risk.OVERRIDE_ONLY, Risk.OUTPUTS, Risk.BMC}:
+        yield Effect(When.NOW)
+    if new is None:
+        return
+    if old is not None and (old.restrict, old.local_disk) != (new.restrict, new.local_disk):
+        yield Effect(When.NOW)
+    everything = old is None or _general(old) != _general(new)
+    if new.policy is not None and (everything or old is None or old.policy != new.policy):
+        yield from _of_policy(old.policy if old else None, new.policy, risks, asked)
+    before = {each.name: each for each in old.maintenances} if old else {}
+    for maintenance in new.maintenances:
+        was = before.pop(maintenance.name, None)
+        if was != maintenance or everything:
+            yield Effect(When.WINDOW, maintenance.start, maintenance.end, maintenance.name)
+    for gone in before.values():
+        yield Effect(When.WINDOW, gone.start, gone.end, gone.name)
+
+
+def _general(decision: Decision) -> tuple[object, ...]:
+    """What counts for each boot of a server, whatever it boots by."""
+    how = decision.architecture, decision.firmware
+    return decision.base_url, decision.restrict, decision.local_disk, decision.stopped, decision.lifecycle, how
+
+
+def _of_policy(
+    old: PolicyDecision | None, new: PolicyDecision, risks: frozenset[Risk], asked: tuple[Reinstall, ...]
+) -> Iterator[Effect]:
+    if risks <= {Risk.OVERRIDE_ONLY, Risk.IDENTITY, Risk.OUTPUTS, Risk.LESS}:
+        return
+    changes_how = old is not None and _how(old) != _how(new)
+    installs = Risk.INSTALL in risks or asks_at_once(asked)
+    if changes_how or installs or new.network_boot is NetworkBoot.ALWAYS or new.boot is None:
+        yield Effect(When.NEXT_BOOT)
+    elif new.network_boot is NetworkBoot.NEVER:
+        yield Effect(When.DORMANT)
+    else:
+        yield Effect(When.NEXT_INSTALL)
+
+
+def _how(policy: PolicyDecision) -> tuple[object, ...]:
+    """How often a policy boots from the network, if at all."""
+    return policy.network_boot, policy.boot is None

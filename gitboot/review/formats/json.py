@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from pydantic.alias_generators import to_camel
 
-from gitboot.diff.effects import Effect
 from gitboot.jsonio import facts, format_instant
 from gitboot.model.json_schema import _DIALECT, KINDS, any_document, schema
 from gitboot.problems.codes import Problem
@@ -25,7 +24,7 @@ from gitboot.review.guards import Area, Trip, trailer
 from gitboot.review.guards import Verdict as GuardsVerdict
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import ImageClaim, Review
-from gitboot.review.risks import Risk
+from gitboot.review.risks import Effect, Risk
 
 _CLOSED = ConfigDict(extra="forbid", alias_generator=to_camel)
 Verdict = Literal["unchanged", "fine", "held", "invalid"]

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from gitboot.diff.effects import Effect, When
 from gitboot.fleet.identities import BmcAccess
 from gitboot.jsonio import format_instant
 from gitboot.review.decision_changes import BecomesUnknown, BmcChange, Changes, ServerChange, Since
@@ -23,7 +22,7 @@ from gitboot.review.document_changes import (
 from gitboot.review.groups import ChangeCause, Group, Outlier
 from gitboot.review.guards import SMALL, Area, Guard, Limits, Trip
 from gitboot.review.reinstalls import Reinstall, Why, resets
-from gitboot.review.risks import Risk
+from gitboot.review.risks import Effect, Risk, When
 from gitboot.text import count, more, some
 
 ARROW: Final = "\N{RIGHTWARDS ARROW}"
