@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from gitboot.audit.rollout import AppliedRollout, Headway, Proof, StepOutcome, advance, applied_in
 from gitboot.fleet.revision import Revision
 from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
@@ -14,6 +13,7 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import adopted
 from gitboot.resolve.policy_selection import joins_at
 from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Seen
+from gitboot.review.rollout_progress import AppliedRollout, Headway, Proof, StepOutcome, advance, applied_in
 from tests.cases import for_each
 from tests.fleets import at, document, fleet, image, policy, profile, repository, server, uuid_of
 

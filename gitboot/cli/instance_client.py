@@ -18,7 +18,6 @@ from urllib.parse import quote
 
 import click
 
-from gitboot.audit.rollout import AppliedRollout, Proof
 from gitboot.cli.evaluator_process import evaluation_limits, results_cache
 from gitboot.cli.options import operator
 from gitboot.controller.instance import assembly
@@ -47,6 +46,7 @@ from gitboot.publish.tree_reader import folders, read_records
 from gitboot.render.plan_and_record_files import RECORDS
 from gitboot.resolve.provisioning_record import Record, record_of
 from gitboot.resolve.server_decision import Decision
+from gitboot.review.rollout_progress import AppliedRollout, Proof
 from gitboot.text import did_you_mean, shell_words
 
 if TYPE_CHECKING:

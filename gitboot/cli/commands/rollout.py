@@ -20,11 +20,11 @@ from gitboot.jsonio import document
 from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:
-    from gitboot.audit.rollout import AppliedRollout, Headway
     from gitboot.cli.evaluator_process import Begun
     from gitboot.cli.instance_client import Informant
     from gitboot.fleet.revision import Revision, Snapshot
     from gitboot.resolve.fleet_decisions import Decided
+    from gitboot.review.rollout_progress import AppliedRollout, Headway
 
 _PERCENT: Final = ("spec", "rollout", "percent")
 _SETTINGS: Final = {"auto_envvar_prefix": "GITBOOT"}
@@ -129,11 +129,11 @@ def advance_stream(
     exit code is 0. The commit is made upon HEAD or --rev, on a branch of its own, and what is checked out is not
     touched. Where that branch is there already, nothing is written.
     """
-    from gitboot.audit.rollout import StepOutcome
     from gitboot.cli.instance_client import informant_at
     from gitboot.git.branch_writer import check_branch
     from gitboot.git.snapshots import WORKTREE, folder_around
     from gitboot.jsonio import facts
+    from gitboot.review.rollout_progress import StepOutcome
 
     if branch is not None:
         check_branch(branch)
@@ -207,9 +207,9 @@ class _Fleet:
 
         Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
         """
-        from gitboot.audit.rollout import StepOutcome, advance, applied_in
         from gitboot.cli.instance_client import proof_by
         from gitboot.git.snapshots import open_snapshot
+        from gitboot.review.rollout_progress import StepOutcome, advance, applied_in
 
         streams = self.now.repository.streams
         if stream not in streams:
