@@ -15,7 +15,7 @@ from gitboot.instance.laps import Laps, Stage
 from gitboot.problems.codes import Code, Problem, Severity
 from gitboot.resolve.provisioning_record import InstallStep
 from gitboot.resolve.server_plan import InstallProgress, InstallState
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
 from tests.redfish.certificates import Authority
 from tests.serving import BEFORE, START, site

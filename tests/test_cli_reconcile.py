@@ -10,7 +10,7 @@ import pytest
 
 from gitboot.cli.commands.operator_requests import outcome_of
 from gitboot.cli.main import Exit
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Held, Status
 
 TRIGGERED = datetime(2026, 11, 20, 12, 0, 0, 500, tzinfo=UTC)

@@ -30,7 +30,7 @@ from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition
 from tests.configured import configured
 from tests.fleets import SEED, mac_of, policy, server, uuid_of
 from tests.inprocess import in_process

@@ -26,8 +26,7 @@ from gitboot.render.endpoint_files import parse, turn_of
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Limits
-from gitboot.status.conditions import with_state
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition, with_state
 from tests.credentials import give_credentials
 from tests.doubles import note_fetch
 from tests.fleets import at

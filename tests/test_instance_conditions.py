@@ -29,7 +29,7 @@ from gitboot.resolve.policy_selection import OptOut
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import Stoppage
 from gitboot.review.guards import Limits
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Following, SignedListState, Status, ThreadFailure
 from tests.cases import for_each
 from tests.doubles import Commits

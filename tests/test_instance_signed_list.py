@@ -18,7 +18,7 @@ from tuf.api.exceptions import ExpiredMetadataError
 
 from gitboot.cli.main import Exit
 from gitboot.publish.signed_list import VALID, replace_list_keys
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition
 from tests.configured import configured
 from tests.fleets import SEED, mac_of, maintenance, server
 from tests.inprocess import Parts, in_process

@@ -21,7 +21,7 @@ from gitboot.git.fetch import CLONE
 from gitboot.ledger import instance_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.guards import Limits
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition
 from tests.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.inprocess import Parts, in_process
 from tests.instance import Instance, Repository, eventually, git, running

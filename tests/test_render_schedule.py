@@ -15,7 +15,7 @@ from gitboot.render.endpoint_files import Need, Turn, parse, render, turn_of
 from gitboot.render.paths import is_immutable
 from gitboot.render.server_states import AHEAD, About, RenderedState, server_state
 from gitboot.resolve.provisioning_record import Record
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
 from tests.cases import for_each
 from tests.fleets import SEED, SHA, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

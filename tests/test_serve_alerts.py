@@ -16,8 +16,7 @@ import pytest
 import yaml
 from prometheus_client import parser
 
-from gitboot.status.conditions import ANY, BMC, REMEDIES
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import ANY, BMC, REMEDIES, Condition
 from tests.cases import for_each
 from tests.git_servers import program
 from tests.monitored import FULL, full

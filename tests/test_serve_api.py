@@ -17,7 +17,7 @@ from gitboot.problems.codes import Problem, Severity
 from gitboot.render.endpoint_files import render, state_path
 from gitboot.resolve.provisioning_record import InstallStep
 from gitboot.resolve.server_plan import InstallState, Phase
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
 from tests import api_description, plain
 from tests.fleets import server

@@ -31,7 +31,7 @@ from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import TERMS, Terms, state_path
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
 from gitboot.system_clock import Keeping
 from tests import plain

@@ -25,8 +25,7 @@ from gitboot.model.fleet import NOBODY
 from gitboot.problems.codes import Code
 from gitboot.resolve.server_decision import BootFile, Decisions
 from gitboot.resolve.server_plan import Cause, Halt, InstallState, SoleClaim
-from gitboot.status.conditions import remedy
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition, remedy
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints, Following, SignedListState, Telling, ThreadFailure
 from gitboot.system_clock import Keeping

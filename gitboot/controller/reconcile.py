@@ -46,8 +46,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.endpoint_files import terms_of
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import Halt, Stoppage
-from gitboot.status.conditions import remedy
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition, remedy
 from gitboot.status.events import folded
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints, Status, Telling, ThreadFailure

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from gitboot.text import shell_words
@@ -13,7 +15,6 @@ ANY: Final = "*"  # reasons that are the names of errors
 BMC: Final = "Bmc/SERVER"  # the condition of one server's BMC
 SERVER: Final = "SERVER"
 STATE: Final = "STATE"  # the state directory, which only the command knows that shows a line
-
 _RETRY: Final = "gitboot reconcile --state STATE"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
 _CLOCK: Final = "gitboot records confirm-clock --state STATE --reason '…'"
@@ -26,7 +27,6 @@ _ENDPOINT: Final = (
     "endpoint: http://…  # in the spec of the Fleet; or, with the risk: serving: {oneTimeBoots: Copies}, "
     "once each mirror has the new ops/serve/nginx.conf or Caddyfile"
 )
-
 # By condition and reason. Words in capitals stand for what `remedy` is given.
 REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "Accepting": {"Suspended": "gitboot resume --state STATE"},
@@ -155,3 +155,15 @@ def filled(line: str, given: Mapping[str, str | Sequence[str]]) -> str:
 def with_state(line: str, state: str) -> str:
     """Return a line with the state directory in it."""
     return filled(line, {STATE: state})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """One thing that holds or not, as Kubernetes and Flux word conditions."""
+
+    type: str  # Ready, SourceReady, Stalled …
+    status: bool
+    reason: str  # one word in CamelCase
+    message: str
+    since: datetime  # when the status last changed
+    remedy: str | None = None  # the line that leads out of it, where it does not hold; STATE: the state directory

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from gitboot.fleet.revision import Signer
 from gitboot.jsonio import Digest, facts, format_instant
 from gitboot.problems.codes import Problem
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition
 
 WRITTEN_EVERY_S: Final = 60.0  # an instance that runs writes its status at least so often
 STALE_S: Final = 150.0  # a status that is older than this is stale: two intervals and some more

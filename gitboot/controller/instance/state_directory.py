@@ -28,7 +28,7 @@ from gitboot.ledger.location import is_named
 from gitboot.ledger.open_ledger import acting_instead, lease_of, places
 from gitboot.render.endpoint_files import TERMS, parse_terms
 from gitboot.render.token_keys import EarlierKey, TokenKeys
-from gitboot.status.conditions_from_status import Condition
+from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
 from gitboot.status.progress import Underway
 from gitboot.text import shell_words
