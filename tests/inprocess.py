@@ -25,7 +25,7 @@ from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import SECONDS
 from gitboot.ledger.store import Store
 from gitboot.review.guards import Limits
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.system_clock import Uptime, uptime
 from tests.doubles import UNGUARDED
 from tests.evaluated import Here, Slow

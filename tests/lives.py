@@ -35,7 +35,7 @@ from gitboot.render.plan_and_record_files import AS_IT_WAS, RECORDS, PartFiles
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.provisioning_record import imported
 from gitboot.resolve.server_plan import BootPlan, Offer, Phase
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from tests import fleets
 from tests.doubles import UNLIMITED
 from tests.lives_commits import Branch, Commit, Way

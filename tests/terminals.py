@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from typing import Final
 
 from gitboot.cli.terminal import tell
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.terminal import guarded
 
 COLUMNS: Final = 60

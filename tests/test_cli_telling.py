@@ -15,7 +15,7 @@ import pytest
 from gitboot.child_processes import spawn
 from gitboot.cli.main import Exit
 from gitboot.cli.terminal import LogFormat, tell
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from tests.rack import typed
 from tests.terminals import COLUMNS, shown
 

@@ -22,7 +22,7 @@ from gitboot.model.scalars.machines import parse_uuid
 from gitboot.publish.manifest import STATUS
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.guards import Limits
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.status.instance_status import Held
 from tests.bench import Bench
 from tests.doubles import note_fetch

@@ -21,7 +21,7 @@ from gitboot.controller.reconcile import Reconciler
 from gitboot.fleet.revision import Revision
 from gitboot.instance.laps import Stage
 from gitboot.publish.manifest import STATUS
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from tests.fleets import SEED, maintenance
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository, eventually, git

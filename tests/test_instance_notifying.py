@@ -20,7 +20,7 @@ from gitboot.controller.notifications import Notices, notifying
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.store import Store
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from tests.configured import configured
 from tests.fleets import SEED, at, fleet, server
 from tests.instance import Repository, eventually, running

@@ -41,7 +41,7 @@ from gitboot.render.server_states import RenderedState
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import with_state
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.system_clock import uptime
 from tests.doubles import UNGUARDED, Unsynced, note_fetch
 from tests.evaluated import Here

@@ -16,7 +16,7 @@ from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_plan import Offer, Phase
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from tests.fleets import uuid_of
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)

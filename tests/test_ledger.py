@@ -37,7 +37,7 @@ from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.server_plan import Offer, Phase
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from tests.doubles import Unsynced
 from tests.fleets import at, uuid_of
 from tests.postgresqls import PostgresServer

@@ -47,7 +47,7 @@ from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import BootFile
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from tests.fleets import at
 from tests.instance import eventually
 from tests.postgresqls import PostgresServer, postgresql, public_folder

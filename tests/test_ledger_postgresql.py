@@ -32,7 +32,7 @@ from gitboot.ledger.schema import POSTGRESQL_MIGRATIONS, VERSION, Database
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.provisioning_record import Record
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from tests.cases import for_each
 from tests.fleets import uuid_of
 from tests.git_servers import free_port

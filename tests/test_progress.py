@@ -25,7 +25,7 @@ from gitboot.fleet.revision import BlobId
 from gitboot.instance.listener import EVERY_S, FIRST_S, WorkListener
 from gitboot.publish.publisher import Directory
 from gitboot.render.paths import File
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.status.progress import Underway, Work, counted
 from tests import api_description, plain
 from tests.serving import site as new_site

@@ -18,7 +18,7 @@ from gitboot.cli.configuration_file import Setting
 from gitboot.cli.terminal import tell
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.ledger.location import PostgresAddress
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 
 if TYPE_CHECKING:
     from gitboot.endpoint.access_control import CredentialFiles

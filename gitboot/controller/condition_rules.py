@@ -26,7 +26,7 @@ from gitboot.problems.codes import Code
 from gitboot.resolve.server_decision import BootFile, Decisions
 from gitboot.resolve.server_plan import Cause, Halt, InstallState, SoleClaim
 from gitboot.status.conditions import Condition, remedy
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.status.instance_status import Endpoints, Following, SignedListState, Telling, ThreadFailure
 from gitboot.system_clock import Keeping
 from gitboot.text import count, more, some

@@ -24,7 +24,7 @@ from gitboot.resolve.install_attempts import attempt_of, begun_run, is_overwritt
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, drift
 from gitboot.resolve.server_decision import BootFile, Decision, idle
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, Cause, Halt, InstallProgress, Phase
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.status.progress import Told, counted, unheard
 from gitboot.text import count
 

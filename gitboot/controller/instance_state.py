@@ -26,7 +26,7 @@ from gitboot.resolve.install_attempts import has_shown_all
 from gitboot.resolve.provisioning_record import InstallAttempt, Run
 from gitboot.resolve.server_plan import Halt
 from gitboot.status.conditions import Condition
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.status.instance_status import (
     Endpoints,
     Following,

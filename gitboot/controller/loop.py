@@ -22,7 +22,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.instance.laps import Stage
 from gitboot.jsonio import format_instant
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Telling, ThreadFailure
 from gitboot.system_clock import Keeping
 

@@ -26,7 +26,7 @@ from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record, last_word, record_of
 from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.resolve.server_plan import Halt, Stoppage
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.text import count
 
 # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}; with "unknown" and "commit" it is refused

@@ -41,7 +41,7 @@ from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Boot, Decisions
 from gitboot.resolve.server_plan import BootPlan, Cause, Halt
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 
 
 class Target(Protocol):

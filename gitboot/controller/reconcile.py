@@ -47,8 +47,7 @@ from gitboot.render.endpoint_files import terms_of
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import Halt, Stoppage
 from gitboot.status.conditions import Condition, remedy
-from gitboot.status.events import folded
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event, folded
 from gitboot.status.instance_status import Endpoints, Status, Telling, ThreadFailure
 from gitboot.status.progress import Told, Work
 from gitboot.system_clock import Keeping

@@ -43,7 +43,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.tree_reader import Words
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import SoleClaim, Stoppage
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.system_clock import Uptime, uptime
 
 _logger = logging.getLogger(__name__)

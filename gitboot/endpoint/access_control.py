@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.types import Scope
 
 from gitboot.errors import UsageError
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 
 if TYPE_CHECKING:
     pass

@@ -46,7 +46,7 @@ from gitboot.fetchlog.one_time_boots import (
 )
 from gitboot.fetchlog.spool import Spool, Writer, aside, files, forgotten, identity, next_batch, spent, try_out
 from gitboot.render.paths import Role, kind_of
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.text import in_one_line
 
 _logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.resolve.server_decision import BootFile, WithheldBoot
 from gitboot.resolve.server_plan import Stoppage
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.system_clock import Uptime
 
 

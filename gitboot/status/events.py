@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final
 
-from gitboot.status.events_from_status import Event
 from gitboot.text import count, some
 
 _MOST_NAMED: Final = 3
@@ -38,3 +38,14 @@ def _of_all(events: list[Event]) -> Event:
     facts = {**{name: value for name, value in first.facts.items() if name != "server"}, "servers": servers}
     who = f"{count(len(servers), 'server')} ({some(servers, _MOST_NAMED)})"
     return replace(first, message=f"{who}: {_words(first)}", facts=facts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """Something that happened, for logs, `gitboot events` and the audit."""
+
+    at: datetime
+    type: str  # Fetched, Accepted, Refused, Published, OverrideSet … one word in CamelCase
+    message: str
+    facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values
+    warning: bool = False  # whether a person should look

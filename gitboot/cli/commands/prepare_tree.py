@@ -16,7 +16,7 @@ from gitboot.cli.options import allowance_options
 from gitboot.cli.terminal import tell, tell_what_is_logged
 from gitboot.errors import GitbootError, NotYetDone
 from gitboot.jsonio import facts as as_facts
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 
 if TYPE_CHECKING:
     from gitboot.controller.instance.settings import Settings

@@ -15,7 +15,7 @@ from gitboot.cli.options import OutputOption, output_option
 from gitboot.cli.terminal import Stop, stopped_by_signal, tell
 from gitboot.errors import UsageError
 from gitboot.jsonio import document
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 
 if TYPE_CHECKING:
     from gitboot.fetchlog.access_logs import SentVersions

@@ -55,7 +55,7 @@ from gitboot.controller.instance.settings import Settings
 from gitboot.controller.instance.state_directory import LEDGER, STATUS
 from gitboot.errors import HeldByAnother, LedgerError, UsageError
 from gitboot.ledger.location import address_beside
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.status.instance_status import Endpoints, Status
 from gitboot.system_clock import keeping
 

@@ -39,7 +39,7 @@ from gitboot.cli.options import accept_filesystem_option, reject_old_variables, 
 from gitboot.cli.terminal import Stop, log_format_option, stopped_by_signal, tell, tell_what_is_logged
 from gitboot.errors import UsageError
 from gitboot.files import check_spool
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.server_states import ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 
 ONCE_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC is read that has a one-time override
 READ_EVERY: Final = timedelta(minutes=5)  # and one whose override stays

@@ -80,7 +80,7 @@ from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import Record, ahead
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Condition
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.status.instance_status import Status
 from gitboot.status.progress import Underway, Work
 from gitboot.system_clock import Uptime, uptime

@@ -39,7 +39,7 @@ from gitboot.ledger.location import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
 from gitboot.publish.tree_changes import WindowEnds, end_windows
 from gitboot.status.conditions import Condition
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.status.instance_status import Status
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from gitboot.render.server_states import ServerState
 from gitboot.resolve.plan_at_time import wanted_release
 from gitboot.resolve.provisioning_record import Seen
 from gitboot.resolve.server_plan import WAITING, Cause, Offer, Phase
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 
 Networks = Iterable[IPv4Network | IPv6Network]
 

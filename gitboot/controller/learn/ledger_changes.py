@@ -29,7 +29,7 @@ from gitboot.ledger.instance_tables import Request, Withheld
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import Stoppage
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.system_clock import Keeping, Uptime
 
 KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched

@@ -30,7 +30,7 @@ from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import BootFile, Decision
 from gitboot.resolve.server_plan import Offer, SoleClaim
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -62,7 +62,7 @@ from gitboot.resolve.provisioning_record import (
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.review.reinstalls import Described, GainedIdentity, Inheritance, gained, lost_by_machine
-from gitboot.status.events_from_status import Event
+from gitboot.status.events import Event
 from gitboot.text import shell_words, some
 
 _MOST_AHEAD: Final = timedelta(seconds=30)  # of an endpoint's clock that is as good as right
