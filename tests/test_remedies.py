@@ -17,8 +17,8 @@ from gitboot.cli.configuration_file import Setting
 from gitboot.cli.main import cli
 from gitboot.controller.condition_rules import _UNPROVEN as UNPROVEN
 from gitboot.errors import GitbootError
-from gitboot.observe.status_age import STATUS_CURRENT
 from gitboot.status.conditions import ANY, BMC, REMEDIES, remedy, with_state
+from gitboot.status.instance_status import STATUS_CURRENT
 from tests.cases import for_each
 
 ROOT = Path(__file__).parent.parent

@@ -82,12 +82,12 @@ from gitboot.fetchlog.unknown_machines import (
     unknown_of,
 )
 from gitboot.files import file_below
-from gitboot.observe.status_age import STATUS_CURRENT
 from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
 from gitboot.resolve.server_plan import Halt
+from gitboot.status.instance_status import STATUS_CURRENT
 
 if TYPE_CHECKING:
     from gitboot.endpoint.tls import Certificate

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown
 from gitboot.files import ABSENT, write_whole
 from gitboot.jsonio import canonical, format_instant
-from gitboot.observe.status_age import with_age
 from gitboot.publish.manifest import (
     MANIFEST,
     SHARED,
@@ -34,7 +33,7 @@ from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import TERMS, Listed, PublishedServer, Terms, parse, state_path
 from gitboot.render.paths import Kind, identity_of
 from gitboot.status.conditions import remedy
-from gitboot.status.instance_status import STALE_S, Status
+from gitboot.status.instance_status import STALE_S, Status, with_age
 from gitboot.system_clock import Keeping, Uptime, uptime
 
 _logger = logging.getLogger(__name__)

@@ -38,8 +38,8 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     """
     from gitboot.cli.instance_client import folders_of, output_of
     from gitboot.controller.instance.state_directory import read_status, running
-    from gitboot.observe.status_age import with_age, written_at
     from gitboot.publish.tree_reader import Words, with_stop
+    from gitboot.status.instance_status import with_age, written_at
 
     status = read_status(state)
     process = running(state)
