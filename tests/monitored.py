@@ -11,12 +11,12 @@ from typing import Final
 
 from gitboot.bmc.override_state import OperatorCondition
 from gitboot.endpoint.tls import Certificate
-from gitboot.instance.laps import Laps, Stage
 from gitboot.problems.codes import Code, Problem, Severity
 from gitboot.resolve.provisioning_record import InstallStep
 from gitboot.resolve.server_plan import InstallProgress, InstallState
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
+from gitboot.status.progress import Laps, Stage
 from tests.redfish.certificates import Authority
 from tests.serving import BEFORE, START, site
 

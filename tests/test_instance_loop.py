@@ -19,9 +19,9 @@ from gitboot.controller.instance_state import Fetched
 from gitboot.controller.loop import Bell, Loop, Ring
 from gitboot.controller.reconcile import Reconciler
 from gitboot.fleet.revision import Revision
-from gitboot.instance.laps import Stage
 from gitboot.publish.manifest import STATUS
 from gitboot.status.events import Event
+from gitboot.status.progress import Stage
 from tests.fleets import SEED, maintenance
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository, eventually, git

@@ -22,13 +22,13 @@ from gitboot.controller import loop as instance_loop
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance.state_directory import CACHE, WITHDRAWALS, read_status
 from gitboot.controller.loop import Loop
-from gitboot.instance.laps import Laps, Stage
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish import tree_reader
 from gitboot.resolve.server_plan import Stoppage
+from gitboot.status.progress import Laps, Stage
 from tests.bench import NOON, Bench
 from tests.configured import configured
 from tests.credentials import give_credentials

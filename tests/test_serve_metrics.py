@@ -12,8 +12,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 
 from gitboot import __version__
 from gitboot.endpoint.metrics import families
-from gitboot.instance.laps import BOUNDS_S, Laps, Stage
 from gitboot.status.instance_status import Status
+from gitboot.status.progress import BOUNDS_S, Laps, Stage
 from tests import plain
 from tests.git_servers import program
 from tests.monitored import COMMITTED, FULL, full

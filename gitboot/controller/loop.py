@@ -20,10 +20,10 @@ from gitboot.controller.reconcile import Reconciler
 from gitboot.errors import OperatorError, SourceError, TryAgain
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
-from gitboot.instance.laps import Stage
 from gitboot.jsonio import format_instant
 from gitboot.status.events import Event
 from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Telling, ThreadFailure
+from gitboot.status.progress import Stage
 from gitboot.system_clock import Keeping
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +13,6 @@ from typing import Any, Final, TypeVar
 from gitboot.text import count
 
 Told = Callable[[int, int], None]  # how much is done, and of how much
-
 _T = TypeVar("_T")
 
 
@@ -64,3 +66,97 @@ class Underway:
             "leftSeconds": self.left_s,
             "message": self.message,
         }
+
+
+BOUNDS_S: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 60.0, 120.0, 300.0)  # each with its bucket
+
+
+class Stage(StrEnum):
+    """What takes its time; `docs/architecture.md` says what each does."""
+
+    FETCH = "fetch"  # beside the reconciles
+    EVALUATE = "evaluate"  # one commit, beside them
+    BMC = "bmc"  # one job, beside them
+    TAKE_IN = "take_in"
+    ACCEPT = "accept"
+    LEARN = "learn"
+    WRITE = "write"
+    PLAN = "plan"
+    PUBLISH = "publish"
+    ASK = "ask"
+    REPORT = "report"
+    RECONCILE = "reconcile"  # all of one
+
+
+# A reconcile's stages, in their order: of each, the next begins where it ends.
+_RECONCILED: Final = (
+    *(Stage.TAKE_IN, Stage.ACCEPT, Stage.LEARN, Stage.WRITE, Stage.PLAN, Stage.PUBLISH, Stage.ASK, Stage.REPORT),
+)
+
+
+class Laps:
+    """What was measured since the start, from any thread."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s, self._lock = clock_s, threading.Lock()
+        self._counts = {stage: [0] * (len(BOUNDS_S) + 1) for stage in Stage}  # the last: longer than all bounds
+        self._seconds = dict.fromkeys(Stage, 0.0)
+        self._under_way: tuple[Stage, float] | None = None  # a stage of a reconcile, and when it last made progress
+
+    def start(self, first: Stage | None = None) -> Lap:
+        """A stopwatch that runs from now on; ``first`` is the stage of a reconcile that begins with it."""
+        if first is not None:
+            self.enter(first)
+        return Lap(self, self._clock_s, of_reconcile=first is not None)
+
+    def enter(self, stage: Stage | None) -> None:
+        """Note which stage of a reconcile begins; None: no reconcile is under way."""
+        self._under_way = (stage, self._clock_s()) if stage is not None else None
+
+    def note_progress(self) -> None:
+        """Note that the stage of a reconcile that is under way goes on."""
+        under_way = self._under_way
+        if under_way is not None:
+            self.enter(under_way[0])
+
+    def stalled(self, seconds: float) -> Stage | None:
+        """Return the stage of a reconcile that has made no progress for so long; None: none is under way, or it has."""
+        under_way = self._under_way
+        is_stalled = under_way is not None and self._clock_s() - under_way[1] >= seconds
+        return under_way[0] if under_way is not None and is_stalled else None
+
+    def add(self, stage: Stage, seconds: float) -> None:
+        """Count a stage that has taken so long; what equals a bound is below it."""
+        with self._lock:
+            self._counts[stage][bisect_left(BOUNDS_S, seconds)] += 1
+            self._seconds[stage] += seconds
+
+    def facts(self) -> dict[str, Any]:
+        """All of it for the status: how often a stage took how long, and for how long in all; those that ran."""
+        with self._lock:
+            return {
+                str(stage): {"boundsS": list(BOUNDS_S), "counts": list(counts), "seconds": self._seconds[stage]}
+                for stage, counts in self._counts.items()
+                if any(counts)
+            }
+
+
+class Lap:
+    """A stopwatch: each call counts a stage, from the end of the one before."""
+
+    def __init__(self, laps: Laps, clock_s: Callable[[], float], *, of_reconcile: bool = False) -> None:
+        self._laps, self._clock_s, self._of_reconcile = laps, clock_s, of_reconcile
+        self._began = self._last = clock_s()
+
+    def __call__(self, stage: Stage) -> None:
+        now = self._clock_s()
+        self._laps.add(stage, now - self._last)
+        self._last = now
+        if self._of_reconcile and stage is not _RECONCILED[-1]:
+            self._laps.enter(_RECONCILED[_RECONCILED.index(stage) + 1])
+
+    def end(self, stage: Stage) -> None:
+        """Count all of it since the start."""
+        if self._of_reconcile:
+            self._laps.enter(None)
+        self._laps.add(stage, self._clock_s() - self._began)
