@@ -22,11 +22,10 @@ from gitboot.evaluator.client import _Conversation
 from gitboot.evaluator.process import _Answering
 from gitboot.evaluator.protocol import Allowance, Begun, Counted, Question, answer
 from gitboot.fleet.revision import BlobId
-from gitboot.instance.listener import EVERY_S, FIRST_S, WorkListener
 from gitboot.publish.publisher import Directory
 from gitboot.render.paths import File
 from gitboot.status.events import Event
-from gitboot.status.progress import Underway, Work, counted
+from gitboot.status.progress import EVERY_S, FIRST_S, Underway, Work, WorkListener, counted
 from tests import api_description, plain
 from tests.serving import site as new_site
 from tests.terminals import shown

@@ -38,7 +38,6 @@ from gitboot.controller.target_followers import Followed
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
-from gitboot.instance.listener import WorkListener
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
@@ -48,7 +47,7 @@ from gitboot.resolve.server_plan import Halt, Stoppage
 from gitboot.status.conditions import Condition, remedy
 from gitboot.status.events import Event, folded
 from gitboot.status.instance_status import Endpoints, Status, Telling, ThreadFailure
-from gitboot.status.progress import Laps, Stage, Told, Work
+from gitboot.status.progress import Laps, Stage, Told, Work, WorkListener
 from gitboot.system_clock import Keeping
 
 LEDGER_RETRY: Final = timedelta(seconds=5)

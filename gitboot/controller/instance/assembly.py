@@ -59,7 +59,6 @@ from gitboot.fetchlog.one_time_boots import claims_in
 from gitboot.files import check_output, check_spool, check_state
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source, accepted_snapshot
-from gitboot.instance.listener import WorkListener
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger import instance_tables as token_keys_book
@@ -81,7 +80,7 @@ from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Condition
 from gitboot.status.events import Event
 from gitboot.status.instance_status import Status
-from gitboot.status.progress import Laps, Stage, Underway, Work
+from gitboot.status.progress import Laps, Stage, Underway, Work, WorkListener
 from gitboot.system_clock import Uptime, uptime
 
 MakeBmcs = Callable[
