@@ -18,7 +18,7 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.step_runner import Job, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.fleet.identities import BmcAccess
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from tests.credentials import give_credentials
 from tests.fleets import uuid_of
 from tests.redfish.double import STARTED, Machine

@@ -26,7 +26,7 @@ from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.fleet.validation import load
 from gitboot.git.history import Merge
 from gitboot.ledger.store import Store
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows

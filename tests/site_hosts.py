@@ -19,7 +19,7 @@ from gitboot.endpoint.recorder import Forwarder
 from gitboot.errors import GitbootError, HeldByAnother
 from gitboot.fetchlog.one_time_boots import Unrecordable
 from gitboot.ledger.shared_fetchlog import SharedFetches
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.system_clock import Uptime
 from tests.fleets import uuid_of
 from tests.inprocess import Parts

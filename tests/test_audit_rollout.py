@@ -8,7 +8,7 @@ from typing import Any
 
 from gitboot.fleet.revision import Revision
 from gitboot.model.boot_image import Rollout
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import adopted
 from gitboot.resolve.policy_selection import joins_at

@@ -21,7 +21,7 @@ from gitboot.bmc.worker_pool import Connections
 from gitboot.cli.main import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
 from gitboot.fleet.identities import BmcAccess
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from tests.configured import configured
 from tests.credentials import give_credentials
 from tests.fleets import uuid_of

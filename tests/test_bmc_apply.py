@@ -17,7 +17,7 @@ from gitboot.bmc.redfish.transport import tls_context
 from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import LedgerError, UsageError
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from tests.bmc_rack import ALWAYS, ONCE, PASSWORD, SECRETS, SET_AT_BMC, USER, MakeRack, Rack, racks, write_credentials
 from tests.fleets import uuid_of
 from tests.redfish.certificates import Authority

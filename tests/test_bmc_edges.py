@@ -13,7 +13,7 @@ import pytest
 from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same, accept
 from gitboot.bmc.override_state import BootTarget, Enabled, Override, State
 from gitboot.bmc.step_runner import Outcome, Result
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from tests.bmc_rack import ONCE, SET_AT_BMC, MakeRack, Rack, racks, write_credentials
 from tests.fleets import uuid_of
 from tests.redfish.double import STARTED, Machine

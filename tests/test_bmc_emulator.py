@@ -17,7 +17,7 @@ from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.fleet.identities import BmcAccess
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from tests.redfish.double import STARTED
 
 # One machine for each test.

@@ -22,7 +22,7 @@ from gitboot.bmc.identity import (
     pin,
     shared,
 )
-from gitboot.model.scalars.machines import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swapped
+from gitboot.model.scalars import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swapped
 from tests.cases import for_each
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

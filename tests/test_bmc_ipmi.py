@@ -47,7 +47,7 @@ from gitboot.cli.main import Exit
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.validation import load
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from tests.cases import for_each
 from tests.configured import configured
 from tests.credentials import HERE, give_credentials

@@ -45,7 +45,7 @@ from gitboot.bmc.reboot_detection import Marks, Reset
 from gitboot.bmc.redfish import resources
 from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.bmc.redfish.resources import Resource
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from tests.cases import for_each
 from tests.redfish.double import Machine
 from tests.redfish.profiles import PROFILES, Profile

@@ -19,7 +19,7 @@ from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.errors import UsageError
 from gitboot.fleet.identities import machines
 from gitboot.fleet.validation import load
-from gitboot.model.scalars.machines import parse_fingerprint
+from gitboot.model.scalars import parse_fingerprint
 from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
 from tests.credentials import HERE
 from tests.fleets import SEED, server, snapshot

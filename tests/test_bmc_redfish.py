@@ -29,7 +29,7 @@ from gitboot.bmc.redfish.quirks import QUIRKS
 from gitboot.bmc.redfish.resources import Resource, observe, read_clock
 from gitboot.bmc.redfish.transport import Reach, tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError, LeaseLost
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from tests.cases import for_each
 from tests.redfish.certificates import Authority
 from tests.redfish.double import STARTED, Machine

@@ -25,7 +25,7 @@ from gitboot.bmc.scan import (
 from gitboot.cli.main import Exit
 from gitboot.errors import UsageError
 from gitboot.fleet.identities import BmcAccess, Machine
-from gitboot.model.scalars.machines import MacAddress, SystemUuid
+from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture
 from tests.cases import for_each
 from tests.fleets import mac_of, uuid_of

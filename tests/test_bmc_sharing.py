@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gitboot.bmc.identity import Pinned, Sharing, Shown, shared
 from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import replaced
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from tests.fleets import at, uuid_of
 
 UUIDS = tuple(SystemUuid(uuid_of(f"web{number}")) for number in range(6))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.model.scalars.machines import certificate_ends
+from gitboot.model.scalars import certificate_ends
 from tests.redfish.certificates import Authority
 
 

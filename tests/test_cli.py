@@ -30,7 +30,7 @@ from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.model.json_schema import KINDS
-from gitboot.model.scalars.machines import parse_uuid
+from gitboot.model.scalars import parse_uuid
 from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve import provisioning_record
 from gitboot.resolve.provisioning_record import Record, exported

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.main import Exit
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.policy_selection import joins_at
 from tests.configured import configured
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of

@@ -23,7 +23,7 @@ from gitboot.model.boot_policy import (
     PolicyPower,
     PolicyWait,
 )
-from gitboot.model.scalars.machines import MacAddress, SystemUuid
+from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.resolve.plan_at_time import carried, has_run, plan, wanted_release
 from gitboot.resolve.provisioning_record import FETCH_GRACE, Record, Run

@@ -28,7 +28,7 @@ from gitboot.evaluator.protocol import Allowance, ResultKind
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.problems.codes import Code
 from gitboot.status.conditions import Condition
 from tests.configured import configured

@@ -21,7 +21,7 @@ import pytest
 from gitboot.cli.main import Exit
 from gitboot.controller.instance_state import Fetched
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import parse, turn_of
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_plan import BootPlan

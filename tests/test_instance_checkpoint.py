@@ -30,7 +30,7 @@ from gitboot.fetchlog.spool import identity
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.ledger import instance_tables
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, digest_of, shard_path

@@ -18,7 +18,7 @@ from gitboot.errors import SourceError
 from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.fleet.revision import Revision
 from gitboot.ledger import instance_tables
-from gitboot.model.scalars.machines import parse_uuid
+from gitboot.model.scalars import parse_uuid
 from gitboot.publish.manifest import STATUS
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.guards import Limits

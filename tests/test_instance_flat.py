@@ -18,7 +18,7 @@ import pytest
 from gitboot.bmc.step_runner import Job, Outcome, Result
 from gitboot.controller.instance_state import Fetched
 from gitboot.fleet.identities import BmcAccess
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from tests.bench import Bench
 from tests.credentials import give_credentials
 from tests.fleets import at, fleet, image, policy, profile, server, uuid_of

@@ -12,7 +12,7 @@ import pytest
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.importers.inventory import mac_of, uuids_of
 from gitboot.importers.inventory import uuid_of as uuid_of_import
-from gitboot.model.scalars.machines import (
+from gitboot.model.scalars import (
     MacAddress,
     SystemUuid,
     is_placeholder_mac,

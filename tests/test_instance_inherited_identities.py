@@ -14,7 +14,7 @@ import pytest
 
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.model.scalars.machines import SystemUuid, swapped
+from gitboot.model.scalars import SystemUuid, swapped
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare
 from tests.configured import configured

@@ -14,7 +14,7 @@ from gitboot.controller.learn.install_boots import attempted, offer_of, started,
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.explanation import explain
 from gitboot.resolve.install_attempts import overtaken_attempt, step_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen, exported, imported

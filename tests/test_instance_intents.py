@@ -11,7 +11,7 @@ import pytest
 
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.fetchlog.log_entries import Observation, Outcome
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.provisioning_record import Record, record_facts, record_of
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase

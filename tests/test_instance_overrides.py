@@ -16,7 +16,7 @@ import pytest
 from gitboot.bmc.override_state import OverrideRecord, State
 from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.controller.bmcs.schedule import events_of
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.bench import Bench
 from tests.credentials import give_credentials

@@ -17,7 +17,7 @@ from gitboot.errors import LedgerError
 from gitboot.jsonio import Digest
 from gitboot.ledger import server_tables as book
 from gitboot.ledger.store import Transaction
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen, record_facts
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.bench import NOON, Bench, Said, beginning

@@ -9,7 +9,7 @@ import pytest
 from gitboot.bmc.override_state import State
 from gitboot.errors import LedgerError
 from gitboot.ledger import instance_tables
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, last_word, record_facts
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.fleets import uuid_of

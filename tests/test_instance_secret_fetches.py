@@ -14,7 +14,7 @@ from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import Facts
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events import Event
 from tests.fleets import uuid_of

@@ -12,7 +12,7 @@ import pytest
 from gitboot.controller.reconcile_inputs import KeptUnknown, read_unknown
 from gitboot.endpoint.app import Clients
 from gitboot.fetchlog.unknown_machines import UnknownAsked, UnknownMachine, UnknownMachines, inventoried
-from gitboot.model.scalars.machines import SystemUuid, parse_mac
+from gitboot.model.scalars import SystemUuid, parse_mac
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import Directory
 from tests import plain

@@ -14,7 +14,7 @@ import pytest
 
 from gitboot.bmc.power_steps import SwitchState
 from gitboot.controller.bmcs.power_waves import granted
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import Cause
 from tests.bench import Bench
 from tests.credentials import give_credentials

@@ -20,7 +20,7 @@ from gitboot.endpoint.age_encryption import encrypt
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, File, token_in
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.resolve.install_attempts import step_of

@@ -25,7 +25,7 @@ from gitboot.controller.loop import Loop
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish import tree_reader
 from gitboot.resolve.server_plan import Stoppage
 from gitboot.status.progress import Laps, Stage

@@ -21,7 +21,7 @@ from gitboot.cli.main import cli
 from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.ledger import server_tables
 from gitboot.ledger.open_ledger import open_ledger
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record
 from tests.fleets import at, uuid_of
 from tests.inprocess import in_process

@@ -34,7 +34,7 @@ from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store
-from gitboot.model.scalars.machines import MacAddress, SystemUuid
+from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events import Event

@@ -44,7 +44,7 @@ from gitboot.ledger.open_ledger import described, open_ledger
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
 from gitboot.ledger.shared_fetchlog import FETCHES, RecordedFetches, SharedFetches
 from gitboot.ledger.store import Store
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.events import Event

@@ -30,7 +30,7 @@ from gitboot.ledger.open_ledger import copy_ledger, described, open_ledger, plac
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing, arguments
 from gitboot.ledger.schema import POSTGRESQL_MIGRATIONS, VERSION, Database
 from gitboot.ledger.store import Transaction
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record
 from gitboot.status.events import Event
 from tests.cases import for_each

@@ -18,7 +18,7 @@ from gitboot.ledger.instance_tables import Suspension
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import MIGRATIONS, VERSION
 from gitboot.ledger.store import write_mark
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Run
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.bench import Bench

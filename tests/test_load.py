@@ -15,7 +15,7 @@ from gitboot.fleet.documents import ParseCache, parse_blob
 from gitboot.fleet.resources import KINDS, Id
 from gitboot.fleet.revision import BlobId, Irregular, Oversized, Snapshot
 from gitboot.fleet.validation import load, references
-from gitboot.model.scalars.machines import Path, parse_file_path, parse_name
+from gitboot.model.scalars import Path, parse_file_path, parse_name
 from gitboot.problems.codes import Problem
 from tests.cases import for_each
 from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, plain, written

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gitboot.fleet.identities import BmcAccess, Machine, machines, taken_over
-from gitboot.model.scalars.machines import MacAddress, SystemUuid
+from gitboot.model.scalars import MacAddress, SystemUuid
 from tests.cases import for_each
 from tests.fleets import SEED, mac_of, repository, server, uuid_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.identities import machines, taken_over
-from gitboot.model.scalars.machines import MacAddress, is_stand_in, stand_in
+from gitboot.model.scalars import MacAddress, is_stand_in, stand_in
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.server_plan import Phase
 from tests.fleets import at, fleet, image, mac_of, planned, policy, profile, repository, server, uuid_of

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, record_facts
 from tests.credentials import give_credentials
 from tests.lives import MONITOR, STRANGER, Life

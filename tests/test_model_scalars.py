@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gitboot.fleet.yaml import Quoted
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import parse_user_data_format
-from gitboot.model.scalars.machines import (
+from gitboot.model.scalars import (
     Malformed,
     SystemUuid,
     nonempty,

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from gitboot.model.scalars.machines import Name
+from gitboot.model.scalars import Name
 from gitboot.model.selectors import Select, Selector, selects
 from tests.cases import for_each
 

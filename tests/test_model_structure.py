@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from gitboot.fleet.resources import KINDS
 from gitboot.fleet.yaml import Quoted, parse
 from gitboot.model.fields import read, written
-from gitboot.model.scalars.machines import Malformed, parse_interface_address
+from gitboot.model.scalars import Malformed, parse_interface_address
 from tests.documents import AWKWARD, Document, documents
 from tests.documents import written as as_yaml
 

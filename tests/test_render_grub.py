@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from gitboot.model.scalars.machines import byte_orders
+from gitboot.model.scalars import byte_orders
 from gitboot.render.boot_files import server_files, shared_files, tombstones
 from gitboot.render.boot_script_parts import EFI_LOADERS
 from gitboot.render.grub import first_configuration

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from gitboot.model.fleet import Output
-from gitboot.model.scalars.machines import parse_mac
+from gitboot.model.scalars import parse_mac
 from gitboot.render import paths
 from gitboot.render.boot_files import RENDERERS, server_files, tombstones
 from gitboot.render.paths import PathKind, Role, kind_of

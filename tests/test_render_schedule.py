@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from gitboot.errors import BmcBusy, InvalidRepository
-from gitboot.model.scalars.machines import MacAddress, SystemUuid, swapped
+from gitboot.model.scalars import MacAddress, SystemUuid, swapped
 from gitboot.problems.codes import Problem
 from gitboot.render.boot_files import shared_files
 from gitboot.render.endpoint_files import Need, Turn, parse, render, turn_of

@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.errors import InvalidRepository, Orders
 from gitboot.fleet.validation import load_revision
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.fleet_decisions import decide_loaded
 from gitboot.resolve.install_attempts import Known, adopted, newcomer, ran
 from gitboot.resolve.plan_at_time import carried, plan, run_reason

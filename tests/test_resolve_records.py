@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.errors import UsageError
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.install_attempts import adopted, first_records
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import (

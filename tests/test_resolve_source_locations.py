@@ -6,7 +6,7 @@ from typing import Final
 
 from gitboot.fleet.resources import Id
 from gitboot.fleet.yaml import locate, parse, value_lines
-from gitboot.model.scalars.machines import Path
+from gitboot.model.scalars import Path
 from gitboot.resolve.explanation import SourceTexts, moved_documents, pointer, source_locations
 from tests.cases import for_each
 from tests.fleets import SEED, policy, repository, server

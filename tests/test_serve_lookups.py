@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gitboot.endpoint.boot_responses import Answer, Answers
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.model.scalars.machines import SystemUuid, swapped
+from gitboot.model.scalars import SystemUuid, swapped
 from tests.cases import for_each
 from tests.serving import ADDRESS, BEFORE, ENTRY, FLEET, MAC, UUID, Site
 

@@ -30,7 +30,7 @@ from gitboot.files import _type_at, check_output, check_spool, check_state, file
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish.publisher import Directory
 from gitboot.resolve.provisioning_record import Record
 from tests.cases import for_each

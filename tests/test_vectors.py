@@ -41,7 +41,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import Revision
 from gitboot.ledger.instance_tables import Facts
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.problems.codes import Code
 from gitboot.render.boot_files import server_files, shared_files

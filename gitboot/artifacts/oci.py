@@ -25,7 +25,7 @@ import msgspec
 from gitboot.errors import HostUnreachable, NotInRegistry, OperatorError, RegistryRefused, UsageError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, RedirectRefused
 from gitboot.jsonio import Digest, json_decoder
-from gitboot.model.scalars.machines import OCI, Malformed, parse_digest
+from gitboot.model.scalars import OCI, Malformed, parse_digest
 from gitboot.model.server import Architecture
 from gitboot.problems.codes import Code, Problem
 from gitboot.text import shell_words

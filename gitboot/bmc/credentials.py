@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from gitboot.child_processes import output_of
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.fleet.identities import BmcAccess, place_of
-from gitboot.model.scalars.machines import parse_fingerprint
+from gitboot.model.scalars import parse_fingerprint
 from gitboot.text import did_you_mean, some
 
 FILE: Final = "access.toml"  # beside username and password; or beside all credentials, for those without their own

@@ -15,7 +15,7 @@ from typing import Final
 
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.fleet.layered_dict import differing, replaced
-from gitboot.model.scalars.machines import SystemUuid, byte_orders, is_placeholder_serial, is_placeholder_uuid
+from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial, is_placeholder_uuid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ from gitboot.bmc.redfish.transport import AddressRefused, Reach
 from gitboot.bmc.step_runner import IPMI
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
 from gitboot.http_client import RequestLimits
-from gitboot.model.scalars.machines import SystemUuid, is_placeholder_uuid
+from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
 
 # IPMI 2.0, 22.15.2: suite 17 is HMAC-SHA256 and AES, 3 is HMAC-SHA1 and AES; both encrypt. Older BMCs have only 3.
 _SUITES: Final = (17, 3)

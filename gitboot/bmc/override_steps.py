@@ -44,7 +44,7 @@ from gitboot.bmc.override_state import (
     slot_with,
 )
 from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, in_utc, parse
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 
 MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide
 _CORRECTION_PERIOD = timedelta(hours=1)

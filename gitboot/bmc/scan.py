@@ -17,7 +17,7 @@ from gitboot.bmc.redfish.quirks import MODE
 from gitboot.bmc.redfish.resources import Resource, manager_path, observe_identity
 from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TryAgain, UsageError
 from gitboot.fleet.identities import Machine, place_of
-from gitboot.model.scalars.machines import (
+from gitboot.model.scalars import (
     MacAddress,
     Malformed,
     byte_orders,

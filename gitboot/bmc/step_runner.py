@@ -57,7 +57,7 @@ from gitboot.bmc.power_steps import (
 from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
 from gitboot.fleet.identities import BmcAccess
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 
 if TYPE_CHECKING:
     from gitboot.bmc.redfish.transport import Login, Reach

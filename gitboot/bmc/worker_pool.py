@@ -24,7 +24,7 @@ from gitboot.bmc.redfish.transport import NO_SIGN, Sign
 from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.fleet.identities import BmcAccess
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 
 if TYPE_CHECKING:
     from gitboot.bmc.step_runner import Driver

@@ -29,7 +29,7 @@ from gitboot.git.signatures import SignatureKeys, Signatures
 from gitboot.git.snapshots import of_commit, open_snapshot
 from gitboot.jsonio import canonical
 from gitboot.model.fleet import Output
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.problems.codes import Problem
 from gitboot.publish.tree_reader import read_records

@@ -41,7 +41,7 @@ from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, places
 from gitboot.ledger.store import Store
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import folders, read_records
 from gitboot.render.plan_and_record_files import RECORDS
 from gitboot.resolve.provisioning_record import Record, record_of
@@ -301,7 +301,7 @@ def meant_by(instance: Look, servers: tuple[str, ...], selector: str | None) -> 
     """The servers that are named, and have these labels; never all of them by saying nothing."""
     from gitboot.cli.evaluated_fleet import selected
     from gitboot.errors import UsageError
-    from gitboot.model.scalars.machines import Name
+    from gitboot.model.scalars import Name
 
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")

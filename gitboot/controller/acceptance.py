@@ -30,7 +30,7 @@ from gitboot.fleet.revision import Message, ReinstallsNeed, Revision, Signer
 from gitboot.jsonio import facts as as_facts
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Withheld
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.problems.codes import Code, Problem, Severity, next_change
 from gitboot.resolve.server_plan import Halt
 from gitboot.review.formats import phrases

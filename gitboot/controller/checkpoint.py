@@ -38,7 +38,7 @@ from gitboot.fleet.layered_dict import replaced
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest, decoder
 from gitboot.model.fleet import Output
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import ALL, PARTS, Inventory, suspects
 from gitboot.render import endpoint_files
 from gitboot.render.server_states import ServerState

@@ -17,7 +17,7 @@ from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine, Moves
 from gitboot.fleet.revision import Message, ReinstallsNeed, Revision
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.problems.codes import Code, Problem, Severity, next_change
 from gitboot.resolve.server_decision import check_acceptable
 from gitboot.review.commit_path import Hop, Leg, Way, introduced, way

@@ -16,7 +16,7 @@ from gitboot.controller.learn.ledger_trust import left_since
 from gitboot.errors import PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import differing, replaced
-from gitboot.model.scalars.machines import SystemUuid, version_key
+from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.publish.tree_changes import EndedWindows, WindowsNotEnded
 from gitboot.render.server_states import About, ServerState, planned
 from gitboot.render.token_keys import NO_KEYS, TokenKeys

@@ -18,7 +18,7 @@ from gitboot.fetchlog.log_entries import NotGiven, UnnamedProxy
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
 from gitboot.model.fleet import NOBODY, Evidence
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import Terms
 from gitboot.render.plan_and_record_files import Members
 from gitboot.render.token_keys import NO_KEYS, TokenKeys

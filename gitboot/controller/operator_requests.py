@@ -21,7 +21,7 @@ from gitboot.errors import Orders, StaleDigest, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
-from gitboot.model.scalars.machines import SystemUuid, parse_uuid
+from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record, last_word, record_of
 from gitboot.resolve.server_decision import Boot, Decision

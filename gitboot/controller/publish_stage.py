@@ -21,7 +21,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Facts
 from gitboot.ledger.store import Store
 from gitboot.model.fleet import Output
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.publish.publisher import Published
 from gitboot.render.boot_files import is_of_hosts, shared_files

@@ -40,7 +40,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import terms_of
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import Halt, Stoppage

@@ -39,7 +39,7 @@ from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Lease
 from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import Words
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import SoleClaim, Stoppage

@@ -40,7 +40,7 @@ from gitboot.fetchlog.log_entries import (
 )
 from gitboot.fetchlog.one_time_boots import Unrecordable
 from gitboot.jsonio import Digest
-from gitboot.model.scalars.machines import Malformed, SystemUuid, is_placeholder_serial, is_placeholder_uuid, parse_uuid
+from gitboot.model.scalars import Malformed, SystemUuid, is_placeholder_serial, is_placeholder_uuid, parse_uuid
 from gitboot.render.endpoint_files import Need, Terms
 from gitboot.render.paths import HOP, Role, token_in
 

@@ -23,7 +23,7 @@ from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import merged, replaced
 from gitboot.fleet.revision import Revision
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.server_decision import Decision, Decisions, Host, Written
 from gitboot.status.progress import Told, unheard

@@ -16,7 +16,7 @@ from gitboot.evaluator.protocol import ResultKind
 from gitboot.fleet.revision import Revision
 from gitboot.git.history import CommitSummary, Step
 from gitboot.jsonio import decoder
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import Decision
 from gitboot.review.decision_changes import EffectKind, ServerEffect, all_effects
 from gitboot.text import more

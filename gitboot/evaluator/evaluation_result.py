@@ -11,7 +11,7 @@ from gitboot.fleet.identities import NO_MOVES, Machine, Moves, machines
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Revision
 from gitboot.model.fleet import FleetSpec
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.problems.codes import Problem
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.fleet_decisions import sites_of

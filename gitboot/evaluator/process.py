@@ -25,7 +25,7 @@ from gitboot.git.clone import Reader
 from gitboot.git.repository import lacks_memory
 from gitboot.jsonio import canonical
 from gitboot.model.fleet import FleetSpec, Output
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code, Problem
 from gitboot.resolve.explanation import (

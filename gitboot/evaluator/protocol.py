@@ -19,7 +19,7 @@ from gitboot.child_processes import Spent, encode
 from gitboot.fleet.identities import Machine, Moves
 from gitboot.jsonio import decoder, digest
 from gitboot.model.fleet import Evidence, FleetSpec, Output
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.problems.codes import Code, DatedProblem, Problem
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 
 from gitboot.files import write_whole
 from gitboot.jsonio import Digest, canonical, format_instant
-from gitboot.model.scalars.machines import Malformed, parse_uuid
+from gitboot.model.scalars import Malformed, parse_uuid
 from gitboot.render.paths import CHECK, FAILED, PROVISIONED, Role, means
 from gitboot.system_clock import Uptime
 from gitboot.text import count, more, printable

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from gitboot.fetchlog.log_entries import instant_of
 from gitboot.files import write_whole
 from gitboot.jsonio import canonical, format_instant
-from gitboot.model.scalars.machines import (
+from gitboot.model.scalars import (
     MacAddress,
     Malformed,
     SystemUuid,

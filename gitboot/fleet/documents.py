@@ -17,7 +17,7 @@ from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Oversized, Snapshot
 from gitboot.fleet.yaml import Place, Value, locate, parse
 from gitboot.jsonio import API_VERSION
 from gitboot.model.fields import read
-from gitboot.model.scalars.machines import Malformed, Path, parse_name, shown
+from gitboot.model.scalars import Malformed, Path, parse_name, shown
 from gitboot.model.server import Server
 from gitboot.problems.codes import MAX_KEPT, Code, Problem
 from gitboot.text import did_you_mean, printable

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from gitboot.fleet.resources import FleetRepository
-from gitboot.model.scalars.machines import (
+from gitboot.model.scalars import (
     MacAddress,
     Path,
     SystemUuid,

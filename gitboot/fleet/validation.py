@@ -34,7 +34,7 @@ from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fields import read
 from gitboot.model.fleet import Fleet, UnknownProfile
-from gitboot.model.scalars.machines import AGE, Name, Path, shown
+from gitboot.model.scalars import AGE, Name, Path, shown
 from gitboot.model.selectors import Selector
 from gitboot.model.server import Server
 from gitboot.problems.codes import MAX_KEPT, Code, Problem, first

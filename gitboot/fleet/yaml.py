@@ -31,7 +31,7 @@ from yaml.events import (
 from yaml.reader import ReaderError
 
 from gitboot.fleet.revision import MAX_FILE_BYTES
-from gitboot.model.scalars.machines import Path, Step
+from gitboot.model.scalars import Path, Step
 from gitboot.problems.codes import MAX_KEPT, Code, Problem
 
 MAX_FILE_DOCUMENTS = 32 * 1024

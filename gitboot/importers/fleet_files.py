@@ -24,7 +24,7 @@ from gitboot.importers.inventory import (
     name_of,
 )
 from gitboot.jsonio import API_VERSION
-from gitboot.model.scalars.machines import (
+from gitboot.model.scalars import (
     MacAddress,
     Malformed,
     SystemUuid,

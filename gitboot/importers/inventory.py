@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from gitboot.errors import UsageError
-from gitboot.model.scalars.machines import (
+from gitboot.model.scalars import (
     MacAddress,
     Malformed,
     SystemUuid,

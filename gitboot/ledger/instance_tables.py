@@ -16,7 +16,7 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import server_tables
 from gitboot.ledger.schema import Database
 from gitboot.ledger.store import Store, Transaction, open_database
-from gitboot.model.scalars.machines import SystemUuid, parse_uuid
+from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.server_decision import BootFile, WithheldBoot
 from gitboot.resolve.server_plan import Stoppage
 from gitboot.status.events import Event

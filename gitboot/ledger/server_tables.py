@@ -18,7 +18,7 @@ from gitboot.fetchlog.one_time_boots import AddressFetches, InstallationFetches,
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine
 from gitboot.jsonio import Digest, canonical, facts, format_instant, json_decoder
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars.machines import MacAddress, SystemUuid
+from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record import (
     Record,
     Run,

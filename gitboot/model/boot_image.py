@@ -21,7 +21,7 @@ from gitboot.model.fields import (
     check,
     structure,
 )
-from gitboot.model.scalars.machines import Malformed, shown, text
+from gitboot.model.scalars import Malformed, shown, text
 from gitboot.model.selectors import Select
 from gitboot.model.server import Architecture
 from gitboot.problems.codes import Code

@@ -24,7 +24,7 @@ from gitboot.model.fields import (
     check,
     structure,
 )
-from gitboot.model.scalars.machines import Malformed
+from gitboot.model.scalars import Malformed
 from gitboot.model.selectors import Select
 from gitboot.problems.codes import Code
 

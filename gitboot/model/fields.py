@@ -24,7 +24,7 @@ from typing import (
 )
 
 from gitboot.jsonio import Digest, format_instant
-from gitboot.model.scalars.machines import (
+from gitboot.model.scalars import (
     INSTANT,
     LABEL_NAME,
     LOCAL_DISK,

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from gitboot.model.fields import Field, LabelKey, LabelValue, NameField, Struct, WordOr, check, structure
-from gitboot.model.scalars.machines import Malformed, Name
+from gitboot.model.scalars import Malformed, Name
 from gitboot.problems.codes import Code
 
 

@@ -27,7 +27,7 @@ from gitboot.model.fields import (
     check,
     structure,
 )
-from gitboot.model.scalars.machines import (
+from gitboot.model.scalars import (
     MacAddress,
     Malformed,
     SystemUuid,

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from gitboot.errors import PublishError, UsageError
 from gitboot.files import write_whole
 from gitboot.jsonio import canonical, format_instant
-from gitboot.model.scalars.machines import SystemUuid, is_placeholder_uuid, parse_instant
+from gitboot.model.scalars import SystemUuid, is_placeholder_uuid, parse_instant
 from gitboot.publish.durable_files import Disk, InTheWay, is_file, split
 from gitboot.publish.manifest import (
     MANIFEST,

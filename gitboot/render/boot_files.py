@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.fleet import Evidence, Output
-from gitboot.model.scalars.machines import MacAddress
+from gitboot.model.scalars import MacAddress
 from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, user_data_files, web_servers
 from gitboot.render.paths import File, Files, PathKind, Role
 from gitboot.resolve.plan_at_time import harmless_boot

@@ -13,13 +13,7 @@ from typing import Final, NamedTuple
 
 from gitboot.jsonio import canonical
 from gitboot.model.boot_image import UserDataFormat
-from gitboot.model.scalars.machines import (
-    Malformed,
-    is_placeholder_serial,
-    lookup_uuids,
-    parse_lookup_mac,
-    parse_lookup_uuid,
-)
+from gitboot.model.scalars import Malformed, is_placeholder_serial, lookup_uuids, parse_lookup_mac, parse_lookup_uuid
 from gitboot.model.server import Architecture
 from gitboot.quoting import ipxe_url
 from gitboot.render import paths

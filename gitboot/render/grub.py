@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.model.fleet import Output
-from gitboot.model.scalars.machines import MacAddress, lookup_uuids
+from gitboot.model.scalars import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.quoting import grub_arguments, grub_text, grub_word
 from gitboot.render import boot_script_parts, paths

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from gitboot.model.scalars.machines import lookup_uuids
+from gitboot.model.scalars import lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.quoting import ipxe_arguments, ipxe_text, ipxe_url
 from gitboot.render import boot_script_parts, paths

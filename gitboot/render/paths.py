@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 
 from gitboot.jsonio import Digest
-from gitboot.model.scalars.machines import (
+from gitboot.model.scalars import (
     Malformed,
     SystemUuid,
     is_placeholder_serial,

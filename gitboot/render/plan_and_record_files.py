@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gitboot.jsonio import format_instant
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.render.paths import ContentType, File, Files
 from gitboot.resolve.provisioning_record import Record, exported, shard_of
 from gitboot.resolve.server_decision import Decision

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from gitboot.model.scalars.machines import MacAddress
+from gitboot.model.scalars import MacAddress
 from gitboot.model.server import Architecture
 from gitboot.quoting import command_line, ipxe_text
 from gitboot.render import boot_script_parts, paths

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from gitboot.fleet.identities import Machine
 from gitboot.jsonio import Digest
 from gitboot.model.fleet import Output
-from gitboot.model.scalars.machines import MacAddress, is_placeholder_serial, lookup_uuids
+from gitboot.model.scalars import MacAddress, is_placeholder_serial, lookup_uuids
 from gitboot.render import endpoint_files
 from gitboot.render.boot_files import asking_scripts, copy_files, may_ask_for_end, server_files, tombstones
 from gitboot.render.endpoint_files import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gitboot.model.boot_image import UserDataFormat
-from gitboot.model.scalars.machines import lookup_uuids
+from gitboot.model.scalars import lookup_uuids
 from gitboot.render import paths
 from gitboot.render.paths import ContentType, File
 from gitboot.resolve.server_decision import Decision, UserDataFiles

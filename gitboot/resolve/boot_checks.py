@@ -23,7 +23,7 @@ from gitboot.model.boot_policy import (
     ReinstallMode,
     Window,
 )
-from gitboot.model.scalars.machines import shown, version_key
+from gitboot.model.scalars import shown, version_key
 from gitboot.model.server import PROVISIONED, Firmware, Server
 from gitboot.problems.codes import Code, Problem, Severity
 from gitboot.quoting import Unquotable, grub_arguments, ipxe_arguments

@@ -17,7 +17,7 @@ from gitboot.jsonio import Digest, canonical
 from gitboot.model.boot_image import Artifact, Artifacts
 from gitboot.model.boot_policy import NetworkBoot, Taint, UserData
 from gitboot.model.fields import written
-from gitboot.model.scalars.machines import Malformed
+from gitboot.model.scalars import Malformed
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code
 from gitboot.resolve import kernel_arguments, user_data_formats

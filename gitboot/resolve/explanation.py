@@ -16,7 +16,7 @@ from gitboot.fleet.yaml import Place, document_text, lines_above, locate, value_
 from gitboot.jsonio import canonical, format_instant
 from gitboot.model.boot_policy import Maintenance, Method
 from gitboot.model.fleet import Fleet
-from gitboot.model.scalars.machines import Path
+from gitboot.model.scalars import Path
 from gitboot.model.selectors import selects
 from gitboot.model.server import Lifecycle, Server
 from gitboot.resolve.boot_composer import Composer

@@ -15,7 +15,7 @@ from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.validation import Flawed, Loaded
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots, Output, Site, UnknownProfile
-from gitboot.model.scalars.machines import certificate_ends
+from gitboot.model.scalars import certificate_ends
 from gitboot.model.server import Architecture, Firmware, Loader, Server
 from gitboot.problems.codes import Code, DatedProblem, Problem, Severity, first, longest
 from gitboot.resolve.boot_checks import (

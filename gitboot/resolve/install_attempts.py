@@ -11,7 +11,7 @@ from typing import Final
 
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import NetworkBoot
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import (
     FETCH_GRACE,
     SERVED_GRACE,

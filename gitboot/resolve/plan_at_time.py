@@ -9,7 +9,7 @@ from typing import Final
 
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.install_attempts import (
     due_boot,

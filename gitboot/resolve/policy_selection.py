@@ -23,7 +23,7 @@ from gitboot.model.boot_policy import (
     ReinstallMode,
     Taint,
 )
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector, selects
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.problems.codes import Code, Problem, Severity

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from gitboot.errors import UsageError
 from gitboot.jsonio import LEFT_OUT, Digest, canonical, facts, format_instant, named
-from gitboot.model.scalars.machines import Malformed, SystemUuid, parse_digest, parse_uuid, shown, text
+from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, shown, text
 from gitboot.resolve.server_decision import Decision
 
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from gitboot.model.boot_policy import (
     Taint,
 )
 from gitboot.model.fleet import Evidence, FleetSpec, Output
-from gitboot.model.scalars.machines import MacAddress, SystemUuid
+from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle, Loader, Server
 from gitboot.problems.codes import DatedProblem, Problem, Severity, holding
 

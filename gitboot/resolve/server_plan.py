@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.jsonio import Digest, digest, format_instant
 from gitboot.model.boot_policy import OverrideMode
-from gitboot.model.scalars.machines import MacAddress, SystemUuid
+from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.provisioning_record import InstallStep
 from gitboot.resolve.server_decision import Boot, OverrideTarget, UserDataFiles

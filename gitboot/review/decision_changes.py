@@ -13,7 +13,7 @@ from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Site
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.problems.codes import Problem
 from gitboot.resolve.fleet_decisions import sites

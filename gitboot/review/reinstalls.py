@@ -14,13 +14,7 @@ from gitboot.jsonio import Digest, digest, format_instant
 from gitboot.model.boot_image import BootImage
 from gitboot.model.boot_policy import MaintenancePower, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.fleet import Output
-from gitboot.model.scalars.machines import (
-    SystemUuid,
-    byte_orders,
-    is_placeholder_mac,
-    is_placeholder_serial,
-    lookup_uuids,
-)
+from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_mac, is_placeholder_serial, lookup_uuids
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.install_attempts import is_provisioned
 from gitboot.resolve.plan_at_time import has_run

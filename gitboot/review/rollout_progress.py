@@ -13,7 +13,7 @@ from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import Rollout
-from gitboot.model.scalars.machines import SystemUuid, version_key
+from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import Server
 from gitboot.resolve.install_attempts import step_of

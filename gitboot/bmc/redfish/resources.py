@@ -14,7 +14,7 @@ from gitboot.bmc.override_state import BootTarget, Enabled, MediaSlot, Observed,
 from gitboot.bmc.reboot_detection import Marks, with_clock
 from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, Quirks, quirks_of
 from gitboot.errors import BmcRejected
-from gitboot.model.scalars.machines import Malformed, SystemUuid, parse_uuid
+from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
 
 _IN_POST = frozenset(
     {

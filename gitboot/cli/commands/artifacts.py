@@ -443,7 +443,7 @@ def _base_url_of(path: Path, rev: str | None) -> str:
 
 
 def _parsed(url: str) -> str:
-    from gitboot.model.scalars.machines import Malformed, parse_base_url
+    from gitboot.model.scalars import Malformed, parse_base_url
 
     try:
         return parse_base_url(url)

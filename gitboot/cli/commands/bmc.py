@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gitboot.controller.bmcs.manual_tasks import Inspection
     from gitboot.controller.instance.assembly import Look
     from gitboot.fleet.identities import Machine
-    from gitboot.model.scalars.machines import SystemUuid
+    from gitboot.model.scalars import SystemUuid
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
@@ -248,7 +248,7 @@ def _warn_of_no_name(is_named: bool) -> None:
 
 def _fingerprint(text: str) -> str:
     """A SHA-256 as gitboot writes it, of one as openssl may."""
-    from gitboot.model.scalars.machines import Malformed, parse_fingerprint
+    from gitboot.model.scalars import Malformed, parse_fingerprint
 
     try:
         return parse_fingerprint(text)

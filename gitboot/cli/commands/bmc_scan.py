@@ -119,7 +119,7 @@ def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify
     from gitboot.bmc.scan import scan as look_at
     from gitboot.bmc.worker_pool import connections
     from gitboot.fleet.identities import BmcAccess
-    from gitboot.model.scalars.machines import SystemUuid
+    from gitboot.model.scalars import SystemUuid
 
     if credentials is None:
         raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")

@@ -94,7 +94,7 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
 def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path | None, base_url: str) -> None:
     from gitboot.importers.fleet_files import IGNORE, fleet_of, report, summary
     from gitboot.importers.inventory import Supplement, sums_of, uuids_of
-    from gitboot.model.scalars.machines import Malformed, parse_base_url
+    from gitboot.model.scalars import Malformed, parse_base_url
 
     try:
         fleet_yaml = seed("fleet.yaml").replace("http://boot.example.net", parse_base_url(base_url))

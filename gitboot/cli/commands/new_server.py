@@ -71,7 +71,7 @@ def server(
     """
     from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.importers.fleet_files import new_document
-    from gitboot.model.scalars.machines import Malformed, parse_lookup_mac, parse_lookup_uuid, parse_name
+    from gitboot.model.scalars import Malformed, parse_lookup_mac, parse_lookup_uuid, parse_name
 
     fleet = load_fleet(path, None)
     try:
@@ -122,7 +122,7 @@ def _known(
 def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
     from gitboot.controller.reconcile_inputs import read_unknown
     from gitboot.importers.fleet_files import NewServer
-    from gitboot.model.scalars.machines import parse_mac
+    from gitboot.model.scalars import parse_mac
     from gitboot.model.server import Architecture, Firmware
 
     mac = parse_mac(seen)
@@ -175,7 +175,7 @@ def _behind(address: str, asked_as: str, credentials: Path | None, *, verify: bo
 
 def _taken(name: str, new: NewServer, fleet: FleetRepository) -> Iterator[str]:
     """What of it another document says already."""
-    from gitboot.model.scalars.machines import byte_orders
+    from gitboot.model.scalars import byte_orders
 
     for other, each in fleet.servers.items():
         macs = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()

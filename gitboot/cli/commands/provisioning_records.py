@@ -18,7 +18,7 @@ from gitboot.cli.options import OutputOption, now, output_option, reason_option,
 from gitboot.errors import UsageError
 from gitboot.fetchlog.spool import take
 from gitboot.jsonio import document, format_instant
-from gitboot.model.scalars.machines import Malformed, parse_uuid
+from gitboot.model.scalars import Malformed, parse_uuid
 from gitboot.render.endpoint_files import state_path
 from gitboot.resolve.provisioning_record import Record, record_facts, record_of
 from gitboot.text import count, shell_words
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gitboot.controller.instance.assembly import Look
-    from gitboot.model.scalars.machines import SystemUuid
+    from gitboot.model.scalars import SystemUuid
 
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}

@@ -133,7 +133,7 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
     from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.endpoint.age_encryption import Keys, Unopened
     from gitboot.fleet.documents import sealed
-    from gitboot.model.scalars.machines import AGE
+    from gitboot.model.scalars import AGE
 
     keys = Keys(secret_keys)
     keys.check()

@@ -23,7 +23,7 @@ from gitboot.fleet.layered_dict import replaced
 from gitboot.jsonio import canonical, format_instant
 from gitboot.ledger import server_tables
 from gitboot.model.boot_policy import HttpBoot, MaintenancePower, OverrideMode, PolicyPower, PolicyWait
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Firmware
 from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.server_states import About, ServerState

@@ -59,7 +59,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import BmcAccess
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_policy import HttpBoot
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.plan_at_time import plan

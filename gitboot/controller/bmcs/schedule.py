@@ -21,7 +21,7 @@ from gitboot.controller.learn.evidence import wants_reading
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import BmcAccess
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_states import ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record

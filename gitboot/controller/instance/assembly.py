@@ -68,7 +68,7 @@ from gitboot.ledger.location import address_beside, is_named, note_address
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark, write_mark
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import OPEN
 from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.publish.publisher import Directory

@@ -17,7 +17,7 @@ from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import Withheld
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_states import ServerState
 from gitboot.resolve.install_attempts import (
     disk_boot_token,

@@ -26,7 +26,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import NO_MOVES, LostIdentity, Moves
 from gitboot.ledger.instance_tables import Request, Withheld
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import Stoppage
 from gitboot.status.events import Event

@@ -22,7 +22,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Approval, Facts, Request
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import OPEN, TreeModes, closed, group_of, is_open
 from gitboot.publish.manifest import MANIFEST
 from gitboot.render.paths import token_in

@@ -15,7 +15,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import Machine
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Facts, Heartbeat
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.install_attempts import adopted, first_records
 from gitboot.resolve.provisioning_record import CONSUMED_GRACE, FETCH_GRACE, InstallAttempt, Record, UnknownServe, ahead
 from gitboot.resolve.server_decision import Decision, Decisions

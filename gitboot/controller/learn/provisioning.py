@@ -34,7 +34,7 @@ from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.fleet.identities import LostIdentity, Machine, Moves, taken_over
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
-from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.install_attempts import (
     NEW_UP_TO,
     Known,

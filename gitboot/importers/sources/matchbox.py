@@ -28,7 +28,7 @@ from gitboot.importers.inventory import (
     uuid_of,
     words,
 )
-from gitboot.model.scalars.machines import Malformed, parse_label_key, parse_label_value, parse_variable_name
+from gitboot.model.scalars import Malformed, parse_label_key, parse_label_value, parse_variable_name
 from gitboot.resolve.secret_scan import secrets
 
 _IDENTITIES: Final = ("mac", "uuid", "serial")

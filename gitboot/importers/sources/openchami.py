@@ -30,7 +30,7 @@ from gitboot.importers.inventory import (
     sequence,
     words,
 )
-from gitboot.model.scalars.machines import MacAddress
+from gitboot.model.scalars import MacAddress
 
 
 def read(files: Texts) -> Estate:
