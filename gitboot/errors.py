@@ -44,7 +44,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from gitboot.problems.codes import DatedProblem, Problem, holding
+from gitboot.problems import DatedProblem, Problem, holding
 
 
 class GitbootError(Exception):

@@ -19,7 +19,7 @@ from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_o
 from gitboot.cli.main import Exit, cli
 from gitboot.endpoint.metrics import families
 from gitboot.model.json_schema import KINDS, schema, schema_fields
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -33,7 +33,7 @@ from gitboot.fetchlog.one_time_boots import GivenBoots
 from gitboot.fleet.documents import NotSealed, sealed
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import load
-from gitboot.problems.codes import Problem
+from gitboot.problems import Problem
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing, parse_shard
 from gitboot.publish.targets import sync_steps
 from gitboot.render import endpoint_files

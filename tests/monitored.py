@@ -11,7 +11,7 @@ from typing import Final
 
 from gitboot.bmc.override_state import OperatorCondition
 from gitboot.endpoint.tls import Certificate
-from gitboot.problems.codes import Code, Problem, Severity
+from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve.provisioning_record import InstallStep
 from gitboot.resolve.server_plan import InstallProgress, InstallState
 from gitboot.status.conditions import Condition

@@ -17,7 +17,7 @@ from gitboot.errors import UsageError
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.model.fleet import Evidence
-from gitboot.problems.codes import Code, Severity
+from gitboot.problems import Code, Severity
 from gitboot.resolve.fleet_decisions import decide
 from tests.fleets import at
 from tests.repositories import Work

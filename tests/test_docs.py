@@ -23,7 +23,7 @@ import yaml
 from gitboot.cli.configuration_file import Setting
 from gitboot.cli.main import cli
 from gitboot.fleet.documents import parse_blob
-from gitboot.problems.codes import Code, Problem
+from gitboot.problems import Code, Problem
 from tests.cases import for_each
 from tests.git_servers import program
 from tests.pages import ROOT, Block, commands, pages, read

@@ -18,7 +18,7 @@ from yaml._yaml import get_version
 from gitboot.fleet import yaml as document
 from gitboot.fleet.yaml import Place, Quoted, Value, locate, parse, rewritten
 from gitboot.model.scalars import Path
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from tests.cases import for_each
 
 MIB = 1024 * 1024

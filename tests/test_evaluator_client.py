@@ -29,7 +29,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
 from gitboot.model.scalars import SystemUuid
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from gitboot.status.conditions import Condition
 from tests.configured import configured
 from tests.fleets import SEED, mac_of, policy, server, uuid_of

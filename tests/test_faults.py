@@ -24,7 +24,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.fleet.documents import ParseCache
 from gitboot.fleet.revision import BlobId, Irregular, Revision, Snapshot
 from gitboot.fleet.validation import load_revision
-from gitboot.problems.codes import Code, Problem
+from gitboot.problems import Code, Problem
 from gitboot.resolve.fleet_decisions import decide_loaded
 from tests.cases import for_each
 from tests.searching import examples

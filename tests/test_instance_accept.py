@@ -13,7 +13,7 @@ import pytest
 from gitboot.controller.acceptance import Attempt
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.ledger import instance_tables
-from gitboot.problems.codes import Severity
+from gitboot.problems import Severity
 from gitboot.review.guards import Limits
 from gitboot.status.instance_status import Held
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server

@@ -24,7 +24,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import Facts, Suspension
 from gitboot.model.scalars import SystemUuid
-from gitboot.problems.codes import Code, Problem
+from gitboot.problems import Code, Problem
 from gitboot.resolve.policy_selection import OptOut
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import Stoppage

@@ -17,7 +17,7 @@ from gitboot.errors import UsageError
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.git.signatures import TrustedKeys
 from gitboot.ledger import instance_tables
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from gitboot.review.guards import Limits
 from tests.fleets import at, fleet, image, policy, profile, server
 from tests.inprocess import Parts, in_process

@@ -11,7 +11,7 @@ import pytest
 
 from gitboot.cli.main import Exit
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project, Verdicts, verdicts_of
-from gitboot.problems.codes import Code, Problem
+from gitboot.problems import Code, Problem
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Held, Status, Telling
 from tests.cases import for_each

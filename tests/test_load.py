@@ -16,7 +16,7 @@ from gitboot.fleet.resources import KINDS, Id
 from gitboot.fleet.revision import BlobId, Irregular, Oversized, Snapshot
 from gitboot.fleet.validation import load, references
 from gitboot.model.scalars import Path, parse_file_path, parse_name
-from gitboot.problems.codes import Problem
+from gitboot.problems import Problem
 from tests.cases import for_each
 from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, plain, written
 from tests.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of

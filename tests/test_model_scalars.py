@@ -45,7 +45,7 @@ from gitboot.model.scalars import (
     text,
     version_key,
 )
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from tests.cases import for_each
 from tests.documents import AWKWARD
 from tests.linear import AT_MOST, growth

@@ -6,7 +6,7 @@ import pickle
 import re
 from pathlib import Path
 
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 
 ROOT = Path(__file__).parent.parent
 CODES = ROOT / "gitboot" / "problems" / "codes.py"

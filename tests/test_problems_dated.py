@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from gitboot.errors import InvalidRepository
-from gitboot.problems.codes import Code, DatedProblem, Problem, Severity, holding, longest, next_change
+from gitboot.problems import Code, DatedProblem, Problem, Severity, holding, longest, next_change
 from tests.fleets import at
 
 NOON = at("20T12:00")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gitboot.problems.codes import Problem, Severity, first
+from gitboot.problems import Problem, Severity, first
 from tests.cases import for_each
 
 

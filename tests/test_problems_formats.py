@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft4Validator  # type: ignore[import-untyped]
 
 from gitboot.fleet.problem_formats import github, junit, sarif
-from gitboot.problems.codes import Code, Problem, Severity
+from gitboot.problems import Code, Problem, Severity
 from tests.cases import for_each
 
 CODES = {code.value: code for code in Code}

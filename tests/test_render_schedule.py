@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.errors import BmcBusy, InvalidRepository
 from gitboot.model.scalars import MacAddress, SystemUuid, swapped
-from gitboot.problems.codes import Problem
+from gitboot.problems import Problem
 from gitboot.render.boot_files import shared_files
 from gitboot.render.endpoint_files import Need, Turn, parse, render, turn_of
 from gitboot.render.paths import is_immutable

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from gitboot.problems.codes import Code, Severity
+from gitboot.problems import Code, Severity
 from tests.cases import for_each
 from tests.fleets import SEED, decided, fleet, image, maintenance, policy, profile, server
 from tests.instance import Repository

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 from gitboot.evaluator.evaluation import Evaluator
-from gitboot.problems.codes import Problem, Severity
+from gitboot.problems import Problem, Severity
 from gitboot.resolve.boot_checks import is_accepted_by_kubelet
 from tests.cases import for_each
 from tests.fleets import SEED, SHA, decided, image, policy, server, snapshot

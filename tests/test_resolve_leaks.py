@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.errors import InvalidRepository
-from gitboot.problems.codes import Problem, Severity
+from gitboot.problems import Problem, Severity
 from gitboot.resolve import secret_scan
 from gitboot.resolve.betterleaks_patterns import TOKENS, TokenRule
 from gitboot.resolve.secret_scan import RULES, Secret, SecretSpan, secrets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gitboot.problems.codes import Severity
+from gitboot.problems import Severity
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.policy_selection import opt_outs, overdue
 from tests.fleets import SEED, at, document, image, repository, server

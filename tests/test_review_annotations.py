@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gitboot.fleet.revision import Message
-from gitboot.problems.codes import Code, Severity
+from gitboot.problems import Code, Severity
 from gitboot.review.formats.markdown import as_problems
 from gitboot.review.guards import trailer
 from tests.fleets import document, fleet, policy, server

@@ -13,7 +13,7 @@ import pytest
 from gitboot import __version__
 from gitboot.endpoint.api import FILTERS, MOST, Api
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.problems.codes import Problem, Severity
+from gitboot.problems import Problem, Severity
 from gitboot.render.endpoint_files import render, state_path
 from gitboot.resolve.provisioning_record import InstallStep
 from gitboot.resolve.server_plan import InstallState, Phase

@@ -25,7 +25,7 @@ from gitboot.fetchlog.log_entries import Observation, Outcome, that_use_up
 from gitboot.fetchlog.spool import Spool, forget, forgotten_next, take
 from gitboot.files import write_whole
 from gitboot.jsonio import Digest, format_instant
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from gitboot.publish.manifest import STATUS
 from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import TERMS, Terms, state_path

@@ -20,7 +20,7 @@ from gitboot.endpoint.age_encryption import Keys, encrypt, make_key
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.content_keys import decision_keys
 from gitboot.fetchlog.log_entries import CHECKER
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from gitboot.render.paths import CHECK, kind_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from tests import plain

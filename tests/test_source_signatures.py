@@ -16,7 +16,7 @@ from gitboot.git.clone import Source, tag_on
 from gitboot.git.remote import Remote
 from gitboot.git.repository import Stored
 from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from tests.repositories import ENVIRONMENT, Work
 from tests.signers import Person, allowed, by_gpg, gpg_people, rewritten, ssh_person, stored
 

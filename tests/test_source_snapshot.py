@@ -24,7 +24,7 @@ from gitboot.fleet.revision import MAX_FILE_BYTES, Irregular, Oversized, Revisio
 from gitboot.git import snapshots as tree
 from gitboot.git.repository import Stored, blaming
 from gitboot.git.snapshots import WORKTREE, of_commit, open_snapshot
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from tests.fleets import SEED, profile
 from tests.preloaded import captured
 from tests.repositories import Work

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from gitboot.quoting import command_line, grub_arguments, ipxe_arguments
 from gitboot.resolve import template_sandbox
 from gitboot.resolve.template_sandbox import MAX_BYTES, MAX_STEPS, TemplateFault

@@ -43,7 +43,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from gitboot.render.boot_files import server_files, shared_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan

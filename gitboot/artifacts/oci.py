@@ -27,7 +27,7 @@ from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpCli
 from gitboot.jsonio import Digest, json_decoder
 from gitboot.model.scalars import OCI, Malformed, parse_digest
 from gitboot.model.server import Architecture
-from gitboot.problems.codes import Code, Problem
+from gitboot.problems import Code, Problem
 from gitboot.text import shell_words
 
 _LARGEST_MANIFEST: Final = 4 << 20  # what registries have to take: "Pushing Manifests"

@@ -31,7 +31,7 @@ from gitboot.jsonio import canonical
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
-from gitboot.problems.codes import Problem
+from gitboot.problems import Problem
 from gitboot.publish.tree_reader import read_records
 from gitboot.render.boot_files import server_files
 from gitboot.render.page_shards import page_files

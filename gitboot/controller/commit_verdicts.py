@@ -18,7 +18,7 @@ from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine, Moves
 from gitboot.fleet.revision import Message, ReinstallsNeed, Revision
 from gitboot.model.scalars import SystemUuid
-from gitboot.problems.codes import Code, Problem, Severity, next_change
+from gitboot.problems import Code, Problem, Severity, next_change
 from gitboot.resolve.server_decision import check_acceptable
 from gitboot.review.commit_path import Hop, Leg, Way, introduced, way
 from gitboot.review.guards import Acknowledged, Extent, Guard, Limits, Unheeded, Verdict, judge

@@ -22,7 +22,7 @@ from gitboot.fetchlog import log_entries
 from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, described
 from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NOBODY
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from gitboot.resolve.server_decision import BootFile, Decisions
 from gitboot.resolve.server_plan import Cause, Halt, InstallState, SoleClaim
 from gitboot.status.conditions import Condition, remedy

@@ -25,7 +25,7 @@ from gitboot.git.clone import Source
 from gitboot.http_client import HttpClient, WebAnswer, check_credentials, host_of
 from gitboot.ledger.instance_tables import status_key
 from gitboot.ledger.store import Store
-from gitboot.problems.codes import Severity
+from gitboot.problems import Severity
 from gitboot.status.instance_status import Status, Telling
 
 _LONGEST: Final = 140  # of a description: GitHub's; GitLab and Gitea take 255

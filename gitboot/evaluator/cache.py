@@ -20,7 +20,7 @@ from gitboot.evaluator.protocol import Known, NewResults, ResultKind, Wanted
 from gitboot.fleet.resources import Id
 from gitboot.jsonio import decoder
 from gitboot.model.server import Server
-from gitboot.problems.codes import Code, Severity
+from gitboot.problems import Code, Severity
 from gitboot.resolve.decision_inputs import DecisionFinding
 from gitboot.resolve.server_decision import Decision, Host
 

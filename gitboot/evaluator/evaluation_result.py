@@ -12,7 +12,7 @@ from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Revision
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
-from gitboot.problems.codes import Problem
+from gitboot.problems import Problem
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.policy_selection import MinimumVersion, OptOut, minimum_versions, opt_outs

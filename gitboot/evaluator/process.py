@@ -27,7 +27,7 @@ from gitboot.jsonio import canonical
 from gitboot.model.fleet import FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Server
-from gitboot.problems.codes import Code, Problem
+from gitboot.problems import Code, Problem
 from gitboot.resolve.explanation import (
     DocumentLocation,
     Explanations,

@@ -21,7 +21,7 @@ from gitboot.jsonio import decoder, digest
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.problems.codes import Code, DatedProblem, Problem
+from gitboot.problems import Code, DatedProblem, Problem
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation
 from gitboot.resolve.policy_selection import MinimumVersion, OptOut
 from gitboot.resolve.server_decision import Boot, Decision, Decisions, Host, Written

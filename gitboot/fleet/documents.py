@@ -19,7 +19,7 @@ from gitboot.jsonio import API_VERSION
 from gitboot.model.fields import read
 from gitboot.model.scalars import Malformed, Path, parse_name, shown
 from gitboot.model.server import Server
-from gitboot.problems.codes import MAX_KEPT, Code, Problem
+from gitboot.problems import MAX_KEPT, Code, Problem
 from gitboot.text import did_you_mean, printable
 
 if TYPE_CHECKING:

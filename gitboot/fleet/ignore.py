@@ -17,7 +17,7 @@ from gitboot.fleet.documents import START, oversized, problem_at
 from gitboot.fleet.revision import Irregular, Oversized, Snapshot
 from gitboot.fleet.yaml import Place
 from gitboot.model.scalars import shown
-from gitboot.problems.codes import Code, Problem
+from gitboot.problems import Code, Problem
 
 MAX_BYTES: Final = 64 * 1024
 

@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from gitboot import __version__
 from gitboot.jsonio import document
-from gitboot.problems.codes import Code, Problem, Severity, with_hint, worst_first
+from gitboot.problems import Code, Problem, Severity, with_hint, worst_first
 from gitboot.terminal import style
 from gitboot.text import count, printable
 

@@ -12,7 +12,7 @@ from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fleet import Fleet
 from gitboot.model.server import Server
-from gitboot.problems.codes import Code, Problem, Severity
+from gitboot.problems import Code, Problem, Severity
 
 Resource = Fleet | Server | BootImage | ImageStream | BootProfile | BootPolicy | Maintenance
 KINDS: Final[Mapping[str, type[Resource]]] = {

@@ -37,7 +37,7 @@ from gitboot.model.fleet import Fleet, UnknownProfile
 from gitboot.model.scalars import AGE, Name, Path, shown
 from gitboot.model.selectors import Selector
 from gitboot.model.server import Server
-from gitboot.problems.codes import MAX_KEPT, Code, Problem, first
+from gitboot.problems import MAX_KEPT, Code, Problem, first
 from gitboot.text import near
 
 

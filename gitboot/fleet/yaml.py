@@ -32,7 +32,7 @@ from yaml.reader import ReaderError
 
 from gitboot.fleet.revision import MAX_FILE_BYTES
 from gitboot.model.scalars import Path, Step
-from gitboot.problems.codes import MAX_KEPT, Code, Problem
+from gitboot.problems import MAX_KEPT, Code, Problem
 
 MAX_FILE_DOCUMENTS = 32 * 1024
 MAX_DOCUMENT_BYTES = 1024 * 1024

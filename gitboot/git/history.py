@@ -41,7 +41,7 @@ from gitboot.git.snapshots import (
     read_work_file,
     tree_at,
 )
-from gitboot.problems.codes import Code, Problem
+from gitboot.problems import Code, Problem
 from gitboot.text import one_line
 
 

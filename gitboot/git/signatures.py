@@ -19,7 +19,7 @@ from gitboot.errors import SourceError, UsageError
 from gitboot.fleet.revision import Message, Revision, Signer, Verify
 from gitboot.git.history import MAX_STEPS, leading_from
 from gitboot.git.repository import CommitReader, Stored
-from gitboot.problems.codes import Code, Problem
+from gitboot.problems import Code, Problem
 from gitboot.text import one_line
 
 

@@ -39,7 +39,7 @@ from gitboot.git.repository import (
     tree_of,
     words,
 )
-from gitboot.problems.codes import Code, Problem
+from gitboot.problems import Code, Problem
 
 MAX_FILES: Final = 1_500_000  # against trees that repeat: ten folders of ten each, ten deep, are 10,000,000,000 files
 MAX_PATH: Final = 4096  # characters

@@ -36,7 +36,7 @@ from gitboot.model.scalars import (
     parse_label_value,
 )
 from gitboot.model.server import Architecture, Firmware, Server
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from gitboot.quoting import Unquotable, ipxe_arguments
 from gitboot.resolve.kernel_arguments import merged
 from gitboot.text import count, printable

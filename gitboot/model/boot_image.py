@@ -24,7 +24,7 @@ from gitboot.model.fields import (
 from gitboot.model.scalars import Malformed, shown, text
 from gitboot.model.selectors import Select
 from gitboot.model.server import Architecture
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 
 
 class UserDataFormat(StrEnum):

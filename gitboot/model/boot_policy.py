@@ -26,7 +26,7 @@ from gitboot.model.fields import (
 )
 from gitboot.model.scalars import Malformed
 from gitboot.model.selectors import Select
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 
 
 class Method(StrEnum):

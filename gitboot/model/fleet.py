@@ -25,7 +25,7 @@ from gitboot.model.fields import (
 from gitboot.model.scalars import Malformed
 from gitboot.model.selectors import Select
 from gitboot.model.server import Loader
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 
 
 class Output(StrEnum):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NewType, TypeAlias
 from urllib.parse import urlsplit
 
 from gitboot.jsonio import Digest
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from gitboot.text import printable, shell_words
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from gitboot.model.fields import Field, LabelKey, LabelValue, NameField, Struct, WordOr, check, structure
 from gitboot.model.scalars import Malformed, Name
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 
 
 class Operator(StrEnum):

@@ -36,7 +36,7 @@ from gitboot.model.scalars import (
     shown,
     stand_in,
 )
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 
 PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the number that is installed, as Git says
 

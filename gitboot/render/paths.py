@@ -19,7 +19,7 @@ from gitboot.model.scalars import (
     parse_lookup_uuid,
     swapped,
 )
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 
 BOOT: Final = "boot/"  # above all that is for machines
 IMMUTABLE: Final = "boot/o/"  # below it a path names its content and never changes

@@ -25,7 +25,7 @@ from gitboot.model.boot_policy import (
 )
 from gitboot.model.scalars import shown, version_key
 from gitboot.model.server import PROVISIONED, Firmware, Server
-from gitboot.problems.codes import Code, Problem, Severity
+from gitboot.problems import Code, Problem, Severity
 from gitboot.quoting import Unquotable, grub_arguments, ipxe_arguments
 from gitboot.resolve import user_data_formats
 from gitboot.resolve.decision_inputs import (

@@ -19,7 +19,7 @@ from gitboot.model.boot_policy import NetworkBoot, Taint, UserData
 from gitboot.model.fields import written
 from gitboot.model.scalars import Malformed
 from gitboot.model.server import Server
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from gitboot.resolve import kernel_arguments, user_data_formats
 from gitboot.resolve.boot_checks import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.decision_inputs import templates_of

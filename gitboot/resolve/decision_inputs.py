@@ -13,7 +13,7 @@ from gitboot.model.boot_image import BootImage, Skew
 from gitboot.model.boot_policy import BootProfile, Maintenance, Method
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, Serving, Site, UnknownProfile
 from gitboot.model.server import Lifecycle, Loader, Server
-from gitboot.problems.codes import Code, DatedProblem, Problem, Severity
+from gitboot.problems import Code, DatedProblem, Problem, Severity
 from gitboot.resolve.policy_selection import (
     Pool,
     Selecting,

@@ -17,7 +17,7 @@ from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, Override
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots, Output, Site, UnknownProfile
 from gitboot.model.scalars import certificate_ends
 from gitboot.model.server import Architecture, Firmware, Loader, Server
-from gitboot.problems.codes import Code, DatedProblem, Problem, Severity, first, longest
+from gitboot.problems import Code, DatedProblem, Problem, Severity, first, longest
 from gitboot.resolve.boot_checks import (
     check_authority,
     check_copies,

@@ -26,7 +26,7 @@ from gitboot.model.boot_policy import (
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector, selects
 from gitboot.model.server import Architecture, Firmware, Server
-from gitboot.problems.codes import Code, Problem, Severity
+from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve.server_plan import Phase
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from gitboot.problems.codes import Severity
+from gitboot.problems import Severity
 from gitboot.resolve.betterleaks_patterns import TOKENS
 from gitboot.resolve.server_decision import Boot
 

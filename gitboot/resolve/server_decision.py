@@ -29,7 +29,7 @@ from gitboot.model.boot_policy import (
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle, Loader, Server
-from gitboot.problems.codes import DatedProblem, Problem, Severity, holding
+from gitboot.problems import DatedProblem, Problem, Severity, holding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

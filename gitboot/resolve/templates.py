@@ -24,7 +24,7 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 from jinja2.utils import missing
 
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from gitboot.quoting import Unquotable
 from gitboot.resolve.template_sandbox import (
     ENVIRONMENT,

@@ -12,7 +12,7 @@ from xml.parsers.expat import ExpatError, ParserCreate
 from gitboot.jsonio import Digest, digest
 from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars import Malformed, shown
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 from gitboot.resolve.server_decision import UserDataFiles
 
 # The file that a format's systems expect; a bundle's main file for the NoCloud formats.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
-from gitboot.problems.codes import Severity
+from gitboot.problems import Severity
 from gitboot.review.commit_path import Between, HeldStep, judged_by_steps, tightened
 from gitboot.review.decision_changes import Changes, Side, compare
 from gitboot.review.document_changes import DocumentChange, Fate, FieldChange

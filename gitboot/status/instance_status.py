@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.fleet.revision import Signer
 from gitboot.jsonio import Digest, facts, format_instant
-from gitboot.problems.codes import Problem
+from gitboot.problems import Problem
 from gitboot.status.conditions import Condition, remedy
 
 WRITTEN_EVERY_S: Final = 60.0  # an instance that runs writes its status at least so often

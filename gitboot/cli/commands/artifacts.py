@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from gitboot.fleet.resources import FleetRepository
     from gitboot.jsonio import Digest
     from gitboot.model.boot_image import BootImage
-    from gitboot.problems.codes import Problem
+    from gitboot.problems import Problem
 
 
 @click.group()
@@ -262,7 +262,7 @@ def signatures(
     """
     from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
     from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.problems.codes import Severity
+    from gitboot.problems import Severity
 
     fleet = load_fleet(path, rev)
     images = _images(fleet, path, since)
@@ -301,7 +301,7 @@ def _problems(
     fleet: FleetRepository, images: list[BootImage], check: SignatureCheck, *, required: bool
 ) -> Iterator[Problem]:
     from gitboot.fleet.resources import Id
-    from gitboot.problems.codes import Code, Severity
+    from gitboot.problems import Code, Severity
 
     hint = Code.NOT_VOUCHED_FOR.hint
     for image in images:

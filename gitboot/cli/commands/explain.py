@@ -113,7 +113,7 @@ def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None
 
 
 def _explain_code(text: str, outputs: tuple[OutputOption, ...]) -> None:
-    from gitboot.problems.codes import Code
+    from gitboot.problems import Code
 
     code = next((each for each in Code if each.value == text), None)
     if code is None:

@@ -50,7 +50,7 @@ def command(
     """
     from gitboot.cli.evaluated_fleet import evaluate_fleet
     from gitboot.errors import InvalidRepository
-    from gitboot.problems.codes import Code, Problem, Severity
+    from gitboot.problems import Code, Problem, Severity
     from gitboot.resolve.policy_selection import overdue
 
     now = at or this_second()

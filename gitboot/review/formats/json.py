@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from gitboot.jsonio import facts, format_instant
 from gitboot.model.json_schema import _DIALECT, KINDS, any_document, schema
-from gitboot.problems.codes import Problem
+from gitboot.problems import Problem
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
 from gitboot.review.document_changes import AccessChange, DocumentChange, Fate, FieldChange, ImageChange
 from gitboot.review.formats import phrases

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Final
 
 from gitboot.fleet.resources import Id
-from gitboot.problems.codes import Code, Problem, Severity
+from gitboot.problems import Code, Problem, Severity
 from gitboot.review.document_changes import AccessChange
 from gitboot.review.formats import phrases
 from gitboot.review.groups import ChangeCause, Group
