@@ -40,7 +40,7 @@ MADE_OF: Final[Mapping[str, str]] = {
 
 def static(name: str) -> bytes:
     """One of the files that the page is made of."""
-    return Path(__file__).with_name(name).read_bytes()
+    return (Path(__file__).with_name("page_files") / name).read_bytes()
 
 
 def shard_of(server: str) -> str:
