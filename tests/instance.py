@@ -197,7 +197,7 @@ def running(
 
 
 def is_program(pid: int, name: str) -> bool:
-    """Return whether a process is a part of gitboot: started (``gitboot.source``, ``gitboot serve``) or forked."""
+    """Return whether a process is a part of gitboot: started (``gitboot.git``, ``gitboot serve``) or forked."""
     process = Path(f"/proc/{pid}")
     try:
         words = (process / "cmdline").read_text().split("\0")

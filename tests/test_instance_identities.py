@@ -201,7 +201,7 @@ def test_finding_p2_no_path_looks_up_an_identity_that_many_machines_show(path: s
 # An earlier version, which accepted such a commit and published it.
 _EARLIER = """
 import sys
-from gitboot.instance import judging
+from gitboot.controller import judging
 from gitboot.model.scalars import byte_orders
 from gitboot.render import grub, ipxe, peers, schedule, userdata
 judging.check_acceptable = lambda *_: None

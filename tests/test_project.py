@@ -34,7 +34,7 @@ def _lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
 STRAY = {
     "no stage": ("utils.py", "", "gitboot.utils"),
     "a clock in a pure module": ("resolve/arguments.py", "import time", "gitboot.resolve.kernel_arguments -> time"),
-    "upwards": ("errors.py", "import gitboot.load", "gitboot.errors -> gitboot.load"),
+    "upwards": ("errors.py", "import gitboot.fleet", "gitboot.errors -> gitboot.fleet"),
     "sushy outside bmc": ("status.py", "import sushy", "gitboot.status.instance_status -> sushy"),
     "starlette outside serve": ("ledger.py", "import starlette", "gitboot.ledger -> starlette"),
     "pygit2 for S3": ("publish/s3.py", "import pygit2", "gitboot.publish.s3 -> pygit2"),

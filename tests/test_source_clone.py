@@ -383,7 +383,7 @@ def test_packs_are_merged_and_nothing_is_lost(work: Work, state: Path, monkeypat
 def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 MiB are 1,000 bytes."""
     for module in ("leftout", "tree"):
-        monkeypatch.setattr(f"gitboot.source.{module}.MAX_FILE_BYTES", 1000)
+        monkeypatch.setattr(f"gitboot.git.{module}.MAX_FILE_BYTES", 1000)
 
 
 def objects_of(state: Path) -> set[str]:

@@ -170,7 +170,7 @@ def test_credentials_come_by_a_pipe_alone(work: Work, tmp_path: Path, state: Pat
     (child,) = fetchers(os.getpid())
     for file in ("cmdline", "environ"):
         assert HttpsServer.PASSWORD.encode() not in Path(f"/proc/{child}/{file}").read_bytes()
-    assert Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[-3:-1] == [b"gitboot.source", b"%d" % os.getpid()]
+    assert Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[-3:-1] == [b"gitboot.git", b"%d" % os.getpid()]
 
 
 def test_one_process_fetches_again_and_again(work: Work, state: Path, fetcher: FetchProcess) -> None:
@@ -279,7 +279,7 @@ def test_an_accepted_commit_that_is_nowhere_is_told_apart(work: Work, state: Pat
 
 def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
     """It may be started when that is gone already."""
-    done = subprocess.run([sys.executable, "-m", "gitboot.source", "1"], stdin=subprocess.DEVNULL, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "gitboot.git", "1"], stdin=subprocess.DEVNULL, timeout=60)
     assert done.returncode == (1 if os.getpid() != 1 else 0)
 
 

@@ -505,8 +505,8 @@ import resource, sys
 from pathlib import Path
 import pygit2
 from gitboot.errors import InvalidRepository, SourceError
-from gitboot.load import Oversized, Revision
-from gitboot.source import Remote, Source
+from gitboot.fleet import Oversized, Revision
+from gitboot.git import Remote, Source
 from gitboot.git.repository import Stored, blaming
 from gitboot.git.snapshots import of_commit
 limit = 120 << 20

@@ -275,7 +275,7 @@ class _Traceback(Exception):
 
 # A target that has failed is tried again after an hour.
 _PATIENT = """
-from gitboot.targets import follower
+from gitboot.publish.targets import follower
 follower._LONGEST_RETRY_S = 3600.0
 follower.Follower.__init__.__kwdefaults__["first_retry_s"] = 3600.0
 from gitboot.cli import program

@@ -586,7 +586,7 @@ class FetchProcess:
                 child.put_away()
                 child = None
             is_new = child is None
-            child = child or Child("gitboot.source")
+            child = child or Child("gitboot.git")
             self._busy.add(child)
             return child, is_new
 
