@@ -1,9 +1,4 @@
-"""Threads that run beside the rest of a process, and start again when they die.
-
-An error that nothing foresaw ends a thread of Python silently: its work is never done again. Every such thread of
-gitboot is a `BackgroundThread`. Its traceback goes to stderr, it starts again after a pause, and `failures` tells
-`gitboot run`, which makes a condition of it.
-"""
+"""Background threads that restart when they die, and signals that end a process."""
 
 from __future__ import annotations
 

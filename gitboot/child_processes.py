@@ -1,4 +1,4 @@
-"""Child processes that end with us, whatever ends us, and orphans that an init process has to reap."""
+"""Child processes: limits, messages between processes, and orphans."""
 
 from __future__ import annotations
 

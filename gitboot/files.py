@@ -1,4 +1,4 @@
-"""Files that are replaced whole, files that users name, and locks that name the process that holds them."""
+"""Files: write whole files, locks, and properties of file systems."""
 
 from __future__ import annotations
 

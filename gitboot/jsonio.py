@@ -1,8 +1,4 @@
-"""Values as JSON has them: one rule for commands, the API and what lies in files.
-
-Of a dataclass or a named tuple every field, its name in camelCase; instants by RFC 3339; enums by their value. What is
-digested says its facts itself (`gitboot.resolve.server_plan`): there a field that is renamed must not change what was published.
-"""
+"""JSON: canonical encoding, values as JSON, digests, instants and decoders."""
 
 from __future__ import annotations
 

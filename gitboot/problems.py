@@ -1,4 +1,4 @@
-"""Every problem code, what it means and how it is fixed; codes are stable."""
+"""Problems: codes, the problem value, and their order."""
 
 from __future__ import annotations
 

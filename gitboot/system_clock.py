@@ -1,4 +1,4 @@
-"""What the kernel says of time: how long it runs, and whether a time service keeps its clock right."""
+"""System clock: uptime, and the state of the time service."""
 
 from __future__ import annotations
 

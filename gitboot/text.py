@@ -1,8 +1,4 @@
-"""Text from outside, made safe to print: control and invisible characters, and commands of CI systems, are escaped.
-
-Text comes from outside if a machine, a BMC, a commit, a forge, a registry, a vendor or the ledger supplied any part of
-the text. The escapes are those of JSON, such as ``\\u001b``, so JSON that is printed stays valid and keeps its meaning.
-"""
+"""Text: counts, near names and escaped control characters."""
 
 from __future__ import annotations
 

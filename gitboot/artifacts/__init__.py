@@ -1,1 +1,1 @@
-"""gitboot/artifacts."""
+"""Check, download and sign for kernels, images and boot loaders, in files, web servers and OCI registries."""

@@ -1,4 +1,4 @@
-"""Looking at artifacts, many at a time: that they are there, and what was promised."""
+"""Artifact checks: whether each file that a boot needs can be fetched and has the expected content."""
 
 from __future__ import annotations
 

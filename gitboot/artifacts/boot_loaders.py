@@ -1,7 +1,4 @@
-"""Loaders from the distribution's packages, placed where DHCP names them: copied, or built by grub-mkimage.
-
-Each is found by the paths that distributions have it at; what is not there is reported with the package to install.
-"""
+"""Boot loaders from the distribution's packages, placed where DHCP names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Artifacts where they are: at a web server, or below a directory that is served."""
+"""Artifact readers: from web servers, from the published folder and from OCI registries."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Asking OCI registries: manifests, and blobs as streams; anonymous, by password or by token.
-
-After the OCI distribution specification, "Pulling", and Docker's "Token authentication specification".
-"""
+"""OCI registries: references, credentials, manifests, layers and tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys that signatures of images count of, and what gpg, minisign and sigstore say of such signatures."""
+"""Signatures of images: keys, and verification by gpg, minisign and sigstore."""
 
 from __future__ import annotations
 

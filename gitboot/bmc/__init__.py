@@ -1,1 +1,1 @@
-"""Boot overrides, set and withdrawn through Redfish: one BMC at a time, and many."""
+"""Set boot overrides, power and media of one BMC or of many."""

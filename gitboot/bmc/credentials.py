@@ -1,7 +1,4 @@
-"""Where credentials may be used: what the instance says beside them, and whom its ledger knows already.
-
-What a repository says of a BMC was written by whoever may push, and is no reason to send it a password.
-"""
+"""BMC credentials: where they come from, and at which hosts they may be used."""
 
 from __future__ import annotations
 

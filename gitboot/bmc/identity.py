@@ -1,9 +1,4 @@
-"""Whether the system that a BMC shows is the machine that its document describes.
-
-Nothing is set on another machine. What tells them apart is the UUID, in either byte order, or the serial number:
-one that agrees is enough, as a new motherboard changes the one and BMCs write the other as they like. Values that
-nobody has set tell nothing.
-"""
+"""BMC identity: compare the system that a BMC shows with the machine's document."""
 
 from __future__ import annotations
 

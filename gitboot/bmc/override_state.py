@@ -1,8 +1,4 @@
-"""Virtual media: the slots of a BMC, what lies in them, and which of them takes an image.
-
-What lies in a slot is gitboot's own only if a record says that gitboot has inserted it, and the slot still shows its
-URL. Everything else is somebody else's, and stays.
-"""
+"""Boot overrides as values: wanted, observed and recorded, with virtual media."""
 
 from __future__ import annotations
 

@@ -1,16 +1,4 @@
-"""What one BMC's boot override is to become: wanted, observed and recorded in, the next step out.
-
-A ``Once`` override reads ``Disabled`` after its boot, as if it had never been set, so what a BMC shows
-cannot say whether a machine has been installed. What was set is therefore recorded, one record a reason,
-and carried out in three steps, of which a crash may follow any:
-
-1. the record of ``Set`` is written, durably, with the marks that move when the machine resets;
-2. its override is set;
-3. the BMC is read again, and the record of ``Confirm`` is written.
-
-A reason is set at most once: wherever it cannot be proven that an override was not consumed, it counts as
-consumed, or a person is asked.
-"""
+"""Override steps: the pure table from wanted, observed and recorded state to the next step."""
 
 from __future__ import annotations
 

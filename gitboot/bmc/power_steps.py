@@ -1,14 +1,4 @@
-"""One machine's power, switched for a plan: wanted, observed and recorded in, the next step out.
-
-What is done to power cannot be taken back, so each reason switches a machine at most once, as its override is set at
-most once, and in the same steps:
-
-1. the record of what is about to be asked for is written, durably, with the marks that move when the machine resets;
-2. the BMC is asked, once;
-3. its marks say whether the machine obeyed, and later, whether its system runs again.
-
-A crash may follow any. What cannot be proven not to have been done is never asked for again: a person is.
-"""
+"""Power steps: from wanted, observed and recorded power to the next step, and reset types."""
 
 from __future__ import annotations
 

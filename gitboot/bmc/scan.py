@@ -1,4 +1,4 @@
-"""Looking for Redfish services in networks: who answers, and what machines are behind."""
+"""Scan of networks for Redfish services, and comparison of what they show with the fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One BMC brought to its wanted override, and then its machine switched; a failure is an outcome, no exception."""
+"""Step runner: carry out the override and power steps of one BMC task."""
 
 from __future__ import annotations
 

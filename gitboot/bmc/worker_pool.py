@@ -1,4 +1,4 @@
-"""Many BMCs at once: connections that are kept, and jobs that use them."""
+"""Worker pool: tasks at many BMCs at once, at a pace that the network bears."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The command line."""
+"""Turn arguments and configuration into calls, and results into output and exit codes."""

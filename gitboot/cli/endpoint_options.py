@@ -1,4 +1,4 @@
-"""Who may ask an endpoint for what: options that `gitboot run` and `gitboot serve` share, handed down to workers."""
+"""Endpoint options that `gitboot run` and `gitboot serve` share."""
 
 from __future__ import annotations
 

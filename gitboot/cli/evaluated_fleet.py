@@ -1,4 +1,4 @@
-"""The fleet that a command is about, loaded or evaluated within the limits for a commit."""
+"""The fleet of a command: a revision or a range of commits, evaluated within limits."""
 
 from __future__ import annotations
 

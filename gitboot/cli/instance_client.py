@@ -1,4 +1,4 @@
-"""What an instance says of itself and of its machines: its API is asked, or what it publishes is read."""
+"""Instance client: read an instance's status and plans from its API or state directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: argv, environment and clock in, exit codes out; one module a command."""
+"""The command line: commands by name, errors as messages and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands share: which fleet, at which revision, at which instant, in which format."""
+"""Options that several commands share: fleet, revision, time, formats, guards, trust."""
 
 from __future__ import annotations
 

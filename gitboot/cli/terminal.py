@@ -1,4 +1,4 @@
-"""Tables for people: columns as wide as needed, coloured on a terminal, plain elsewhere."""
+"""Terminal output of commands: tables, progress bars, events and signals."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""gitboot/controller."""
+"""Run one instance: fetch, accept, learn, plan, publish, set BMCs and report."""

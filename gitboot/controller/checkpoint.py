@@ -1,12 +1,4 @@
-"""The checkpoint of an instance: its plans and its publication, from which the next start continues.
-
-A checkpoint only saves time. At a start, gitboot compares its commit and its records with the ledger, and its files
-with the manifest of the tree. Then gitboot plans and publishes only the servers that differ.
-
-A chunk is a cache entry with rows of one table. Its key is a digest of the rows and of the manifest's key, so gitboot
-writes only chunks that changed. The manifest of a checkpoint is a cache entry with the keys of its chunks. The key of
-the manifest has the identity of the ledger, the token keys and the site.
-"""
+"""Checkpoint of an instance, from which a restart plans and publishes only what differs."""
 
 from __future__ import annotations
 

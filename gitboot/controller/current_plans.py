@@ -1,4 +1,4 @@
-"""What every server boots: planned anew where a decision, a record or an instant asks for it."""
+"""Current plans: plan a server again when its decision, record or time asks for it."""
 
 from __future__ import annotations
 

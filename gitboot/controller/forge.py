@@ -1,4 +1,4 @@
-"""A forge (GitHub, GitLab, Gitea): told what an instance makes of a commit, as a commit status, and asked for it."""
+"""Forge (GitHub, GitLab, Gitea): report commit statuses."""
 
 from __future__ import annotations
 

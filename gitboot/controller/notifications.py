@@ -1,4 +1,4 @@
-"""What the ledger notes, sent to receivers beside the reconciling: each has a thread, and a place in the ledger."""
+"""Notifications: select notices and deliver them to receivers."""
 
 from __future__ import annotations
 

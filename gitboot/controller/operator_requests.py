@@ -1,4 +1,4 @@
-"""What an operator asks of an instance: left in its ledger by the command line, carried out by its next reconcile."""
+"""Operator requests: store them, carry them out, and stop boots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bringing the target to what was planned: what is offered is noted first, then the files of whoever changed."""
+"""Publish stage: record which boots are offered, and write the files of changed servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One reconcile: take in → accept → learn → write → plan → publish → ask → report."""
+"""Reconcile: the stages of one pass."""
 
 from __future__ import annotations
 

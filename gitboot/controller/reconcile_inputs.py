@@ -1,4 +1,4 @@
-"""What has come in for an instance from elsewhere: it waits here until it is written down."""
+"""Reconcile inputs: fetches, BMC results, requests and unknown machines until a pass takes them."""
 
 from __future__ import annotations
 

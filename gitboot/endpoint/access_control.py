@@ -1,4 +1,4 @@
-"""Who a client is, also behind proxies, and whether it may read what operators may: by network, name or token."""
+"""Access control: client addresses behind proxies, networks, operators and tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoint as an ASGI application over a published tree: boot files first and fast, all else through Starlette."""
+"""The ASGI application: settings, admission and routes."""
 
 from __future__ import annotations
 

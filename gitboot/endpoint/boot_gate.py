@@ -1,4 +1,4 @@
-"""The checks before a boot that writes a disk, or a secret, is served; and the boots that were withheld."""
+"""Boot gate: decide whether a client gets a one-time boot."""
 
 from __future__ import annotations
 

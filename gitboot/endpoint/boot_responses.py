@@ -1,4 +1,4 @@
-"""What each path is answered: prepared when it is first asked for, held until the file that says it is another."""
+"""Boot responses: the prepared answer of each path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One client's connection, kept within bounds; what is held ready is answered here, all else by the application."""
+"""Connections of clients: limits, request bodies and replies."""
 
 from __future__ import annotations
 

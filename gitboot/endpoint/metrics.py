@@ -1,4 +1,4 @@
-"""Every metric that an endpoint shows: its name, what it says, and the labels that tell its values apart."""
+"""Prometheus metrics of an endpoint and of its instance."""
 
 from __future__ import annotations
 

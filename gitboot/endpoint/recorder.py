@@ -1,10 +1,4 @@
-"""Records of the fetches that an endpoint answers, and whether it can record fetches and is ready for machines.
-
-A host that shares its instance's PostgreSQL ledger records the intent to serve a one-time boot in the database before
-the answer, so that all hosts together serve the boot once. While the database does not answer, such a boot is withheld.
-Everything else (the outcome of an intent, data, reports, boots under Always) is recorded in this host's own spool, and
-sent to the database from there.
-"""
+"""Recorder of fetches and of unknown machines, and whether it can record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A published tree as an endpoint reads it: the state of a server, a shared file, each when it is asked for."""
+"""Served files: the published tree as an endpoint reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ASGI application served over HTTP, from a thread of its own; and the socket that it listens at."""
+"""HTTP server: listening sockets, and the worker processes of an endpoint."""
 
 from __future__ import annotations
 

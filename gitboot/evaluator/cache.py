@@ -1,4 +1,4 @@
-"""Results of an evaluation as bytes, which the cache stores and workers send."""
+"""Cache of evaluations: results as bytes, in the disk cache or held by another process."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Evaluate commits: look up each result by a key of its inputs, and compute the results that have no entry yet.
-
-The key of a file's documents is the blob id of the file. The key of a server's decision is its content key
-(`gitboot.evaluator.content_keys`). The checks across servers run on all servers at each commit. This module does not
-track changes.
-"""
+"""Evaluation of a commit: look up results by content key, and compute the others in parallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evaluator process, which reads questions from standard input and writes answers to standard output."""
+"""The evaluator's process: it answers requests with the report of a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line of an access log, of a mirror as `gitboot.render.web_servers` configures it or of a CDN -> an observation."""
+"""Access logs of mirrors, as nginx, Caddy or a store writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boots that endpoints have not given, and why: values only."""
+"""Entries of the fetch log: fetches, denials and reports, and user agents of boot loaders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetches of secrets: which paths have or need a secret, and which address fetched them how often."""
+"""One-time boots and secrets: which ones were served, to whom and how often."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Fetches on their way from endpoints and mirrors to the instance: a folder, in it a file for each who writes.
-
-A line stands durably before its boot is answered. A file is one writer's, who holds a lock on it for as long as it
-lives, so that a file without a lock is one that nothing is added to any more. The instance reads each whole line once:
-how far it came it knows itself (`take`), and it deletes what it has wholly taken (`forget`). How often that was done
-stands beside the files: a tree that was published before does not know what is gone.
-"""
+"""Spool: fetches on their way from endpoints to the instance, as files of a folder."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Machines that asked for a boot and that no document describes: values, and the bounds within which they are kept.
-
-What is kept is never pushed out by what comes: there is room for `MOST` machines, and for `MOST_OF_ONE` of those that
-one network address names (of IPv6, one /64). Who comes when that is taken is counted, and not kept. A machine that has
-not asked for `KEPT` makes room.
-"""
+"""Unknown machines: machines that asked for a boot and have no document, with their inventory."""
 
 from __future__ import annotations
 

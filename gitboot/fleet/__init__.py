@@ -1,1 +1,1 @@
-"""gitboot/fleet."""
+"""Read the files of a revision into a valid fleet, or report every problem with its place."""

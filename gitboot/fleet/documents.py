@@ -1,4 +1,4 @@
-"""One document -> a resource, or what is wrong with it."""
+"""Documents of one file: parse each into a resource, or report its problems."""
 
 from __future__ import annotations
 

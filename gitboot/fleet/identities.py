@@ -1,4 +1,4 @@
-"""What distinguishes a server from every other: its UUID, serial, addresses and BMC."""
+"""Identities of servers: UUIDs, serial numbers, addresses and BMCs, and lost identities."""
 
 from __future__ import annotations
 

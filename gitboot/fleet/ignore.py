@@ -1,9 +1,4 @@
-"""What a ``.gitbootignore`` leaves out, in time linear in a path.
-
-All patterns are one automaton, and the bits of one number say in which states it is: a byte of a path moves them all
-at once, so nothing is ever tried again from another place, however many stars there are. (Baeza-Yates and Gonnet, "A
-New Approach to Text Searching", 1992.)
-"""
+"""`.gitbootignore`: which files of a revision are read."""
 
 from __future__ import annotations
 

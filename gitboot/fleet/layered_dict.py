@@ -1,4 +1,4 @@
-"""A mapping with some of its values replaced, in the order of its keys, at the cost of what is replaced."""
+"""Layered dictionary: a large dictionary with some values replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SARIF 2.1.0, as code scanning shows it: OASIS, "Static Analysis Results Interchange Format"."""
+"""Problem formats: text, SARIF, JUnit and GitHub annotations."""
 
 from __future__ import annotations
 

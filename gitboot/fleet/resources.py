@@ -1,4 +1,4 @@
-"""A resource of any kind, what it is called, and where it is written."""
+"""Resources of a valid revision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who says something in Git: what a commit's message says, who wrote and committed it, whose key signed it."""
+"""Revision: its files, message, author and signer."""
 
 from __future__ import annotations
 

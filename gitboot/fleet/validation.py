@@ -1,4 +1,4 @@
-"""One revision with everything that its files say, checked across files; unchanged files are not parsed again."""
+"""Validation across the documents of a revision."""
 
 from __future__ import annotations
 

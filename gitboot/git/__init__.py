@@ -1,1 +1,1 @@
-"""gitboot/git."""
+"""Fetch, read, verify and write Git repositories."""

@@ -1,4 +1,4 @@
-"""A branch that one instance owns: fetched into a bare repository, built upon commit by commit, and pushed."""
+"""Branch writer: commit to a branch that gitboot owns, and push it."""
 
 from __future__ import annotations
 

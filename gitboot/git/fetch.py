@@ -1,4 +1,4 @@
-"""Where commits come from: what a remote's reference means, brought into a clone."""
+"""Fetch: bring what a remote's reference means into a clone, in a process of its own."""
 
 from __future__ import annotations
 

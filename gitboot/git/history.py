@@ -1,4 +1,4 @@
-"""The commits that led to a revision, first parents only, and the fleet of each."""
+"""History: first parents of a revision, ranges, comparisons and blame."""
 
 from __future__ import annotations
 

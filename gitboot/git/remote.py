@@ -1,4 +1,4 @@
-"""A remote: what the settings say of it, what it offers, and the conversation with it."""
+"""Remote: URL, credentials, known hosts and version ranges."""
 
 from __future__ import annotations
 

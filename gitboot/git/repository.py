@@ -1,7 +1,4 @@
-"""Repositories, opened so that nothing of the machine's or the user's Git configuration counts.
-
-What is set here is libgit2's, for the whole process.
-"""
+"""Git repositories and objects, read without the user's Git configuration, and time limits of a fetch."""
 
 from __future__ import annotations
 

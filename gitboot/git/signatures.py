@@ -1,4 +1,4 @@
-"""Which commits of a repository are signed by whom, and which of those that lie ahead may not be accepted for that."""
+"""Commit signatures: SSH and OpenPGP."""
 
 from __future__ import annotations
 

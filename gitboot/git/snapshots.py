@@ -1,4 +1,4 @@
-"""Snapshots of commits, out of Git's objects and without a work tree."""
+"""Snapshots: the files of a commit, a folder or a work tree."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""gitboot/importers."""
+"""Write a fleet from the data of other systems, and compare what both boot."""

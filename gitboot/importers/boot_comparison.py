@@ -1,4 +1,4 @@
-"""An old system's answer beside what gitboot would boot: equal, or different by what."""
+"""Boot comparison: what another system serves a machine, and what the fleet serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An estate as documents that validate: what lacks something goes below pending/, which the fleet ignores."""
+"""Fleet files: write what was imported as documents, with a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of other systems in the model's own form: what cannot be read becomes a remark, never an error."""
+"""Inventory of another system: machines, images and remarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The book of facts: about the ledger itself, which commit was accepted, and what operators hold back or let pass."""
+"""Instance tables: accepted commit, approvals, requests, events and token keys."""
 
 from __future__ import annotations
 

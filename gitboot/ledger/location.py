@@ -1,4 +1,4 @@
-"""Where a ledger is: in STATE/ledger.sqlite, or in the PostgreSQL that STATE/ledger.toml names."""
+"""Ledger location: SQLite or PostgreSQL, and whether it moved."""
 
 from __future__ import annotations
 

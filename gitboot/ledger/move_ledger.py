@@ -1,4 +1,4 @@
-"""A ledger taken from one place to another, where it goes on as the same, and nobody uses the old one any more."""
+"""Move a ledger to another place, or take it back."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""A ledger in a PostgreSQL: one writer at a time, each commit durable there, whoever fails in between.
-
-While a statement comes in, PostgreSQL ends a transaction whose client sends no more only if that is a whole query of
-the simple protocol: not in the midst of a COPY, nor between a Parse, a Bind and a Sync (before version 17 no timeout
-applies there), nor while its client takes no more of an answer. So who has the writer's lock sends simple queries
-(`psycopg.ClientCursor`) and asks for no more rows at once than a connection holds.
-"""
+"""PostgreSQL driver of the ledger, with deadlines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of a ledger: what brings a file of SQLite from each version to the next, and those of a PostgreSQL."""
+"""Ledger schema: tables and migrations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger's values as rows of its tables, and back; what gitboot would not have written raises."""
+"""Server tables: records, overrides, evidence, known BMCs and lost identities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger: opened whole or not at all, written durably, with a mark beside it of how far it has come."""
+"""Ledger store: open, transactions and copies."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The seven kinds that a fleet repository is written in, as frozen values."""
+"""Declare the seven kinds of documents: fields, scalars, selectors and JSON Schema."""

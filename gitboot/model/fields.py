@@ -1,4 +1,4 @@
-"""Scalars as fields of the models: the parser of each, and what its JSON Schema says to editors."""
+"""Fields: declare, read and write a field of a document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON Schemas of the kinds, for editors and CI: one a kind, one for any document."""
+"""JSON Schema of documents, for editors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What machines are known by: MAC addresses, system UUIDs, IP addresses and networks."""
+"""Scalars: parse names, numbers, addresses, URLs and digests."""
 
 from __future__ import annotations
 

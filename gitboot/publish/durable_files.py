@@ -1,7 +1,4 @@
-"""Files below one directory of this machine: each replaced as a whole, and on the disk before it is in its place.
-
-A path is relative to the directory. What the system refuses is a PublishError that names the path.
-"""
+"""Durable files: write, replace and remove files below one directory, without following symlinks."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The first publication: check the room, write a tree where nobody looks for it, and move it to its place as a whole.
-
-What is written to ``FRESH`` is nobody's, and goes where its publication came to no end. Once the disk has all of it,
-it is renamed to ``READY``; from then on it is the tree, and whoever publishes next brings what is still there to its
-place. So no file needs a temporary name, and nothing is compared with what stands.
-"""
+"""First publication: fill an empty output directory."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""The manifest: what a published tree has to hold, server by server.
-
-``ops/manifest.json``, the head, names the commit, and the digest of each node. A node, ``ops/manifest/<xx>.json``, has
-the digests of its leaves; a leaf, ``ops/manifest/<xx>/<yy>.json``, that of the state of each server whose name's sha256
-begins with those two times six bits; and a state, ``ops/servers/<name>.json``, lists the server's own files.
-``ops/manifest/shared.json`` lists all others. What lists nothing has no file. So a change of one server rewrites a few
-kilobytes, whatever the size of the fleet. No instant and nothing of the tree's past stands here: the same files of the
-same commit give the same bytes.
-"""
+"""Manifest and index of an output tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing a mirror with the published tree that it is a copy of: by HTTP as machines ask it, or as a folder."""
+"""Mirror comparison: compare what a mirror serves with the output tree."""
 
 from __future__ import annotations
 

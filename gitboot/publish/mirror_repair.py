@@ -1,4 +1,4 @@
-"""Repair a mirror: replace the files that differ from the published tree."""
+"""Mirror repair: replace the files that differ from the output tree, and units for a mirror's host."""
 
 from __future__ import annotations
 

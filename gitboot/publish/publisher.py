@@ -1,4 +1,4 @@
-"""A directory as the target: content before what names it, then what is withdrawn, the manifest last."""
+"""Publisher: write tree changes in a safe order."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""The signed list of a tree: TUF metadata over the listings of its servers, and the time until which it may be used.
-
-``boot/signed/`` has the metadata of The Update Framework 1.0 (theupdateframework.io). Bins of TAP 15 name the listing
-of each server by digest, ``<version>.snapshot.json`` names the version of each bin, and ``timestamp.json`` names the
-snapshot. A change of one server rewrites its listing, one bin, the snapshot and the timestamp. Without a key the same
-files have no signatures, and there is no root and no targets metadata.
-"""
+"""Signed list of an output tree: TUF metadata, keys and root."""
 
 from __future__ import annotations
 

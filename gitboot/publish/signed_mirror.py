@@ -1,4 +1,4 @@
-"""Compare a mirror with the signed list that it carries."""
+"""Signed mirror: compare a mirror with the signed list that it carries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has to change in a tree so that it holds the planned files: decided before anything is written."""
+"""Tree changes: decide which files of the output tree change, also when windows end."""
 
 from __future__ import annotations
 

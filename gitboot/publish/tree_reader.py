@@ -1,13 +1,4 @@
-"""A published tree as it lies in a directory: what it says of itself, and whether that holds.
-
-``ops/.gitboot/`` is the publisher's own and no part of what is published:
-
-- ``lock`` tells who publishes here;
-- ``pending.json`` lists the paths that the publication under way touches, or that one cut short has touched. The
-  manifest is trusted about all others, so that nobody has to read a whole tree to change one file;
-- ``retired/<instant>.json`` lists content that nothing names since that instant;
-- ``fresh`` and ``ready`` hold a tree that begins with nothing, until it is in its place.
-"""
+"""Tree reader: read an output tree and check it."""
 
 from __future__ import annotations
 

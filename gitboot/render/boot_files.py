@@ -1,4 +1,4 @@
-"""The boot files as they lie in OUTPUT and in its copies, which cannot record who fetches them, nor tell the time."""
+"""Boot files of a server in all formats, and in copies without an endpoint."""
 
 from __future__ import annotations
 

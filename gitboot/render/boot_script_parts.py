@@ -1,21 +1,4 @@
-"""How a loader hands over to the local disk, by loader and firmware: one table, in docs/loaders.md as well.
-
-| loader | BIOS | UEFI |
-|---|---|---|
-| iPXE | `sanboot` of the first disk, then `exit` | `exit 1`: firmware goes on in its boot order |
-| GRUB | the boot sector of the first disk | `EFI_LOADERS` in their order, then `exit` |
-| PXELINUX | `localboot 0` | `localboot 0`, which SYSLINUX answers by leaving |
-
-The loader chooses as it runs: a UEFI machine may have come by BIOS, and the shared scripts do not know whose they are.
-What a document or the Fleet's `hardware` says instead, of a machine that does not come to its disk so:
-
-| localDisk | iPXE | GRUB | PXELINUX |
-|---|---|---|---|
-| `Exit` | `exit` at once | `exit` at once | `localboot -1`: the next device of BIOS |
-| `Sanboot` | `sanboot` of the first disk under UEFI, too | as without | as without |
-| a path | `sanboot` of that program under UEFI | that program under UEFI | as without |
-| `NotFound` | 404 if `unknownServers` is `NotFound`, too; else as without | as iPXE | as iPXE |
-"""
+"""Parts of boot scripts: header, and boot from the local disk."""
 
 from __future__ import annotations
 

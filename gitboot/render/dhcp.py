@@ -1,7 +1,4 @@
-"""Kea: reservations of the whole fleet, and the loader of each kind of machine, for kea-dhcp4 and kea-dhcp6.
-
-Each file holds the elements of a list without its brackets, so that it is included beside what stands there already.
-"""
+"""DHCP configuration: dnsmasq and Kea."""
 
 from __future__ import annotations
 

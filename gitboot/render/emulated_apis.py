@@ -1,8 +1,4 @@
-"""Paths that name their machine by a query, as clients of other systems ask: which of its own paths each means.
-
-An alias is nothing by itself. Whoever asks by it is answered as by the path that it means, and counts as if that had
-been asked for: what is given once is given once by all of them together.
-"""
+"""Emulated APIs: matchbox, BSS, EC2 metadata and HTTP boot."""
 
 from __future__ import annotations
 

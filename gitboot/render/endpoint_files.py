@@ -1,4 +1,4 @@
-"""What an endpoint must know of one server, as the instance writes it: ``ops/servers/<name>.json``, one a server."""
+"""Endpoint files: what an endpoint reads of a server and of the fleet."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The page for operators as static files: what it is made of, and the data of each server, which scripts bring to it.
-
-A page that was opened from a disk may fetch nothing, but it may run scripts that lie beside it: so all data are scripts
-that call one function with a name and a JSON value, and nothing of them is ever taken for markup.
-"""
+"""Page: the files of the page for operators, and the data of one server."""
 
 from __future__ import annotations
 

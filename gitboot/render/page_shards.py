@@ -1,7 +1,4 @@
-"""The page's data of the whole fleet: the table and the source locations of servers in shards, and shared files.
-
-gitboot makes a shard anew if one of its servers differs, so that a commit costs what it changes.
-"""
+"""Page shards: the data of all servers, in parts."""
 
 from __future__ import annotations
 

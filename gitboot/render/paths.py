@@ -1,4 +1,4 @@
-"""The paths of machines' files: one table of what each is for, whose it is, and who is told what by a fetch of it."""
+"""Paths: the table of published paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of provisioning as static files: in shards, so that what one server has booted makes one file anew."""
+"""Plans and provisioning records as JSON files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server's plan and files, as they are answered now and from its next transition on."""
+"""Server states: all files of a server, now and after each transition of its plan."""
 
 from __future__ import annotations
 

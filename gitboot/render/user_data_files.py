@@ -1,8 +1,4 @@
-"""An ISO 9660 image of a few small files, by the names of Rock Ridge and Joliet: the same bytes for the same files.
-
-pycdlib and xorriso write the time at which they are called into every record (ADR 0045). By ECMA-119 (ISO 9660), the
-Joliet Specification of 1995, and IEEE P1281 and P1282 (SUSP and RRIP), as Linux reads them (fs/isofs).
-"""
+"""User data files and ISO images."""
 
 from __future__ import annotations
 

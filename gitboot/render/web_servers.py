@@ -1,4 +1,4 @@
-"""Configuration of nginx and Caddy for mirrors of ``boot/``; `gitboot read-access-logs` reads their logs."""
+"""Web-server configuration: nginx and Caddy."""
 
 from __future__ import annotations
 

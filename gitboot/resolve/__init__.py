@@ -1,4 +1,1 @@
-"""Who boots what: fleet -> decisions (`decide`), a decision at an instant -> its plan (`plan`).
-
-`affected` says whose decisions a commit can change: of the next one only those are made anew.
-"""
+"""Decide what each server of a commit boots, and plan what it boots at a time."""

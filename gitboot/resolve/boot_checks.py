@@ -1,4 +1,4 @@
-"""What speaks against a boot that could be made: secrets, skew, and boots that would write disks again and again."""
+"""Boot checks: find boots that cannot work or are not safe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules R6 and R7: one boot composed of image, profile, policy and server."""
+"""Boot composer: one boot of image, profile, policy and server (rules R6 and R7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that decisions read of a commit: for one server, and for unknown machines."""
+"""Decision inputs: what a decision reads of a commit, and findings."""
 
 from __future__ import annotations
 

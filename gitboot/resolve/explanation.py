@@ -1,4 +1,4 @@
-"""Rule R9: why a server boots what it boots, field by field, and what lost."""
+"""Explanation: why a server boots what it boots, with source locations (rule R9)."""
 
 from __future__ import annotations
 

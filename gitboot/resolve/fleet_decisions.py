@@ -1,4 +1,4 @@
-"""What a commit says about every server: decisions, or everything that speaks against the commit."""
+"""Fleet decisions: decide for all servers of a commit, or report what prevents it."""
 
 from __future__ import annotations
 

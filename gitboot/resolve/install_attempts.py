@@ -1,4 +1,4 @@
-"""Which boot of which attempt an installation comes to next, and how far it has come, by what is recorded of it."""
+"""Install attempts: the next boot of an installation, and its progress."""
 
 from __future__ import annotations
 

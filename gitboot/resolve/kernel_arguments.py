@@ -1,4 +1,4 @@
-"""Rule R7: how kernel arguments from several places become one list."""
+"""Kernel arguments and variables, merged (rule R7)."""
 
 from __future__ import annotations
 

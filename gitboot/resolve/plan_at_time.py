@@ -1,4 +1,4 @@
-"""Rules R2, R5 and R10: what of a decision boots at an instant, and when that changes by itself."""
+"""Plan at a time: make the plan of a decision and a record, and its transitions."""
 
 from __future__ import annotations
 

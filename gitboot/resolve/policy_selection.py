@@ -1,4 +1,4 @@
-"""Rules R3 and R4: which policy and which image, why, and what lost."""
+"""Policy selection: choose policy and image (rules R3 and R4)."""
 
 from __future__ import annotations
 

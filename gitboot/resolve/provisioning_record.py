@@ -1,4 +1,4 @@
-"""Records of provisioning as JSON, and the first records of servers that a ledger has not seen."""
+"""Provisioning record: the value, and its JSON."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Rules for what looks like a secret: keys, and passwords as formats of user data spell them; tokens of others.
-
-Every rule takes time linear in the text: its repetitions are possessive or bounded, or what they repeat cannot begin
-what follows, and a search that fails begins anew behind what it has read.
-"""
+"""Secret scan: find secrets in files and documents."""
 
 from __future__ import annotations
 

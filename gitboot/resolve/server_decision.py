@@ -1,4 +1,4 @@
-"""All that a commit decides, as one value."""
+"""Server decision: what a commit decides for a server; values only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was decided for a server, what is known of it, and what it boots at an instant: values only."""
+"""Server plan: what a server boots at a time; values only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sandbox: what a template finds behind a dot and in brackets, and what it can call and reckon with."""
+"""Template sandbox: filters, limits and faults."""
 
 from __future__ import annotations
 

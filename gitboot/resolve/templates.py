@@ -1,15 +1,4 @@
-"""Sandboxed Jinja2 over the fleet's own files: strict, bounded, deterministic.
-
-A template sees plain data: texts, numbers, booleans, lists, mappings. It can do with them what `filters` and
-`environment` list, and nothing else. A dot looks up a key, never a Python attribute.
-
-What could grow without end is counted while it happens, and never timed, so that a template gives the same
-text or the same fault on any machine. For that its syntax tree is changed before it is compiled (`metering`):
-wherever a loop turns, texts are joined or values compared, the `budget` of the rendering is asked first.
-
-Each module uses only those before it: `faults`, `values`, `budget`, `filters`, `metering`, `environment`,
-`diagnosis`, `rendering`.
-"""
+"""Templates: render the fleet's Jinja2 files in the sandbox."""
 
 from __future__ import annotations
 

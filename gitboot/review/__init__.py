@@ -1,4 +1,4 @@
-"""What a reviewer sees of a commit: cause and effect, verdict, rendered diffs; as values, JSON and Markdown."""
+"""Compare the decisions of commits: changes, guards, reinstalls, rollout steps and their review."""
 
 from gitboot.review.review import Review, ReviewOutcome, review
 

@@ -1,8 +1,4 @@
-"""The way from the accepted commit to the newest: which of its steps trip a guard, and which are acknowledged.
-
-Each hop on it is judged as one commit would be. So it comes to the same whether an instance has looked in between
-or not, and every merge is judged by what it changes itself, with the acknowledgement that was made for it.
-"""
+"""Commit path: review each commit on the way to the newest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that differs between the decisions of two commits, as one value; guards and reviews are made of it."""
+"""Decision changes: compare the decisions of two commits server by server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is published for all machines, or for unknown ones, before and after."""
+"""Document changes: compare documents, files and what all machines share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cause and effect: servers that change alike, by the same documents, as one group."""
+"""Groups: servers that change alike, with the cause."""
 
 from __future__ import annotations
 

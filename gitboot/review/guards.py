@@ -1,4 +1,4 @@
-"""Guards: whether a commit may be accepted by how much it changes, and what acknowledges it anyway."""
+"""Guards: limits that hold a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decision asks for from one instant to the next: a boot, and for which records it is offered."""
+"""Harmless changes: changes that no guard holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which boots that write disks a decision can newly ask for: what the guard maxReinstalls counts."""
+"""Reinstalls: disk-writing boots that a commit newly asks for, and changes of identities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unified diffs of what machines fetch: each boot rendered as in its phase, without a clock and without records."""
+"""Rendered diffs: unified diffs of boot files."""
 
 from __future__ import annotations
 

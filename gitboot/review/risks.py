@@ -1,4 +1,4 @@
-"""Risk classes: what a change of one server's decision can do, by a table of what each class looks at."""
+"""Risk classes of a change."""
 
 from __future__ import annotations
 

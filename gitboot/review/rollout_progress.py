@@ -1,4 +1,4 @@
-"""Which images a fleet boots and was provisioned with, who stays behind and why, and who is next."""
+"""Rollout progress: which servers have which image, and the next step."""
 
 from __future__ import annotations
 

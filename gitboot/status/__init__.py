@@ -1,1 +1,1 @@
-"""gitboot/status."""
+"""Define conditions, events and progress, which controller, endpoint and commands share."""

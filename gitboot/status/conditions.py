@@ -1,4 +1,4 @@
-"""The way out of each state in which something is held, fails or waits for a person: one line to copy."""
+"""Conditions: types, reasons and remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events that say the same of many servers told once, while the ledger has each of them; pure."""
+"""Events of an instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pass did and found, as values: what is answered, status, conditions, events."""
+"""Instance status: the values that an instance reports."""
 
 from __future__ import annotations
 

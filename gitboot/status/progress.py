@@ -1,4 +1,4 @@
-"""How far long work has come: said by whoever does it, each step; whoever listens decides how often that is told."""
+"""Progress and durations of long work."""
 
 from __future__ import annotations
 

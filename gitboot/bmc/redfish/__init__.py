@@ -1,1 +1,1 @@
-"""gitboot/bmc/redfish."""
+"""Speak Redfish with a BMC: connections, resources and the quirks of vendors."""

@@ -1,8 +1,4 @@
-"""One BMC through sushy: what its override is, and setting it; all of sushy's errors end here.
-
-sushy's ``System`` is not used: it drops the ETag of what it read, reads Settings resources that hold no
-override, and answers a 412 by writing without If-Match, over someone else's change. Its connector is.
-"""
+"""Redfish client of one BMC: overrides, drives and firmware, through sushy."""
 
 from __future__ import annotations
 

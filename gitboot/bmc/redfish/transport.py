@@ -1,9 +1,4 @@
-"""HTTP to a BMC, kept within bounds: one kept connection, one shared TLS context, no answer without end.
-
-Left alone, requests loads its CA bundle anew for each connection (17 ms of CPU), waits for ever for a BMC
-that sends a byte now and then, reads whatever size it sends, follows it to any other host, and connects to
-whatever address a name has at that moment.
-"""
+"""HTTP to a BMC within limits: kept connection, login, ETags and response sizes."""
 
 from __future__ import annotations
 

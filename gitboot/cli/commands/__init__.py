@@ -1,1 +1,1 @@
-"""gitboot/cli/commands."""
+"""Define the commands, one module for a command or for a group of related commands."""

@@ -1,4 +1,4 @@
-"""`gitboot artifacts`: kernels, initrds, images and loaders, which machines fetch besides the boot files."""
+"""`gitboot artifacts`: place boot loaders; list, download and verify artifacts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gitboot diff`: what a range of commits changes, for whom, how dangerous it is, and whether a guard holds it."""
+"""`gitboot diff` and `gitboot comment`: show what commits change, and post the review."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gitboot import`: a fleet repository of what another system knows."""
+"""`gitboot import`: write a fleet from the data of another system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gitboot init`: a small fleet repository to begin with."""
+"""`gitboot init`: write a small fleet to start from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gitboot reconcile`: let a running instance fetch and reconcile, and report the outcome."""
+"""`gitboot approve`, `reconcile`, `suspend`, `resume`, `stop-installs` and `allow-installs`."""
 
 from __future__ import annotations
 

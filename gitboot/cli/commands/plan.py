@@ -1,4 +1,4 @@
-"""`gitboot plan`: what each server boots at a time, and the timeline of one server."""
+"""`gitboot plan`, `render` and `boot-script`: show what servers boot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gitboot records`: what an instance knows of provisioning, and what a person says of it."""
+"""`gitboot records`: show and correct provisioning records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gitboot run`: the main job."""
+"""`gitboot run`: run an instance, and the endpoint processes that it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gitboot status`: a running instance at a glance."""
+"""`gitboot status`, `events` and `unknown-machines`: show a running instance."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""gitboot/controller/bmcs."""
+"""Decide which BMCs the instance sets, when, and in which order."""

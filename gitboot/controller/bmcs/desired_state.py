@@ -1,4 +1,4 @@
-"""What a plan wants of a machine's power, and for which reason: at most once each, and only where Git says so."""
+"""Desired state of BMCs: the override and the power that a plan wants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BMCs looked at: per server what is wanted, seen, recorded and proven, and what would come next; nothing is set."""
+"""Manual BMC tasks: inspect BMCs and switch power for an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose machine may be switched now: waves of maintenances, by what BMCs have shown and the ledger knows."""
+"""Power waves: which machines of a maintenance may be switched now."""
 
 from __future__ import annotations
 

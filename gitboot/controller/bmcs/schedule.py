@@ -1,4 +1,4 @@
-"""Overrides after publication: which BMC is asked for what, and when."""
+"""BMC schedule: which BMC is due when."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""gitboot/controller/instance."""
+"""Set up an instance: settings, state directory, parts and standby."""

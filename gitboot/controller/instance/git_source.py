@@ -1,4 +1,4 @@
-"""gitboot.controller.instance.git_source."""
+"""Git source of an instance: remote, credentials, branch and trusted keys by the settings."""
 
 from __future__ import annotations
 

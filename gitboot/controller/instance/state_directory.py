@@ -1,4 +1,4 @@
-"""The state directory: who runs on it, and what that instance last said of itself."""
+"""State directory of an instance: locks, rights, token keys and the status that it left."""
 
 from __future__ import annotations
 

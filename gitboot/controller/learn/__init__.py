@@ -1,1 +1,1 @@
-"""gitboot/controller/learn."""
+"""Learn from fetches, BMC results and requests what changes in the ledger."""

@@ -1,4 +1,4 @@
-"""Evidence that a boot was made: who fetched what, and whether the machine's BMC bears it out."""
+"""Evidence of boots: which fetches and BMC observations show that a boot was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a published boot would meet by being made, and what is known once it was."""
+"""Install boots: which ones are offered, withheld or made."""
 
 from __future__ import annotations
 

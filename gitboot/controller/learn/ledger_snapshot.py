@@ -1,4 +1,4 @@
-"""Everything that an instance knows and Git does not say, as one value; and what is new of it after a batch."""
+"""Ledger snapshot: what an instance read of its ledger, as one value."""
 
 from __future__ import annotations
 

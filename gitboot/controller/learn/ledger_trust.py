@@ -1,4 +1,4 @@
-"""How far a clock, and a ledger that was left alone for a while, are trusted; pure."""
+"""Ledger trust: how far the clock and a ledger that was unused for a while can be trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of provisioning: first records, and boots that were made."""
+"""Provisioning: first records, boots that were made, and identities that moved."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""gitboot/importers/sources."""
+"""Read the data of other systems, one module for a format."""

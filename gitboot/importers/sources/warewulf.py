@@ -1,4 +1,4 @@
-"""gitboot.importers.sources.warewulf."""
+"""Nodes of Warewulf."""
 
 from __future__ import annotations
 

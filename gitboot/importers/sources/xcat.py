@@ -1,4 +1,4 @@
-"""xCAT's stanzas (`lsdef -z`) and Warewulf's nodes.conf: nodes with MAC, address, BMC."""
+"""Nodes of xCAT."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""gitboot/publish/targets."""
+"""Keep copies of the output tree in branches, buckets and folders up to date."""

@@ -1,4 +1,4 @@
-"""A folder of this machine as the store of a target, such as the root of a web server or a mounted disk."""
+"""Folder targets: a directory of this machine, or of another one by rsync."""
 
 from __future__ import annotations
 

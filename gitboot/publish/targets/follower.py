@@ -1,4 +1,4 @@
-"""Whoever brings a target up to the published directory, in a thread of its own, again and again, until it is there."""
+"""Target follower: a thread that brings a target up to date."""
 
 from __future__ import annotations
 

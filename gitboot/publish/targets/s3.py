@@ -1,4 +1,4 @@
-"""Objects below a prefix of an S3-compatible store, by obstore: whose errors and types stay here."""
+"""S3 targets: objects below a prefix of a bucket."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""What a target says of itself: whose it is, and which files of which servers it holds.
-
-``ops/manifest.json``, the head, names ledger, commit and writer, and the digests of up to 256 shards. A shard lists the
-servers whose name's sha256 begins with its two digits, each with the digest of the state that its files were made of,
-and the sha256 of each. ``ops/unlisted.json`` has the paths that no shard vouches for: those that are being changed, and
-content that stays until no boot can ask for it any more. A path is gitboot's if one of the two has it; what else lies
-beside them is not touched.
-"""
+"""Sync steps: compare a target with the output tree, and decide what to copy."""
 
 from __future__ import annotations
 

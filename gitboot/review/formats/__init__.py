@@ -1,1 +1,1 @@
-"""gitboot/review/formats."""
+"""Write a review as text for people, JSON or Markdown."""

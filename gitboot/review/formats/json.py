@@ -1,4 +1,4 @@
-"""The JSON of `gitboot diff`: a contract, so every field is required and null where it is absent."""
+"""Review as JSON, and the schemas of documents and reviews."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A review as Markdown for a comment on a pull request: at most 60 kB, details folded, nothing in it active.
-
-All that comes out of YAML stands in code spans or fences that it cannot end, so it is neither Markdown, nor HTML,
-nor a mention of someone.
-"""
+"""Review as Markdown, and annotations, for pull requests."""
 
 from __future__ import annotations
 
