@@ -65,17 +65,23 @@ def _has_room(folder: Path) -> bool:
     return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= _ROOM
 
 
+def _name_of(path: Path) -> str:
+    """Return the path of a file below tests/, without its suffix."""
+    return path.relative_to(_HERE).with_suffix("").as_posix()
+
+
 def pytest_collection(session: pytest.Session) -> None:
     """Let each of several workers begin with other modules: what one has compiled, the others need only read."""
     gc.disable()  # nearly all that is made stays
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
         return
-    modules = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
+    paths = (path for path in _HERE.rglob("test_*.py") if path.parent.name not in _LEFT_OUT)
+    modules = sorted(_name_of(path) for path in paths)
     first = len(modules) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
     for module in (*modules[first:], *modules[:first]):
         with suppress(Exception):  # the collection says so where it comes to it
-            import_module(f"tests.{module}")
+            import_module(f"tests.{module.replace('/', '.')}")
 
 
 def pytest_collection_finish() -> None:
@@ -94,7 +100,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # The files that take longest, by what they took on two cores: a worker that came to one of them last would end alone.
 _FIRST: Final = (
-    *("test_debian", "test_ipxe", "test_grub", "test_ipv6", "test_whole_way", "test_paths", "test_aarch64", "test_kea"),
+    *(
+        "packages/test_debian",
+        "boots/test_ipxe",
+        "boots/test_grub",
+        "boots/test_ipv6",
+        "boots/test_whole_way",
+        "boots/test_paths",
+        "boots/test_aarch64",
+        "boots/test_kea",
+    ),
     *(
         "test_run_example",
         "test_ledger_lease",
@@ -135,7 +150,7 @@ _LEFT_OUT: Final = {
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(_FIRST)}
     files = {item.path for item in items}
-    places = {path: place.get(path.stem, len(place)) for path in files}
+    places = {path: place.get(_name_of(path), len(place)) for path in files}
     items.sort(key=lambda item: places[item.path])
     for folder, needs in _LEFT_OUT.items():
         left_out = {path for path in files if path.is_relative_to(_HERE / folder)}

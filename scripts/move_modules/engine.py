@@ -33,8 +33,10 @@ class Files:
         for path in git("ls-files").splitlines():
             if path.startswith(SKIP) or not os.path.isfile(path) or os.path.getsize(path) > 2_000_000:
                 continue
-            if path.endswith((".py", *TEXTS)) or path in ("Makefile", "Dockerfile") or path.startswith(
-                (".ci/", "scripts/", "packaging/", ".github/")
+            if (
+                path.endswith((".py", *TEXTS))
+                or path in ("Makefile", "Dockerfile")
+                or path.startswith((".ci/", "scripts/", "packaging/", ".github/"))
             ):
                 try:
                     self.texts[path] = Path(path).read_text()
@@ -208,12 +210,18 @@ def scoped(tree: ast.AST, names: set[str]):
 
 def uses(tree: ast.AST, node: ast.ImportFrom, name: str) -> list[ast.Name] | None:
     """Return the names in code that mean what an import binds. None: the import is in a function that binds the name anew."""
-    inside = [f for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) and f.lineno <= node.lineno <= f.end_lineno]
+    inside = [
+        f
+        for f in ast.walk(tree)
+        if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) and f.lineno <= node.lineno <= f.end_lineno
+    ]
     if not inside:
         return [n for n, is_inner in scoped(tree, {name}) if not is_inner and isinstance(n, ast.Name)]
     function = max(inside, key=lambda f: f.lineno)
     names = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name]
-    if any(isinstance(n.ctx, ast.Store) for n in names) or any(isinstance(n, ast.arg) and n.arg == name for n in ast.walk(function)):
+    if any(isinstance(n.ctx, ast.Store) for n in names) or any(
+        isinstance(n, ast.arg) and n.arg == name for n in ast.walk(function)
+    ):
         return None
     return names
 
@@ -265,7 +273,10 @@ def module_bindings(tree: ast.AST, module: str) -> list[tuple[ast.ImportFrom, as
 def pattern_of(files: Files, module: str) -> re.Pattern[str]:
     """Match the module's name, but not that of a module below it."""
     folder = module.replace(".", "/") + "/"
-    below = sorted({p[len(folder) :].split("/")[0].removesuffix(".py") for p in files.python() if p.startswith(folder)} - {"__init__"})
+    below = sorted(
+        {p[len(folder) :].split("/")[0].removesuffix(".py") for p in files.python() if p.startswith(folder)}
+        - {"__init__"}
+    )
     tail = rf"(?!\.(?:{'|'.join(below)})\b)" if below else ""
     return re.compile(rf"(?<![\w.]){re.escape(module)}(?!\w){tail}")
 
@@ -282,11 +293,23 @@ def rewrite_whole(files: Files, old: str, new: str, old_path: str, new_path: str
         if path.endswith(".py") and name in text and from_package.search(text):
             fresh = rebind(fresh, package, name, new_package, new_name)
         if is_package and path.endswith(".py"):
-            submodules = {p.split("/")[-1].removesuffix(".py") for p in files.python() if p.startswith(old.replace(".", "/") + "/") and p.count("/") == old.count(".") + 1}
-            submodules |= {p.split("/")[-2] for p in files.python() if p.startswith(old.replace(".", "/") + "/") and p.count("/") == old.count(".") + 2}
+            submodules = {
+                p.split("/")[-1].removesuffix(".py")
+                for p in files.python()
+                if p.startswith(old.replace(".", "/") + "/") and p.count("/") == old.count(".") + 1
+            }
+            submodules |= {
+                p.split("/")[-2]
+                for p in files.python()
+                if p.startswith(old.replace(".", "/") + "/") and p.count("/") == old.count(".") + 2
+            }
             fresh = split_package_imports(fresh, old, new, submodules)
             if old in fresh:
-                fresh = re.sub(rf"(?<![\w.]){re.escape(old)}\.(?=[A-Za-z_])(?!(?:{'|'.join(sorted(submodules)) or 'x'})\b)", f"{new}.", fresh)
+                fresh = re.sub(
+                    rf"(?<![\w.]){re.escape(old)}\.(?=[A-Za-z_])(?!(?:{'|'.join(sorted(submodules)) or 'x'})\b)",
+                    f"{new}.",
+                    fresh,
+                )
         elif old in fresh:
             fresh = dotted.sub(new, fresh)
         if old_path in fresh and not is_package:
@@ -369,7 +392,9 @@ def rewrite_names(files: Files, old: str, new: str, names: dict[str, str], own: 
         if name not in text or path in own:
             continue
         fresh = text
-        if path.endswith(".py") and (f"from {old} import" in text or re.search(rf"from {re.escape(package)} import\b", text)):
+        if path.endswith(".py") and (
+            f"from {old} import" in text or re.search(rf"from {re.escape(package)} import\b", text)
+        ):
             fresh = rewrite_names_in(text, old, new, names)
         fresh = dotted.sub(lambda m: f"{new}{m[1]}{names[m[2]]}", fresh)
         if fresh != text:
@@ -448,8 +473,11 @@ def move(files: Files, old_path: str, new_path: str) -> None:
     old, new = module_name(old_path), module_name(new_path)
     is_package = old_path.endswith("__init__.py")
     files.rename(old_path, new_path)
-    if is_package and os.path.dirname(new_path) != os.path.dirname(old_path).rpartition("/")[0] or is_package and any(
-        p.startswith(os.path.dirname(old_path) + "/") for p in files.texts
+    if (
+        is_package
+        and os.path.dirname(new_path) != os.path.dirname(old_path).rpartition("/")[0]
+        or is_package
+        and any(p.startswith(os.path.dirname(old_path) + "/") for p in files.texts)
     ):
         files.write(old_path, '"""TODO."""\n')
         git("add", old_path)
@@ -482,7 +510,11 @@ class Parsed:
                 self.add(self.runtime, node, lines)
                 prev = node.end_lineno
                 continue
-            if is_checking(node) and not node.orelse and all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in node.body):
+            if (
+                is_checking(node)
+                and not node.orelse
+                and all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in node.body)
+            ):
                 for each in node.body:
                     self.add(self.checking, each, lines)
                 prev = node.end_lineno
@@ -513,7 +545,10 @@ class Parsed:
     def imported(self) -> dict[str, tuple[str, str]]:
         found = {}
         for module, name, asname in (*self.runtime, *self.checking):
-            found[asname or (name if module else name.split(".")[0])] = (module, name if module or asname else name.split(".")[0])
+            found[asname or (name if module else name.split(".")[0])] = (
+                module,
+                name if module or asname else name.split(".")[0],
+            )
         return found
 
 
@@ -574,7 +609,11 @@ def merge(files: Files, src_path: str, dst_path: str) -> None:
         # functions of the destination that use `src.name` where `name` is a local variable, and the reverse
         inner = inner_names(dst.text)
         for n in ast.walk(parse(dst.text)):
-            if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and dst_imports.get(n.value.id) == tuple(src_mod.rpartition(".")[::2]):
+            if (
+                isinstance(n, ast.Attribute)
+                and isinstance(n.value, ast.Name)
+                and dst_imports.get(n.value.id) == tuple(src_mod.rpartition(".")[::2])
+            ):
                 if n.attr in inner and n.attr not in renames:
                     renames[n.attr] = other_name(n.attr, src_stem, taken)
         for n in ast.walk(parse(dst.text)):  # an alias of the source's name
@@ -589,7 +628,11 @@ def merge(files: Files, src_path: str, dst_path: str) -> None:
     back: dict[str, str] = {}
     inner = inner_names(src.text)
     for n in ast.walk(parse(src.text)):
-        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and src_imports.get(n.value.id) == tuple(dst_mod.rpartition(".")[::2]):
+        if (
+            isinstance(n, ast.Attribute)
+            and isinstance(n.value, ast.Name)
+            and src_imports.get(n.value.id) == tuple(dst_mod.rpartition(".")[::2])
+        ):
             if n.attr in inner:
                 back[n.attr] = other_name(n.attr, dst_mod.rpartition(".")[2], taken)
     if back:
@@ -606,7 +649,15 @@ def merge(files: Files, src_path: str, dst_path: str) -> None:
         if name in dst_defs or name in dst_imports and dst_imports[name] != origin:
             is_module = os.path.exists(f"{'/'.join([*origin[0].split('.'), origin[1]])}.py") if origin[0] else True
             stem = (origin[0] or "").rpartition(".")[2]
-            fresh = f"{name}_module" if is_module else f"{stem.upper()}_{name}" if name.isupper() else f"{stem}_{name}" if not name[0].isupper() else "".join(p.capitalize() for p in stem.split("_")) + name
+            fresh = (
+                f"{name}_module"
+                if is_module
+                else f"{stem.upper()}_{name}"
+                if name.isupper()
+                else f"{stem}_{name}"
+                if not name[0].isupper()
+                else "".join(p.capitalize() for p in stem.split("_")) + name
+            )
             while fresh in taken:
                 fresh += "_"
             aliases[name] = fresh
@@ -644,7 +695,11 @@ def alias_imports(text: str, aliases: dict[str, str]) -> str:
     fresh = rename_globals(text, aliases)
     edits = Edits(fresh)
     for node in ast.walk(parse(fresh)):
-        if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) in aliases for a in node.names) and node.col_offset in (0, 4):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and any((a.asname or a.name) in aliases for a in node.names)
+            and node.col_offset in (0, 4)
+        ):
             indent = " " * node.col_offset
             names = [(a.name, aliases.get(a.asname or a.name, a.asname)) for a in node.names]
             edits.replace(node, import_line(node.module, names, indent))
@@ -765,7 +820,7 @@ def ordered(first, second) -> list[str]:
     kinds = {c[1]: c[0] for c in chunks}
     for code in [*out, *(c[1] for c in mains)]:
         node = kinds.get(code)
-        if texts and isinstance(node, (ast.Assign, ast.AnnAssign)) and is_constant(texts[-1]) :
+        if texts and isinstance(node, (ast.Assign, ast.AnnAssign)) and is_constant(texts[-1]):
             texts[-1] += code
         else:
             texts.append(code)
@@ -793,7 +848,11 @@ def split(files: Files, src_path: str, pieces: list[tuple[set[str], str]]) -> No
         parsed = Parsed(text)
         stay = set().union(*(s.names for s in segs if s not in go)) - {"__main__"}
         piece_mod = module_name(piece_path)
-        runtime = [line_of(k, c) for k, c in parsed.runtime.items() if (k[2] or k[1].split(".")[0] if not k[0] else k[2] or k[1]) in need or k[1] == "TYPE_CHECKING"]
+        runtime = [
+            line_of(k, c)
+            for k, c in parsed.runtime.items()
+            if (k[2] or k[1].split(".")[0] if not k[0] else k[2] or k[1]) in need or k[1] == "TYPE_CHECKING"
+        ]
         checking = [line_of(k, c) for k, c in parsed.checking.items() if (k[2] or k[1]) in need]
         if back := sorted(need & stay):
             runtime.append(import_line(src_mod, [(n, None) for n in back]) + "\n")
@@ -836,7 +895,9 @@ class Driver:
     def ruff(self) -> None:
         paths = sorted(p for p in self.files.changed if p.endswith(".py") and os.path.exists(p))
         if paths:
-            subprocess.run([V + "ruff", "check", "-q", "--fix", "--select", "I,F401,F811", *COMPACT, *paths], capture_output=True)
+            subprocess.run(
+                [V + "ruff", "check", "-q", "--fix", "--select", "I,F401,F811", *COMPACT, *paths], capture_output=True
+            )
             subprocess.run([V + "ruff", "format", "-q", *paths], capture_output=True)
 
     def check(self, imports: bool = True) -> str:
@@ -845,7 +906,8 @@ class Driver:
         if paths:
             found = subprocess.run(
                 [V + "ruff", "check", "-q", "--select", "F821,F811,F822", "--output-format", "concise", *paths],
-                capture_output=True, text=True,
+                capture_output=True,
+                text=True,
             ).stdout
         return ((import_all() if imports else "") + "\n" + found).strip()
 

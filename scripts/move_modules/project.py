@@ -63,7 +63,9 @@ def stmt_names(node: ast.stmt) -> set[str]:
     if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
         return {node.name}
     if isinstance(node, ast.Assign):
-        return {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return {
+            n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         return {node.target.id}
     if isinstance(node, (ast.If, ast.Try, ast.With, ast.For)):
@@ -85,8 +87,10 @@ def segments(text: str) -> list[Segment]:
     prev = 0
     for i, node in enumerate(parse(text).body):
         start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-        if isinstance(node, (ast.Import, ast.ImportFrom)) or is_checking(node) or (
-            i == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if (
+            isinstance(node, (ast.Import, ast.ImportFrom))
+            or is_checking(node)
+            or (i == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         ):
             prev = node.end_lineno
             continue

@@ -37,15 +37,26 @@ def expand(files: Files) -> None:
         defined[module] = set().union(*(stmt_names(n) for n in tree.body)) if tree.body else set()
         for node in tree.body:
             for each in node.body if is_checking(node) else [node]:
-                if isinstance(each, ast.ImportFrom) and each.module and (each.module.startswith("gitboot") or path.endswith("__init__.py")):
+                if (
+                    isinstance(each, ast.ImportFrom)
+                    and each.module
+                    and (each.module.startswith("gitboot") or path.endswith("__init__.py"))
+                ):
                     for a in each.names:
                         origin[module, a.asname or a.name] = each.module, a.name
+
     def resolve(module: str, name: str) -> tuple[str, str]:
         for _ in range(8):
-            if module not in modules or name in defined[module] or f"{module}.{name}" in modules or (module, name) not in origin:
+            if (
+                module not in modules
+                or name in defined[module]
+                or f"{module}.{name}" in modules
+                or (module, name) not in origin
+            ):
                 break
             module, name = origin[module, name]
         return module, name
+
     for path in files.python():
         text = files.texts[path]
         if "from gitboot" not in text:
@@ -53,7 +64,11 @@ def expand(files: Files) -> None:
         edits = Edits(text)
         own = module_name(path)
         for node in ast.walk(parse(text)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gitboot") and node.module in modules:
+            if (
+                isinstance(node, ast.ImportFrom)
+                and (node.module or "").startswith("gitboot")
+                and node.module in modules
+            ):
                 found = defaultdict(list)
                 for a in node.names:
                     module, name = resolve(node.module, a.name)
@@ -93,7 +108,9 @@ def main() -> int:
     # Where each module goes. Modules are known by their present paths, which `now` follows.
     members: dict[str, list[str]] = defaultdict(list)  # by target: paths of today
     pieces: dict[str, list[tuple[set[str], str]]] = {}
-    for path in sorted(p.removeprefix("gitboot/") for p in files.python() if p.startswith("gitboot/") and "/seed/" not in p):
+    for path in sorted(
+        p.removeprefix("gitboot/") for p in files.python() if p.startswith("gitboot/") and "/seed/" not in p
+    ):
         target = tsv.get(path)
         if target is None or target == "gone":
             if not path.endswith(("__init__.py", "__main__.py")) and target != "gone" and not driver.done:
@@ -164,7 +181,10 @@ def main() -> int:
             else:
                 piece = target
             made.append((names, piece, target))
-        if step(f"Split {now[path].removesuffix('.py')}", lambda: split(files, f"gitboot/{now[path]}", [(n, f"gitboot/{p}") for n, p, _ in made])):
+        if step(
+            f"Split {now[path].removesuffix('.py')}",
+            lambda: split(files, f"gitboot/{now[path]}", [(n, f"gitboot/{p}") for n, p, _ in made]),
+        ):
             for _, piece, target in made:
                 if piece in now or piece in members[target]:
                     continue
@@ -206,20 +226,27 @@ def main() -> int:
                         go(each, target if each == base[target] else f"cli/commands/{os.path.basename(each)}")
         text = files.texts[path]
         text = text.replace(
-            'command: click.Command = import_module(f"gitboot.cli.{name.replace(\'-\', \'_\')}").command\n',
-            'module, _, attribute = _HOMES.get(name, f"{name.replace(\'-\', \'_\')}:command").partition(":")\n'
+            "command: click.Command = import_module(f\"gitboot.cli.{name.replace('-', '_')}\").command\n",
+            "module, _, attribute = _HOMES.get(name, f\"{name.replace('-', '_')}:command\").partition(\":\")\n"
             '        command: click.Command = getattr(import_module(f"gitboot.cli.commands.{module}"), attribute)\n',
         )
         table = "_HOMES: Final = {  # commands that share a module, or whose module has another name\n"
         table += "".join(f'    "{k}": "{v}",\n' for k, v in sorted(homes.items())) + "}\n"
-        text = text.replace('_REPLACED: Final = {  # what earlier', table + "_REPLACED: Final = {  # what earlier")
-        text = text.replace("The module of a command has the\n# command's name, with underscores for dashes, and is imported when the command runs.", "The module of a command has the\n# command's name, with underscores for dashes, if `_HOMES` has no other; it is imported when the command runs.")
+        text = text.replace("_REPLACED: Final = {  # what earlier", table + "_REPLACED: Final = {  # what earlier")
+        text = text.replace(
+            "The module of a command has the\n# command's name, with underscores for dashes, and is imported when the command runs.",
+            "The module of a command has the\n# command's name, with underscores for dashes, if `_HOMES` has no other; it is imported when the command runs.",
+        )
         files.write(path, text)
         git("mv", "gitboot/cli/seed", "gitboot/cli/commands/seed")
         git("mv", "gitboot/cli/requirements.txt", "gitboot/cli/commands/requirements.txt")
         files.load_again = True
         for each, text in list(files.texts.items()):
-            fresh = text.replace('f"gitboot.cli.{other}"', 'f"gitboot.cli.commands.{other}"').replace("gitboot/cli/seed", "gitboot/cli/commands/seed").replace("gitboot/cli/requirements.txt", "gitboot/cli/commands/requirements.txt")
+            fresh = (
+                text.replace('f"gitboot.cli.{other}"', 'f"gitboot.cli.commands.{other}"')
+                .replace("gitboot/cli/seed", "gitboot/cli/commands/seed")
+                .replace("gitboot/cli/requirements.txt", "gitboot/cli/commands/requirements.txt")
+            )
             if fresh != text and os.path.exists(each):
                 files.write(each, fresh)
 
@@ -230,7 +257,9 @@ def main() -> int:
         go("cli/__init__.py", "cli/main.py")
         files.write("gitboot/cli/__init__.py", '"""The command line."""\n')
         for each, text in list(files.texts.items()):
-            fresh = text.replace("gitboot.cli:program", "gitboot.cli.main:program").replace("gitboot.cli:cli", "gitboot.cli.main:cli")
+            fresh = text.replace("gitboot.cli:program", "gitboot.cli.main:program").replace(
+                "gitboot.cli:cli", "gitboot.cli.main:cli"
+            )
             if fresh != text:
                 files.write(each, fresh)
 
@@ -263,7 +292,10 @@ def main() -> int:
     for (a, z), pairs in sorted(moves.items()):
         if not step(f"Move modules of {a or 'the top'} to {z or 'the top'}", lambda: move_all(pairs)):
             for pair in pairs:
-                step(f"Move {now[pair[0]].removesuffix('.py')} to {pair[1].removesuffix('.py')}", lambda: move_all([pair]))
+                step(
+                    f"Move {now[pair[0]].removesuffix('.py')} to {pair[1].removesuffix('.py')}",
+                    lambda: move_all([pair]),
+                )
 
     # 5. merges: from the base on in both directions of an order in which modules import one another
     def ranks() -> dict[str, int]:
@@ -280,6 +312,7 @@ def main() -> int:
                             found.add(own[f"{node.module}.{a.name}"])
             edges[path] = found - {None, path}
         out, seen = [], set()
+
         def visit(path):
             if path in seen:
                 return
@@ -287,6 +320,7 @@ def main() -> int:
             for each in sorted(edges.get(path, ())):
                 visit(each)
             out.append(path)
+
         sys.setrecursionlimit(5000)
         for path in sorted(now):
             visit(path)
@@ -338,13 +372,19 @@ def main() -> int:
         path = base[target]
         folder = f"gitboot/{target.removesuffix('.py')}"
         old = now[path]
-        others = [p for p in files.python() if p.startswith(folder + "/") and p not in (f"gitboot/{old}", f"{folder}/__init__.py")]
+        others = [
+            p
+            for p in files.python()
+            if p.startswith(folder + "/") and p not in (f"gitboot/{old}", f"{folder}/__init__.py")
+        ]
         if others:
             raise ValueError(f"{others} are still in {folder}")
         if old.endswith("__init__.py"):
             files.rename(f"gitboot/{old}", f"gitboot/{target}")
             now[path] = target
-            shutil.rmtree(folder, ignore_errors=True) if not os.path.isdir(folder) or not git("ls-files", folder) else None
+            shutil.rmtree(folder, ignore_errors=True) if not os.path.isdir(folder) or not git(
+                "ls-files", folder
+            ) else None
         else:
             old_module, module = module_name(f"gitboot/{old}"), module_name(f"gitboot/{target}")
             files.rename(f"gitboot/{old}", f"gitboot/{target}")
@@ -362,9 +402,14 @@ def main() -> int:
         move_late("render/page.py")
         shutil.rmtree("gitboot/render/page", ignore_errors=True)
         text = files.texts["gitboot/render/page.py"]
-        files.write("gitboot/render/page.py", text.replace("Path(__file__).with_name(name)", '(Path(__file__).with_name("page_files") / name)'))
+        files.write(
+            "gitboot/render/page.py",
+            text.replace("Path(__file__).with_name(name)", '(Path(__file__).with_name("page_files") / name)'),
+        )
         for each, text in list(files.texts.items()):
-            fresh = re.sub(r"gitboot/render/page/(?=[\w*]+\.(?:js|html|css)|\*|\"|$)", "gitboot/render/page_files/", text)
+            fresh = re.sub(
+                r"gitboot/render/page/(?=[\w*]+\.(?:js|html|css)|\*|\"|$)", "gitboot/render/page_files/", text
+            )
             if fresh != text:
                 files.write(each, fresh)
 
@@ -387,7 +432,11 @@ def main() -> int:
 def tidy(files: Files) -> None:
     if os.path.exists("gitboot/serve/openapi.yaml"):
         git("mv", "gitboot/serve/openapi.yaml", "gitboot/endpoint/openapi.yaml")
-    for path in [p for p in files.python() if p.startswith("gitboot/") and p.endswith("/__init__.py") and p != "gitboot/__init__.py"]:
+    for path in [
+        p
+        for p in files.python()
+        if p.startswith("gitboot/") and p.endswith("/__init__.py") and p != "gitboot/__init__.py"
+    ]:
         folder = os.path.dirname(path)
         left = [p for p in git("ls-files", folder).splitlines() if p != path]
         if not left and not parse(files.texts[path]).body[1:]:
@@ -432,11 +481,29 @@ def docstrings(files: Files) -> None:
 
 
 def report(driver: Driver) -> None:
-    modules = sorted(p for p in git("ls-files", "gitboot").splitlines() if p.endswith(".py") and "/seed/" not in p and not p.endswith(("__init__.py", "__main__.py")))
+    modules = sorted(
+        p
+        for p in git("ls-files", "gitboot").splitlines()
+        if p.endswith(".py") and "/seed/" not in p and not p.endswith(("__init__.py", "__main__.py"))
+    )
     sizes = sorted(((Path(p).read_text().count("\n"), p) for p in modules), reverse=True)
-    print(len(modules), "modules in", len({p.split("/")[1] for p in modules if p.count("/") > 1}), "packages,", sum(p.count("/") == 1 for p in modules), "at the top")
+    print(
+        len(modules),
+        "modules in",
+        len({p.split("/")[1] for p in modules if p.count("/") > 1}),
+        "packages,",
+        sum(p.count("/") == 1 for p in modules),
+        "at the top",
+    )
     print("longest", sizes[:8], "median", sizes[len(sizes) // 2][0])
-    print(driver.count, "commits in", round(time.monotonic() - driver.start), "s; failed:", *driver.failed or ["nothing"], sep="\n  ")
+    print(
+        driver.count,
+        "commits in",
+        round(time.monotonic() - driver.start),
+        "s; failed:",
+        *driver.failed or ["nothing"],
+        sep="\n  ",
+    )
 
 
 if __name__ == "__main__":
