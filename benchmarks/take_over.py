@@ -15,7 +15,7 @@ from benchmarks.endpoint import boot_script, free_port, is_served, some_servers
 from benchmarks.instance import Instance
 from benchmarks.place import Place
 from benchmarks.row import CannotRun, Figure
-from tests.postgresqls import postgresql, programs
+from tests.helpers.postgresql import postgresql, programs
 
 LEASE_S: Final = 15.0  # until a standby may take over from an instance that has died
 _PREPARED_S: Final = 6.0  # without work: the standby has finished its preparations

@@ -26,17 +26,17 @@ import pygit2
 
 import gitboot.publish.mirror_program
 from gitboot.publish.signed_list import make_list_keys
-from tests import plain
-from tests.buckets import KEY, s3_server
 from tests.caches import CACHES
-from tests.configured import configured
 from tests.credentials import give_credentials
-from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server
-from tests.git_servers import SshServer, free_port, listening
-from tests.git_servers import program as program_of
-from tests.instance import Repository, eventually, git, running
-from tests.mirrors import caddy, nginx
-from tests.serving import LOADER
+from tests.helpers import httpx_client
+from tests.helpers.configuration import configured
+from tests.helpers.file_servers import caddy, nginx
+from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server
+from tests.helpers.git_servers import SshServer, free_port, listening
+from tests.helpers.git_servers import program as program_of
+from tests.helpers.instance_process import Repository, eventually, git, running
+from tests.helpers.s3_server import KEY, s3_server
+from tests.helpers.served_tree import LOADER
 
 ENTRY: Final = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 WINDOW, ALONE = "memtest-7", "live-1"  # the images of the maintenance and of the policy
@@ -224,7 +224,7 @@ _NAMES: Final = {
 
 
 def _of_web(base: str) -> Fetch:
-    return lambda: plain.get(f"{base}{ENTRY}", headers=LOADER).text
+    return lambda: httpx_client.get(f"{base}{ENTRY}", headers=LOADER).text
 
 
 def _asking(fetch: Fetch, endpoint: str) -> Fetch:
@@ -232,7 +232,7 @@ def _asking(fetch: Fetch, endpoint: str) -> Fetch:
 
     def asked() -> str:
         script = fetch()
-        return plain.get(f"{endpoint}{ENTRY}", headers=LOADER).text if f"{endpoint}{ENTRY}" in script else script
+        return httpx_client.get(f"{endpoint}{ENTRY}", headers=LOADER).text if f"{endpoint}{ENTRY}" in script else script
 
     return asked
 

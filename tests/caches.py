@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from tests.git_servers import free_port, listening, program
+from tests.helpers.git_servers import free_port, listening, program
 
 Cache = Callable[[str, Path], AbstractContextManager[str]]  # of the URL behind it and an absent folder -> its own URL
 

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Final
 
-from tests.repositories import ENVIRONMENT
+from tests.helpers.repositories import ENVIRONMENT
 
 _PAGE: Final = Path(__file__).parents[1] / "docs" / "mirrors.md"
 

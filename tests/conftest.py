@@ -19,12 +19,12 @@ import pytest
 from hypothesis import settings
 
 from gitboot.files import filesystem_of
-from tests import newledgers, searching, templates
-from tests.asking import umask
 from tests.boots import page
+from tests.helpers import compiled_templates, new_ledgers, search_effort
+from tests.helpers.forked_commands_client import umask
 
 if TYPE_CHECKING:
-    from tests.postgresqls import PostgresServer
+    from tests.helpers.postgresql import PostgresServer
 
 _HERE: Final = Path(__file__).parent
 
@@ -42,12 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
     Machines that boot, and packages, have images that are too big. What a disk may do is for tests that make one
     (`failing_disk`).
     """
-    searching.lives = config.getoption("lives")
-    how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=searching.examples(100))
+    search_effort.lives = config.getoption("lives")
+    how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=search_effort.examples(100))
     settings.register_profile("gitboot", how)
     settings.load_profile("gitboot")
-    newledgers.make_at_once()
-    templates.compile_once()
+    new_ledgers.make_at_once()
+    compiled_templates.compile_once()
     reaches_out = any(config.getoption(folder) for folder in _LEFT_OUT)
     if not reaches_out:
         os.environ["SSL_CERT_FILE"] = str(
@@ -174,13 +174,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture
 def lives() -> int:
     """How long to search: so many lives of a machine at each BMC, and of kills and commits in a row in proportion."""
-    return searching.lives
+    return search_effort.lives
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A PostgreSQL for ledgers, each in a schema of its own; a test that stops it makes one for itself."""
-    from tests.postgresqls import postgresql
+    from tests.helpers.postgresql import postgresql
 
     with postgresql() as server:
         yield server

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.git_servers import program
+from tests.helpers.git_servers import program
 
 RSYNC: Final = (
     (Path(__file__).parent.parent / "docs/mirrors.md").read_text().partition("\n## rsync\n")[2].partition("\n## ")[0]

@@ -9,8 +9,8 @@ from enum import Enum
 from typing import Final
 
 from gitboot.jsonio import format_instant
-from tests import fleets
-from tests.doubles import Commits
+from tests.helpers import fleets
+from tests.helpers.instance_doubles import Commits
 
 _FLEET = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24]}"
 

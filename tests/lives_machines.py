@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from tests.redfish.double import Answer, Machine
-from tests.redfish.media import Drive
-from tests.redfish.profiles import ENABLED, TARGET
-from tests.redfish.service import Service
+from tests.helpers.redfish_double.double import Answer, Machine
+from tests.helpers.redfish_double.media import Drive
+from tests.helpers.redfish_double.profiles import ENABLED, TARGET
+from tests.helpers.redfish_double.service import Service
 
 DISCS = ("Cd", "UsbCd")
 NETWORK = ("Pxe", "UefiHttp", *DISCS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gitboot.errors import LedgerError
 from gitboot.ledger.store import Transaction
-from tests.doubles import Unsynced
+from tests.helpers.instance_doubles import Unsynced
 
 
 class Crash(BaseException):

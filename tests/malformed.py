@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping
 
 from gitboot.fleet.revision import Revision
-from tests.repositories import ENVIRONMENT, Work
+from tests.helpers.repositories import ENVIRONMENT, Work
 
 _ADA = b"Ada <ada@example.net> 1700000000 +0000"
 

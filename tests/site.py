@@ -48,18 +48,18 @@ from gitboot.review.guards import Guard, Limits, trailer
 from gitboot.system_clock import Uptime
 from tests.copy_script import CopyScript
 from tests.credentials import give_credentials
-from tests.doubles import UNGUARDED
-from tests.fleets import mac_of, uuid_of
-from tests.inprocess import Parts, in_process
-from tests.instance import ledger_in
+from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.instance_doubles import UNGUARDED
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import ledger_in
+from tests.helpers.redfish_double.double import Boot
+from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, TARGET
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.target_steps import TargetKilled, bring_up, killed_after
 from tests.lives_machines import NETWORK, Reading, Watched
-from tests.redfish.double import Boot
-from tests.redfish.profiles import ENABLED, GENERIC, TARGET
-from tests.redfish.server import RedfishServer
 from tests.site_book import GRACE, Ask, Book, Window
 from tests.site_commits import BASE, Asked, Commit, Job, Origin, Spare, Ways, ask_of
 from tests.site_kills import Fate, HeldSyncs, Killed, full_ledger, holding, living
-from tests.target_steps import TargetKilled, bring_up, killed_after
 
 MAC: Final = mac_of("web01").replace(":", "-")
 LOOKUPS: Final = (f"/v1/boot/{MAC}/boot.ipxe", f"/ipxe/{uuid_of('web01')}", f"/v1/boot/{MAC}/grub.cfg")

@@ -10,8 +10,8 @@ from typing import Final
 import pygit2
 
 from gitboot.jsonio import format_instant
-from tests import fleets
-from tests.fleets import mac_of
+from tests.helpers import fleets
+from tests.helpers.fleets import mac_of
 from tests.site_book import Ask, Window
 
 _WHO: Final = pygit2.Signature("A", "a@example.net", 0, 0)

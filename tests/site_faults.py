@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from tests import copy_script
-from tests.postgresqls import PostgresServer, postgresql
+from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.site import Site, SlowSyncs
 from tests.site_book import Window
 from tests.site_hosts import LateCall, SharedSite

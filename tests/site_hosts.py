@@ -21,11 +21,11 @@ from gitboot.fetchlog.one_time_boots import Unrecordable
 from gitboot.ledger.shared_fetchlog import SharedFetches
 from gitboot.model.scalars import SystemUuid
 from gitboot.system_clock import Uptime
-from tests.fleets import uuid_of
-from tests.inprocess import Parts
-from tests.instance import ledger_in
+from tests.helpers.fleets import uuid_of
+from tests.helpers.instance_in_process import Parts
+from tests.helpers.instance_process import ledger_in
+from tests.helpers.postgresql import PostgresServer
 from tests.lives_machines import Watched
-from tests.postgresqls import PostgresServer
 from tests.site import IPXE, ITSELF, Boots, Forwarding, Given, Serving, Site
 from tests.site_book import GRACE
 from tests.site_kills import Fate, Hang, HeldCall, Killed, full_ledger, living

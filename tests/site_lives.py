@@ -21,8 +21,8 @@ from random import Random
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Final, NamedTuple
 
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
 from tests.site import LOOKUPS, OTHERS, Site
 from tests.site_book import Window
 from tests.site_commits import Ways

@@ -13,7 +13,7 @@ from pyrage import x25519
 from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
 from gitboot.errors import UsageError
 from gitboot.fleet.documents import MOST_BYTES, NotSealed, sealed
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 ONE, OTHER = x25519.Identity.generate(), x25519.Identity.generate()
 WHOLE = pyrage.encrypt(b"hunter2", [ONE.to_public()])

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from gitboot.artifacts.boot_loaders import HEAD, is_signed
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 PE32, PE32_PLUS = 0x10B, 0x20B
 

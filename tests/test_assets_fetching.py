@@ -14,10 +14,10 @@ from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, WebFetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.jsonio import Digest
 from gitboot.resolve.server_decision import BootFile
-from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.git_servers import free_port
-from tests.mirrors import nginx
-from tests.serving import Site
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
+from tests.helpers.file_servers import nginx
+from tests.helpers.git_servers import free_port
+from tests.helpers.served_tree import Site
 from tests.test_mirrors import FLEET
 
 KERNEL = b"kernel " * 1000

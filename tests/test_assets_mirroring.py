@@ -14,12 +14,12 @@ from click.testing import CliRunner
 
 from gitboot.cli.main import Exit, cli
 from gitboot.errors import UsageError
-from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.failing_disk import small_disk
-from tests.fleets import SEED, document, fleet, image, server
-from tests.registries import Registry, registry
-from tests.signers import Minisign
-from tests.strange_server import Client, strange_server
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
+from tests.helpers.failing_disk import small_disk
+from tests.helpers.fleets import SEED, document, fleet, image, server
+from tests.helpers.registries import Registry, registry
+from tests.helpers.signers import Minisign
+from tests.helpers.strange_server import Client, strange_server
 
 KERNEL, INITRD = b"kernel" * 1_000_000, b"initrd" * 1000
 

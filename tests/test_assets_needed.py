@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gitboot.artifacts.availability import named_artifacts
-from tests.cases import for_each
-from tests.fleets import SEED, decided, decision, fleet, image, policy, profile, server
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, decided, decision, fleet, image, policy, profile, server
 
 ALL = "kernel, initrd, rootfs, uki, iso, loader"
 BASE = "http://boot.test/assets/x-1/"

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import Exit, cli
-from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.fleets import document, fleet
-from tests.registries import registry
-from tests.repositories import Work
-from tests.signers import Minisign, Person, by_gpg, gpg_people
-from tests.sigstores import Sigstore
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
+from tests.helpers.fleets import document, fleet
+from tests.helpers.registries import registry
+from tests.helpers.repositories import Work
+from tests.helpers.signers import Minisign, Person, by_gpg, gpg_people
+from tests.helpers.sigstore import Sigstore
 
 KERNEL, INITRD = b"kernel" * 1000, b"initrd" * 1000
 IDENTITY = b'identity = "vendor@example.net"\nissuer = "https://accounts.test"\n'

@@ -14,7 +14,7 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.policy_selection import joins_at
 from gitboot.resolve.provisioning_record import Record
 from gitboot.review.rollout_progress import Images, images
-from tests.fleets import at, document, fleet, image, maintenance, policy, profile, repository, server, uuid_of
+from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, repository, server, uuid_of
 
 NOON = at("20T12:00")
 NAMES = [f"web{number:02}" for number in range(20)]

@@ -14,8 +14,8 @@ from gitboot.resolve.install_attempts import adopted
 from gitboot.resolve.policy_selection import joins_at
 from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Seen
 from gitboot.review.rollout_progress import AppliedRollout, Headway, Proof, StepOutcome, advance, applied_in
-from tests.cases import for_each
-from tests.fleets import at, document, fleet, image, policy, profile, repository, server, uuid_of
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import at, document, fleet, image, policy, profile, repository, server, uuid_of
 
 
 def identity(name: str) -> SystemUuid:

@@ -22,15 +22,15 @@ from gitboot.cli.main import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
-from tests.configured import configured
 from tests.credentials import give_credentials
-from tests.fleets import uuid_of
-from tests.instance import eventually
-from tests.rack import PASSWORD, USER, Rack, condition, typed, until_condition
-from tests.redfish.certificates import Authority
-from tests.redfish.double import Machine
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import uuid_of
+from tests.helpers.instance_process import eventually
+from tests.helpers.instance_with_bmcs import PASSWORD, USER, Rack, condition, typed, until_condition
+from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
 
 LOOSE = {"max_small_group": 100, "max_update_percent": 100}
 

@@ -18,12 +18,23 @@ from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars import SystemUuid
-from tests.bmc_rack import ALWAYS, ONCE, PASSWORD, SECRETS, SET_AT_BMC, USER, MakeRack, Rack, racks, write_credentials
-from tests.fleets import uuid_of
-from tests.redfish.certificates import Authority
-from tests.redfish.double import Machine
-from tests.redfish.faults import Body, Drop, Fault, Intrusion, Redirect, Reverted, Status
-from tests.redfish.profiles import ILO6
+from tests.helpers.bmcs import (
+    ALWAYS,
+    ONCE,
+    PASSWORD,
+    SECRETS,
+    SET_AT_BMC,
+    USER,
+    MakeRack,
+    Rack,
+    racks,
+    write_credentials,
+)
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Body, Drop, Fault, Intrusion, Redirect, Reverted, Status
+from tests.helpers.redfish_double.profiles import ILO6
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRe
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.step_runner import bring_about
-from tests.bmc_rack import ONCE, PASSWORD, USER, Rack, racks
-from tests.cases import for_each
-from tests.fleets import uuid_of
-from tests.redfish.double import Machine
-from tests.redfish.profiles import GENERIC, Profile
+from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import GENERIC, Profile
 
 INSTALL = replace(
     ONCE,

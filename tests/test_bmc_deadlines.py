@@ -16,12 +16,12 @@ from gitboot.bmc.redfish.client import BmcConnection, is_redfish
 from gitboot.bmc.redfish.transport import Reach
 from gitboot.bmc.step_runner import Outcome
 from gitboot.errors import BmcUnreachable
-from tests.bmc_rack import ONCE, PASSWORD, USER, Rack, racks
-from tests.fleets import uuid_of
-from tests.redfish.double import Machine
-from tests.redfish.faults import Slow
-from tests.redfish.media import Drive
-from tests.redfish.profiles import GENERIC, IDRAC9, XCC, Profile
+from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Slow
+from tests.helpers.redfish_double.media import Drive
+from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, XCC, Profile
 
 ISO = "http://boot.test/assets/node/1.iso"
 SHORT_S = 0.3

@@ -14,11 +14,11 @@ from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same, acc
 from gitboot.bmc.override_state import BootTarget, Enabled, Override, State
 from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.model.scalars import SystemUuid
-from tests.bmc_rack import ONCE, SET_AT_BMC, MakeRack, Rack, racks, write_credentials
-from tests.fleets import uuid_of
-from tests.redfish.double import STARTED, Machine
-from tests.redfish.faults import Status
-from tests.redfish.profiles import GENERIC, PROFILES, STUCK, Profile
+from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack, racks, write_credentials
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.double import STARTED, Machine
+from tests.helpers.redfish_double.faults import Status
+from tests.helpers.redfish_double.profiles import GENERIC, PROFILES, STUCK, Profile
 
 OTHER = SystemUuid(uuid_of("another machine"))
 UNSET = "03000200-0400-0500-0006-000700080009"

@@ -16,12 +16,12 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import ETAG_FORMS, if_match_values, read_etags
 from gitboot.bmc.step_runner import Outcome
 from gitboot.errors import BmcChanged
-from tests.bmc_rack import ONCE, PASSWORD, SET_AT_BMC, USER, MakeRack, Rack, racks
-from tests.cases import for_each
-from tests.fleets import uuid_of
-from tests.redfish.double import Machine
-from tests.redfish.faults import Body, Status
-from tests.redfish.profiles import GENERIC, IDRAC9, XCC, Profile
+from tests.helpers.bmcs import ONCE, PASSWORD, SET_AT_BMC, USER, MakeRack, Rack, racks
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Body, Status
+from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, XCC, Profile
 
 # Name; the header ETag; @odata.etag; the If-Match that the BMC accepts, {} for the opaque value.
 FORMS = [

@@ -15,11 +15,11 @@ from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import Manner, Switching, SwitchState
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.step_runner import Outcome
-from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks
-from tests.fleets import uuid_of
-from tests.redfish.double import Machine
-from tests.redfish.faults import Drop, Ignored
-from tests.redfish.profiles import GENERIC, IDRAC9, IDRAC10, ILO6, Profile
+from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, racks
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Drop, Ignored
+from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, IDRAC10, ILO6, Profile
 
 TREE = "http://boot.test/"
 LOADER, BEFORE, OTHERS = f"{TREE}assets/web-2/loader", f"{TREE}assets/web-1/loader", "http://rescue.test/install.efi"

@@ -23,7 +23,7 @@ from gitboot.bmc.identity import (
     shared,
 )
 from gitboot.model.scalars import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swapped
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 PLACE = ("https://10.0.0.1", "/redfish/v1/Systems/1")

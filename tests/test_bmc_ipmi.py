@@ -48,13 +48,13 @@ from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcU
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.validation import load
 from gitboot.model.scalars import SystemUuid
-from tests.cases import for_each
-from tests.configured import configured
 from tests.credentials import HERE, give_credentials
-from tests.fleets import fleet, server, snapshot, uuid_of
-from tests.ipmi.machine import IpmiMachine, ipmi_machine
-from tests.rack import POOL, Rack
-from tests.redfish.double import STARTED
+from tests.helpers.cases import for_each
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import fleet, server, snapshot, uuid_of
+from tests.helpers.instance_with_bmcs import POOL, Rack
+from tests.helpers.ipmi_double import IpmiMachine, ipmi_machine
+from tests.helpers.redfish_double.double import STARTED
 
 UUID_ = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")
 LOOSE = configured(max_small_group=100, max_update_percent=100)

@@ -15,12 +15,12 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS, quirks_of
 from gitboot.bmc.redfish.transport import Reach, origin_of
 from gitboot.errors import BmcRejected, BmcUnreachable, LeaseLost
-from tests.bmc_rack import ONCE, PASSWORD, USER, Rack, racks
-from tests.cases import for_each
-from tests.fleets import uuid_of
-from tests.redfish.double import Machine
-from tests.redfish.faults import Body, Redirect
-from tests.redfish.profiles import ILO6, XCC
+from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Body, Redirect
+from tests.helpers.redfish_double.profiles import ILO6, XCC
 
 FOLLOWED = (301, 302, 307, 308)
 

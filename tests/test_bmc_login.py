@@ -17,11 +17,11 @@ from gitboot.bmc.redfish import transport
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.bmc.worker_pool import BmcPool
-from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
-from tests.redfish import service
-from tests.redfish.certificates import Authority
-from tests.redfish.faults import Body, Drop, Fault, Redirect, Slow, Status, Truncated
-from tests.redfish.sessions import SESSIONS
+from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
+from tests.helpers.redfish_double import service
+from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.redfish_double.faults import Body, Drop, Fault, Redirect, Slow, Status, Truncated
+from tests.helpers.redfish_double.sessions import SESSIONS
 
 LOGIN = ("POST", SESSIONS)
 ROOT, COLLECTION = ("GET", "/redfish/v1/"), ("GET", "/redfish/v1/Systems")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gitboot.bmc.reboot_detection import Marks, Reset, with_clock
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SET = Marks(

@@ -19,13 +19,13 @@ from gitboot.bmc.override_state import (
     Wanted,
 )
 from gitboot.bmc.step_runner import Outcome
-from tests.bmc_rack import MakeRack, Rack, racks
-from tests.fleets import uuid_of
-from tests.redfish.double import Machine
-from tests.redfish.faults import Drop
-from tests.redfish.media import Drive, Drives
-from tests.redfish.profiles import AMI, GENERIC, IDRAC9, ILO6, OPENBMC, PROFILES, STUCK, XCC, Profile
-from tests.searching import each_of
+from tests.helpers.bmcs import MakeRack, Rack, racks
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Drop
+from tests.helpers.redfish_double.media import Drive, Drives
+from tests.helpers.redfish_double.profiles import AMI, GENERIC, IDRAC9, ILO6, OPENBMC, PROFILES, STUCK, XCC, Profile
+from tests.helpers.search_effort import each_of
 
 ISO, OTHERS = "http://boot.test/assets/node/1.iso", "http://rescue.test/somebody.iso"
 DISC = Wanted(

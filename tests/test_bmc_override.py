@@ -46,10 +46,10 @@ from gitboot.bmc.redfish import resources
 from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.bmc.redfish.resources import Resource
 from gitboot.model.scalars import SystemUuid
-from tests.cases import for_each
-from tests.redfish.double import Machine
-from tests.redfish.profiles import PROFILES, Profile
-from tests.searching import examples
+from tests.helpers.cases import for_each
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import PROFILES, Profile
+from tests.helpers.search_effort import examples
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.PXE)

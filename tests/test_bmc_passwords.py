@@ -20,10 +20,10 @@ from gitboot.errors import UsageError
 from gitboot.fleet.identities import machines
 from gitboot.fleet.validation import load
 from gitboot.model.scalars import parse_fingerprint
-from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
 from tests.credentials import HERE
-from tests.fleets import SEED, server, snapshot
-from tests.redfish.certificates import Authority, Issued
+from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
+from tests.helpers.fleets import SEED, server, snapshot
+from tests.helpers.redfish_double.certificates import Authority, Issued
 
 # Files
 

@@ -30,10 +30,10 @@ from gitboot.bmc.redfish.resources import Resource, observe, read_clock
 from gitboot.bmc.redfish.transport import Reach, tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError, LeaseLost
 from gitboot.model.scalars import SystemUuid
-from tests.cases import for_each
-from tests.redfish.certificates import Authority
-from tests.redfish.double import STARTED, Machine
-from tests.redfish.faults import (
+from tests.helpers.cases import for_each
+from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.redfish_double.double import STARTED, Machine
+from tests.helpers.redfish_double.faults import (
     Body,
     Drop,
     Fault,
@@ -47,9 +47,18 @@ from tests.redfish.faults import (
     Status,
     Truncated,
 )
-from tests.redfish.profiles import AMI, GENERIC, ILO6, PROFILES, SUPERMICRO_X10, SUPERMICRO_X11, XCC, Profile
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
+from tests.helpers.redfish_double.profiles import (
+    AMI,
+    GENERIC,
+    ILO6,
+    PROFILES,
+    SUPERMICRO_X10,
+    SUPERMICRO_X11,
+    XCC,
+    Profile,
+)
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
 
 USER, PASSWORD = "gitboot", "correct horse"
 URI = "http://boot.example.net/web.efi"

@@ -27,10 +27,10 @@ from gitboot.errors import UsageError
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture
-from tests.cases import for_each
-from tests.fleets import mac_of, uuid_of
-from tests.rack import Done, Rack, typed
-from tests.redfish.faults import Redirect
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.instance_with_bmcs import Done, Rack, typed
+from tests.helpers.redfish_double.faults import Redirect
 
 # Which addresses are meant
 

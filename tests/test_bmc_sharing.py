@@ -11,7 +11,7 @@ from gitboot.bmc.identity import Pinned, Sharing, Shown, shared
 from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import replaced
 from gitboot.model.scalars import SystemUuid
-from tests.fleets import at, uuid_of
+from tests.helpers.fleets import at, uuid_of
 
 UUIDS = tuple(SystemUuid(uuid_of(f"web{number}")) for number in range(6))
 _serials = st.sampled_from([None, "abc", "ABC", "Default string"])

@@ -29,14 +29,14 @@ from gitboot.bmc.power_steps import (
 )
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.bmc.step_runner import Outcome
-from tests.bmc_rack import ONCE, PASSWORD, USER, Rack
-from tests.cases import for_each
-from tests.fleets import at
-from tests.redfish.double import Machine
-from tests.redfish.faults import Drop, Status
-from tests.redfish.profiles import GENERIC, SUPERMICRO_X10
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
+from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import at
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Drop, Status
+from tests.helpers.redfish_double.profiles import GENERIC, SUPERMICRO_X10
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
 
 NOON = at("20T12:00")
 ALL = frozenset(ResetType)

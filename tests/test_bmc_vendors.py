@@ -19,13 +19,13 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS, STANDARD, Quirks
 from gitboot.bmc.redfish.resources import Resource, observe
 from gitboot.errors import GitbootError
-from tests.cases import for_each
-from tests.redfish.double import Machine
-from tests.redfish.profiles import PROFILES, Profile
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
+from tests.helpers.cases import for_each
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import PROFILES, Profile
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
 
-PAYLOADS = Path(__file__).parent / "redfish" / "payloads"
+PAYLOADS = Path(__file__).parent / "helpers" / "redfish_double" / "payloads"
 ROOT = Path(__file__).parent.parent
 USER, PASSWORD = "gitboot", "correct horse"
 URI = "http://boot.example.net/web.efi"

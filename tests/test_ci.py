@@ -23,7 +23,7 @@ from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.provisioning_record import exported
-from tests.ci_jobs import (
+from tests.helpers.ci_runner import (
     PIPELINE,
     CommentHost,
     Fleet,
@@ -35,9 +35,9 @@ from tests.ci_jobs import (
     programs_of,
     shell,
 )
-from tests.fleets import server
-from tests.preloaded import for_shells
-from tests.signers import Minisign
+from tests.helpers.fleets import server
+from tests.helpers.forked_commands import for_shells
+from tests.helpers.signers import Minisign
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,7 +16,7 @@ import yaml
 
 from gitboot.cli.commands.init import CI, PACKAGES, packages, seed
 from gitboot.review.formats.markdown import marker
-from tests.ci_jobs import (
+from tests.helpers.ci_runner import (
     BOT,
     MALLORY,
     PIPELINE,
@@ -30,7 +30,7 @@ from tests.ci_jobs import (
     programs_of,
     shell,
 )
-from tests.preloaded import for_shells
+from tests.helpers.forked_commands import for_shells
 
 ROOT = Path(__file__).parent.parent
 JOBS = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab")]

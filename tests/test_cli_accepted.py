@@ -13,9 +13,9 @@ import pytest
 
 from gitboot.cli.instance_client import accepted_by
 from gitboot.errors import HostUnreachable, UsageError
-from tests.instance import eventually
-from tests.rack import Rack, typed, until_condition
-from tests.repositories import Work
+from tests.helpers.instance_process import eventually
+from tests.helpers.instance_with_bmcs import Rack, typed, until_condition
+from tests.helpers.repositories import Work
 
 
 @pytest.fixture

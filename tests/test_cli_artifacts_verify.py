@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.fleets import document, fleet, maintenance, policy, profile, server
-from tests.rack import typed
-from tests.repositories import Work
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
+from tests.helpers.fleets import document, fleet, maintenance, policy, profile, server
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.repositories import Work
 
 Typed = Callable[..., tuple[int, str, str]]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.configured import configured
-from tests.fleets import image, policy, profile, uuid_of
-from tests.instance import eventually
-from tests.rack import PASSWORD, USER, Done, Rack, typed
-from tests.redfish.faults import Status
-from tests.redfish.profiles import ENABLED, GENERIC, IDRAC9, OPENBMC, TARGET
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import image, policy, profile, uuid_of
+from tests.helpers.instance_process import eventually
+from tests.helpers.instance_with_bmcs import PASSWORD, USER, Done, Rack, typed
+from tests.helpers.redfish_double.faults import Status
+from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, IDRAC9, OPENBMC, TARGET
 from tests.test_assets_efi import program
 
 FINE = tuple(f"db{number:02}" for number in range(20))

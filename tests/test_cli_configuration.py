@@ -11,9 +11,9 @@ import pytest
 from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_of
 from gitboot.cli.main import Exit, cli
 from scripts.reference import configuration_page
-from tests.cases import for_each
-from tests.configured import configured
-from tests.rack import typed
+from tests.helpers.cases import for_each
+from tests.helpers.configuration import configured
+from tests.helpers.instance_with_bmcs import typed
 
 MOST_OPTIONS = 45
 START = ("run", "nowhere", "--out", "o", "--state", "s")

@@ -17,8 +17,8 @@ import pytest
 from gitboot.cli.main import Exit
 from gitboot.controller.instance.environment_checks import Health, of_git, of_output, of_state, of_the_clock
 from gitboot.system_clock import Keeping
-from tests.fleets import uuid_of
-from tests.rack import Rack, typed
+from tests.helpers.fleets import uuid_of
+from tests.helpers.instance_with_bmcs import Rack, typed
 
 
 class _Quiet(SimpleHTTPRequestHandler):

@@ -13,9 +13,9 @@ from gitboot.git import snapshots
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
-from tests.fleets import SEED, mac_of, policy, server, uuid_of
-from tests.rack import typed
-from tests.repositories import Work
+from tests.helpers.fleets import SEED, mac_of, policy, server, uuid_of
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.repositories import Work
 
 FILES = {f"{number:02}.yaml": text for number, text in enumerate(SEED)}
 WEB01 = next(path for path, text in FILES.items() if "kind: Server" in text)

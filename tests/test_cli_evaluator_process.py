@@ -27,10 +27,10 @@ from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.age_encryption import make_key
 from gitboot.evaluator.protocol import Begun, NewResults, ResultKind
 from gitboot.resolve.provisioning_record import Record, record_facts
-from tests.fleets import SEED, server, uuid_of
-from tests.instance import alive, eventually
-from tests.rack import Rack, typed
-from tests.repositories import Work
+from tests.helpers.fleets import SEED, server, uuid_of
+from tests.helpers.instance_process import alive, eventually
+from tests.helpers.instance_with_bmcs import Rack, typed
+from tests.helpers.repositories import Work
 
 ROOT = Path(__file__).parent.parent
 

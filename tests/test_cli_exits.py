@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.fleets import document, profile
-from tests.rack import POOL, Rack, typed
+from tests.helpers.fleets import document, profile
+from tests.helpers.instance_with_bmcs import POOL, Rack, typed
 
 UNGUARDED = ("--max-small-group", "9", "--max-reinstalls", "9")
 REASON = ("--reason", "INC-4711")

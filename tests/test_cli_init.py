@@ -19,8 +19,8 @@ from gitboot.git.snapshots import open_snapshot
 from gitboot.model.fleet import Evidence
 from gitboot.problems import Code, Severity
 from gitboot.resolve.fleet_decisions import decide
-from tests.fleets import at
-from tests.repositories import Work
+from tests.helpers.fleets import at
+from tests.helpers.repositories import Work
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,7 +8,7 @@ import pytest
 
 from gitboot.cli.main import Exit
 from gitboot.cli.options import operator
-from tests.rack import typed
+from tests.helpers.instance_with_bmcs import typed
 
 UNNAMED: Final = 4_000_000_000  # a user that no machine has
 

@@ -13,8 +13,8 @@ from typing import Final
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.instance import Repository
-from tests.preloaded import Command
+from tests.helpers.forked_commands import Command
+from tests.helpers.instance_process import Repository
 
 EXAMPLE: Final = str(Path(__file__).parent.parent / "example-repo")
 

@@ -13,10 +13,10 @@ from gitboot.bmc.override_state import Observed
 from gitboot.bmc.override_steps import OFF
 from gitboot.bmc.power_steps import NothingToSwitch, NotSwitched, PowerAction, ResetType, Send, next_power
 from gitboot.cli.main import Exit
-from tests.cases import for_each
-from tests.fleets import uuid_of
-from tests.rack import Done, Rack
-from tests.redfish.faults import Drop, Status
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import uuid_of
+from tests.helpers.instance_with_bmcs import Done, Rack
+from tests.helpers.redfish_double.faults import Drop, Status
 
 ALL = frozenset(ResetType)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gitboot.fetchlog.spool import take
-from tests.preloaded import captured
-from tests.serving import ENTRY
+from tests.helpers.forked_commands import captured
+from tests.helpers.served_tree import ENTRY
 from tests.test_observe_accesslog import NGINX, OBSERVED
 
 LINE = json.dumps(NGINX) + "\n"

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from gitboot.cli.terminal import growing, progress, table
 from gitboot.terminal import style
-from tests.terminals import terminal
+from tests.helpers.terminals import terminal
 
 HEADER = ("SERVER", "SEEN", "RECORDED")
 

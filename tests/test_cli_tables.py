@@ -12,8 +12,8 @@ import pytest
 from rich.cells import cell_len
 
 import gitboot.cli
-from tests.fleets import document, image, policy, profile
-from tests.rack import Rack, typed
+from tests.helpers.fleets import document, image, policy, profile
+from tests.helpers.instance_with_bmcs import Rack, typed
 
 SERVERS: Final = tuple(f"{'s' * 61}-{number}" for number in range(2))  # 63 letters each
 IMAGE, OTHER = (f"flatcar-{'i' * 53}-{number}" for number in (1, 2))

@@ -16,9 +16,9 @@ import pytest
 
 from gitboot.cli.configuration_file import Setting, keys_of
 from gitboot.cli.main import cli
-from tests.fleets import SEED
-from tests.git_servers import program
-from tests.instance import Repository
+from tests.helpers.fleets import SEED
+from tests.helpers.git_servers import program
+from tests.helpers.instance_process import Repository
 
 FOLDER: Final = Path(__file__).parent.parent / "packaging" / "systemd"
 UNITS: Final = ("gitboot.service", "gitboot-serve.service")

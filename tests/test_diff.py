@@ -27,8 +27,8 @@ from gitboot.review.decision_changes import BecomesUnknown, ServerChange, Since,
 from gitboot.review.document_changes import Fate
 from gitboot.review.reinstalls import Why
 from gitboot.review.risks import Effect, Risk, When, risks
-from tests.cases import for_each
-from tests.fleets import (
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import (
     at,
     decision,
     document,
@@ -42,7 +42,7 @@ from tests.fleets import (
     snapshot,
     uuid_of,
 )
-from tests.reviewed import FLEET, Files, compared
+from tests.helpers.reviewed_changes import FLEET, Files, compared
 
 NAME = "fra1-web01"
 PATH = f"servers/{NAME}.yaml"

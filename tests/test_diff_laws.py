@@ -24,9 +24,9 @@ from gitboot.review.document_changes import Fate
 from gitboot.review.groups import Causes, groups
 from gitboot.review.guards import Limits, judge
 from gitboot.review.risks import Risk
-from tests.fleets import snapshot
-from tests.generated import FILES, GeneratedFleet, Write, fleets, in_blocks, in_json
-from tests.searching import examples
+from tests.helpers.fleet_strategies import FILES, GeneratedFleet, Write, fleets, in_blocks, in_json
+from tests.helpers.fleets import snapshot
+from tests.helpers.search_effort import examples
 
 LAWS = settings(
     max_examples=examples(25),

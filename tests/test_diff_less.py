@@ -41,10 +41,10 @@ from gitboot.review.guards import Guard, Limits, judge
 from gitboot.review.harmless_changes import is_less
 from gitboot.review.reinstalls import Reinstall, Why, reinstalls
 from gitboot.review.risks import Risk
-from tests.cases import for_each
-from tests.fleets import SHA, at, document, fleet, image, maintenance, policy, uuid_of
-from tests.reviewed import FLEET, SERVERS, Files, compared
-from tests.searching import examples
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SHA, at, document, fleet, image, maintenance, policy, uuid_of
+from tests.helpers.reviewed_changes import FLEET, SERVERS, Files, compared
+from tests.helpers.search_effort import examples
 
 NOON = at("20T12:00")
 

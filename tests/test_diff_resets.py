@@ -10,8 +10,8 @@ from gitboot.review.decision_changes import Changes, compare
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard, Limits, judge
 from gitboot.review.risks import Risk
-from tests.cases import for_each
-from tests.fleets import SEED, maintenance, policy, server, snapshot
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, maintenance, policy, server, snapshot
 
 WINDOW = "20T22:00 21T04:00"
 RESTART = "networkBoot: Once, power: Restart"

@@ -11,7 +11,7 @@ from gitboot.fleet.revision import Message
 from gitboot.jsonio import digest
 from gitboot.review.commit_path import MAX_STEPS, Leg, Way, introduced, way
 from gitboot.review.guards import Area, Extent, Guard, Limits, Verdict, judge, trailer
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 SIZE = 100
 State = dict[int, int]  # the provision numbers of servers that were raised

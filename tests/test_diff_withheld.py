@@ -12,7 +12,7 @@ from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from gitboot.resolve.server_decision import Decision, WithheldBoot
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.reinstalls import withheld_boots
-from tests.fleets import at, decision, fleet, image, maintenance, policy, profile, server
+from tests.helpers.fleets import at, decision, fleet, image, maintenance, policy, profile, server
 
 NOON = at("20T12:00")
 PENDING = Record(provision=1, image="flatcar-1")

@@ -24,11 +24,11 @@ from gitboot.cli.configuration_file import Setting
 from gitboot.cli.main import cli
 from gitboot.fleet.documents import parse_blob
 from gitboot.problems import Code, Problem
-from tests.cases import for_each
-from tests.git_servers import program
-from tests.pages import ROOT, Block, commands, pages, read
-from tests.preloaded import captured
-from tests.repositories import Work
+from tests.helpers.cases import for_each
+from tests.helpers.documentation import ROOT, Block, commands, pages, read
+from tests.helpers.forked_commands import captured
+from tests.helpers.git_servers import program
+from tests.helpers.repositories import Work
 
 PAGES: Final = {name: read(name) for name in pages()}
 

@@ -19,7 +19,7 @@ from gitboot.fleet import yaml as document
 from gitboot.fleet.yaml import Place, Quoted, Value, locate, parse, rewritten
 from gitboot.model.scalars import Path
 from gitboot.problems import Code
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 MIB = 1024 * 1024
 

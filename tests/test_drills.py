@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.configured import configured
-from tests.doubles import published_records
-from tests.fleets import uuid_of
-from tests.instance import Instance, eventually, running
-from tests.rack import BASE_URL, PASSWORD, Blade, Rack, boots, condition, until_condition
-from tests.redfish.faults import Status
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import uuid_of
+from tests.helpers.instance_doubles import published_records
+from tests.helpers.instance_process import Instance, eventually, running
+from tests.helpers.instance_with_bmcs import BASE_URL, PASSWORD, Blade, Rack, boots, condition, until_condition
+from tests.helpers.redfish_double.faults import Status
 
 ONCE = ("Once", "Pxe")
 REASON = ("--reason", "INC-4711")

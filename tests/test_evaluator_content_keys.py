@@ -22,8 +22,8 @@ from gitboot.fleet.validation import load
 from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import FleetView
 from gitboot.resolve.fleet_decisions import decide_server
-from tests.fleets import document, fleet, image, maintenance, policy, profile, repository, server
-from tests.generated import GeneratedFleet, fleets
+from tests.helpers.fleet_strategies import GeneratedFleet, fleets
+from tests.helpers.fleets import document, fleet, image, maintenance, policy, profile, repository, server
 from tests.test_evaluator_laws import EDITS, LAWS, History, tree_of
 
 

@@ -32,10 +32,10 @@ from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
 from gitboot.resolve.fleet_decisions import DecidedServer
 from gitboot.review.decision_changes import compare
-from tests.fleets import SEED, server
-from tests.generated import FILES, Document, GeneratedFleet, fleets, in_json, name_of
-from tests.results import StoredResults
-from tests.searching import examples
+from tests.helpers.fleet_strategies import FILES, Document, GeneratedFleet, fleets, in_json, name_of
+from tests.helpers.fleets import SEED, server
+from tests.helpers.result_cache import StoredResults
+from tests.helpers.search_effort import examples
 
 LAWS = settings(
     max_examples=examples(60),

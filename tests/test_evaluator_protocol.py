@@ -23,8 +23,8 @@ from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.process import told
 from gitboot.evaluator.protocol import Allowance, CommitEnd, ResultKind, ServerPart, ServerParts
 from gitboot.fleet.identities import Machine
-from tests.cases import for_each
-from tests.fleets import decided, fleet, image, policy, profile, server, snapshot, uuid_of
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import decided, fleet, image, policy, profile, server, snapshot, uuid_of
 
 QUESTION = protocol.Question("f" * 40, None, Allowance(seconds=2))
 

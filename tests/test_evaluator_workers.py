@@ -25,7 +25,7 @@ from gitboot.evaluator import evaluation as workers_module
 from gitboot.evaluator.evaluation import Evaluator, Forks
 from gitboot.evaluator.process import told
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
-from tests.results import StoredResults
+from tests.helpers.result_cache import StoredResults
 
 ROOT: Final = Path(__file__).parent.parent
 SERVERS: Final = 40

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gitboot.jsonio import LEFT_OUT, facts, named
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 
 class Colour(StrEnum):

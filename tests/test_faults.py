@@ -26,8 +26,8 @@ from gitboot.fleet.revision import BlobId, Irregular, Revision, Snapshot
 from gitboot.fleet.validation import load_revision
 from gitboot.problems import Code, Problem
 from gitboot.resolve.fleet_decisions import decide_loaded
-from tests.cases import for_each
-from tests.searching import examples
+from tests.helpers.cases import for_each
+from tests.helpers.search_effort import examples
 
 FOLDER: Final = Path(__file__).parent / "faults"
 FLEET: Final = {

@@ -12,8 +12,8 @@ from typing import Final
 
 import pytest
 
-from tests.preloaded import for_shells
-from tests.repositories import ENVIRONMENT
+from tests.helpers.forked_commands import for_shells
+from tests.helpers.repositories import ENVIRONMENT
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "first-hour.md"
 

@@ -6,13 +6,13 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from tests import plain
-from tests.first_server import followed, script
-from tests.git_servers import free_port
-from tests.instance import eventually
-from tests.preloaded import captured, for_shells
-from tests.repositories import Work
-from tests.serving import IPXE
+from tests.helpers import httpx_client
+from tests.helpers.first_server_page import followed, script
+from tests.helpers.forked_commands import captured, for_shells
+from tests.helpers.git_servers import free_port
+from tests.helpers.instance_process import eventually
+from tests.helpers.repositories import Work
+from tests.helpers.served_tree import IPXE
 
 ROOT: Final = Path(__file__).parent.parent
 ENTRY: Final = "v1/boot/52-54-00-12-34-56/boot.ipxe"
@@ -33,7 +33,7 @@ def test_a_person_who_looks_spends_nothing_and_the_machine_boots_late(tmp_path: 
     state = ("--state", tmp_path / "var" / "lib" / "gitboot")
 
     def asked_by(agent: str) -> str:
-        return plain.get(f"http://{url}/{ENTRY}", headers={"User-Agent": agent}).text
+        return httpx_client.get(f"http://{url}/{ENTRY}", headers={"User-Agent": agent}).text
 
     with followed(tmp_path, text, for_shells()):
         for agent in LOOKS:

@@ -12,8 +12,8 @@ import pytest
 
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project, Witnessed
 from gitboot.errors import ForgeRefused, HostUnreachable, UsageError
-from tests.cases import for_each
-from tests.forges import TOKEN, ForgeHost, forge_host
+from tests.helpers.cases import for_each
+from tests.helpers.forges import TOKEN, ForgeHost, forge_host
 
 ONE, TWO, THREE = (digit * 40 for digit in "123")
 LEDGER = "9f0c7e1c-4a6e-4b0e-8d3b-0d8f6c1f6f0a"

@@ -23,8 +23,20 @@ from gitboot.resolve.plan_at_time import fallback, plan
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions, idle
 from gitboot.resolve.server_plan import Halt
-from tests.cases import for_each
-from tests.fleets import SEED, at, decided, document, fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import (
+    SEED,
+    at,
+    decided,
+    document,
+    fleet,
+    image,
+    maintenance,
+    policy,
+    profile,
+    server,
+    uuid_of,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLE = Path(__file__).parent.parent / "example-repo"

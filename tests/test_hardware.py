@@ -28,16 +28,16 @@ from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition, with_state
 from tests.credentials import give_credentials
-from tests.doubles import note_fetch
-from tests.fleets import at
-from tests.inprocess import Parts, in_process
-from tests.instance import ledger_in
-from tests.rack import Done, typed
-from tests.redfish.double import Machine
-from tests.redfish.profiles import ENABLED, TARGET
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
-from tests.repositories import Work
+from tests.helpers.fleets import at
+from tests.helpers.instance_doubles import note_fetch
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import ledger_in
+from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import ENABLED, TARGET
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+from tests.helpers.repositories import Work
 from tests.test_run import images_in
 
 PAGE = Path(__file__).parent.parent / "docs" / "hardware.md"

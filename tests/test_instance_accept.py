@@ -16,10 +16,10 @@ from gitboot.ledger import instance_tables
 from gitboot.problems import Severity
 from gitboot.review.guards import Limits
 from gitboot.status.instance_status import Held
-from tests.fleets import at, fleet, image, maintenance, policy, profile, server
-from tests.inprocess import Parts, in_process
-from tests.instance import Repository, git
-from tests.redfish.certificates import authority_until
+from tests.helpers.fleets import at, fleet, image, maintenance, policy, profile, server
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository, git
+from tests.helpers.redfish_double.certificates import authority_until
 
 NOON = at("20T12:00")
 STORES = ("flatcar-1", "flatcar-2")

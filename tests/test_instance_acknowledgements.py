@@ -26,13 +26,13 @@ from gitboot.git.repository import CommitReader, Stored, content_of
 from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys, of_commit
 from gitboot.ledger import instance_tables
 from gitboot.review.guards import Limits
-from tests.fleets import at, fleet, image, policy, profile, server
-from tests.inprocess import Parts, in_process
-from tests.instance import eventually, running
+from tests.helpers.fleets import at, fleet, image, policy, profile, server
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import eventually, running
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.repositories import ENVIRONMENT, Work
+from tests.helpers.signers import Person, allowed, gpg_people, ssh_person, stored
 from tests.malformed import commit_by_git
-from tests.rack import typed
-from tests.repositories import ENVIRONMENT, Work
-from tests.signers import Person, allowed, gpg_people, ssh_person, stored
 
 NOON = at("20T12:00")
 

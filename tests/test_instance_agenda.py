@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.controller.current_plans import Agenda
-from tests.fleets import at
+from tests.helpers.fleets import at
 
 NOON = at("20T12:00")
 MOVES = st.lists(

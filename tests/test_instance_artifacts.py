@@ -21,14 +21,14 @@ from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.bench import Bench
-from tests.configured import configured
-from tests.doubles import Unsynced
-from tests.fleets import SEED, SHA, at, document, fleet, image, maintenance, policy, profile, server
-from tests.git_servers import free_port
-from tests.instance import eventually
-from tests.rack import Rack, boots, condition, typed, until_condition
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import SEED, SHA, at, document, fleet, image, maintenance, policy, profile, server
+from tests.helpers.git_servers import free_port
+from tests.helpers.instance_bench import Bench
+from tests.helpers.instance_doubles import Unsynced
+from tests.helpers.instance_process import eventually
+from tests.helpers.instance_with_bmcs import Rack, boots, condition, typed, until_condition
 from tests.test_instance_overrides import MakeSite, make_site
 
 __all__ = ["make_site"]  # a fixture

@@ -38,12 +38,12 @@ from gitboot.publish.tree_reader import ALL, Inventory, Tree, now_named, suspect
 from gitboot.render.page import SAID as ON_PAGE
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
 from gitboot.resolve.provisioning_record import Record, record_facts, shard_of
-from tests.doubles import note_fetch
-from tests.evaluated import Here
-from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.inprocess import Parts, in_process
-from tests.instance import Repository
-from tests.searching import examples
+from tests.helpers.evaluated_commits import Here
+from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_doubles import note_fetch
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository
+from tests.helpers.search_effort import examples
 
 SAID = (*ON_PAGE, *(script for _, script in ON_PAGE.values()))  # what it says of itself
 NAMES = tuple(f"web{number:02}" for number in range(6))

@@ -31,9 +31,9 @@ from gitboot.resolve.server_plan import Stoppage
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Following, SignedListState, Status, ThreadFailure
-from tests.cases import for_each
-from tests.doubles import Commits
-from tests.fleets import SEED, at, fleet, policy, server, snapshot, uuid_of
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, at, fleet, policy, server, snapshot, uuid_of
+from tests.helpers.instance_doubles import Commits
 
 NOON = at("20T12:00")
 WEB01 = SystemUuid(uuid_of("web01"))

@@ -25,13 +25,13 @@ from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageErr
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.s3 import Claim, bucket_opener
 from gitboot.publish.targets.store_target import StoreTarget
-from tests import plain
-from tests.bmc_rack import PASSWORD, racks
-from tests.fleets import server
-from tests.forges import TOKEN, forge_host
-from tests.git_servers import HttpsServer
-from tests.instance import Instance, Repository, eventually, running
-from tests.notified import SECRET, hook, notify_file, write_private
+from tests.helpers import httpx_client
+from tests.helpers.bmcs import PASSWORD, racks
+from tests.helpers.fleets import server
+from tests.helpers.forges import TOKEN, forge_host
+from tests.helpers.git_servers import HttpsServer
+from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.notification_receivers import SECRET, hook, notify_file, write_private
 from tests.test_instance_reconcile import fleet_files
 from tests.test_notices_delivery import NOON, NOTICE
 
@@ -146,12 +146,12 @@ FIRST, SECOND = "the-first-token-of-16", "another-token-of-16"
 def push(instance: Instance, secret: str) -> int:
     """Return the answer to a webhook as GitLab sends it."""
     operators = next(each["url"] for each in instance.events if each["type"] == "ListeningForOperators")
-    return plain.post(f"{operators}/hooks/push", content=b"{}", headers={"x-gitlab-token": secret}).status_code
+    return httpx_client.post(f"{operators}/hooks/push", content=b"{}", headers={"x-gitlab-token": secret}).status_code
 
 
 def ask(instance: Instance, token: str) -> int:
     operators = next(each["url"] for each in instance.events if each["type"] == "ListeningForOperators")
-    return plain.get(f"{operators}/api/v1/status", headers={"authorization": f"Bearer {token}"}).status_code
+    return httpx_client.get(f"{operators}/api/v1/status", headers={"authorization": f"Bearer {token}"}).status_code
 
 
 def test_finding_p1_rotated_files_of_the_endpoints_count_at_the_next_request(

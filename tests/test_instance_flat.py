@@ -19,11 +19,11 @@ from gitboot.bmc.step_runner import Job, Outcome, Result
 from gitboot.controller.instance_state import Fetched
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
-from tests.bench import Bench
 from tests.credentials import give_credentials
-from tests.fleets import at, fleet, image, policy, profile, server, uuid_of
-from tests.inprocess import Parts, in_process
-from tests.instance import Repository
+from tests.helpers.fleets import at, fleet, image, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import Bench
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository
 
 NOON = at("20T12:00")
 MOST_PACKS = 51  # of the clone; more are made one

@@ -17,12 +17,12 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.model.scalars import SystemUuid, swapped
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare
-from tests.configured import configured
-from tests.doubles import UNLIMITED
-from tests.fleets import at, document, fleet, image, mac_of, policy, profile, uuid_of
-from tests.fleets import repository as repository_of
-from tests.inprocess import Parts, in_process
-from tests.instance import Instance, Repository, eventually, running
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import at, document, fleet, image, mac_of, policy, profile, uuid_of
+from tests.helpers.fleets import repository as repository_of
+from tests.helpers.instance_doubles import UNLIMITED
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Instance, Repository, eventually, running
 
 NOON = at("20T12:00")
 OLD = "web01"  # installed; its machine keeps what its document loses

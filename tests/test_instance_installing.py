@@ -19,8 +19,8 @@ from gitboot.resolve.explanation import explain
 from gitboot.resolve.install_attempts import overtaken_attempt, step_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen, exported, imported
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from tests.bench import NOON, Bench
-from tests.fleets import fleet, image, mac_of, policy, profile, repository, server, uuid_of
+from tests.helpers.fleets import fleet, image, mac_of, policy, profile, repository, server, uuid_of
+from tests.helpers.instance_bench import NOON, Bench
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"

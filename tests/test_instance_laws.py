@@ -25,8 +25,8 @@ from gitboot.resolve.install_attempts import attempt_of, provision_reason
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import Halt
-from tests.generated import GeneratedFleet, fleets
-from tests.searching import examples
+from tests.helpers.fleet_strategies import GeneratedFleet, fleets
+from tests.helpers.search_effort import examples
 from tests.test_evaluator_laws import EDITS, LAWS, History, evaluated, sent, tree_of
 
 RUNS = settings(LAWS, max_examples=examples(30))

@@ -22,9 +22,9 @@ from gitboot.fleet.revision import Revision
 from gitboot.publish.manifest import STATUS
 from gitboot.status.events import Event
 from gitboot.status.progress import Stage
-from tests.fleets import SEED, maintenance
-from tests.inprocess import Parts, in_process
-from tests.instance import Repository, eventually, git
+from tests.helpers.fleets import SEED, maintenance
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository, eventually, git
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from gitboot.render.paths import DATA, IGNITION
 from gitboot.resolve.explanation import explain
 from gitboot.resolve.provisioning_record import exported, imported
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from tests.bench import NOON, Bench
-from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
+from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
+from tests.helpers.instance_bench import NOON, Bench
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"

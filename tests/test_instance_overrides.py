@@ -18,15 +18,15 @@ from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.controller.bmcs.schedule import events_of
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from tests.bench import Bench
 from tests.credentials import give_credentials
-from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
-from tests.instance import eventually
-from tests.redfish.double import Machine
-from tests.redfish.faults import Drop, Hang, Ignored, Slow, Status
-from tests.redfish.profiles import GENERIC, IDRAC9, ILO6, OPENBMC, SUPERMICRO_X10, Profile
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
+from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import Bench
+from tests.helpers.instance_process import eventually
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Drop, Hang, Ignored, Slow, Status
+from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, ILO6, OPENBMC, SUPERMICRO_X10, Profile
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
 
 PASSWORD = "correct horse"
 MONITORS = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24, 'fd00:9::/64']}"

@@ -16,8 +16,8 @@ from gitboot.ledger.instance_tables import Facts, Request
 from gitboot.render.server_states import rendered
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.server_decision import WithheldBoot
-from tests.doubles import Commits
-from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
+from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
+from tests.helpers.instance_doubles import Commits
 
 NOON = at("20T12:00")
 NAMES = ("web01", "web02", "web03")

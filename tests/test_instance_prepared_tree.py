@@ -32,12 +32,12 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify
 from gitboot.render.endpoint_files import TERMS
-from tests.fleets import mac_of, policy
-from tests.fleets import server as described
-from tests.instance import begin, eventually
-from tests.postgresqls import PostgresServer
-from tests.rack import Blade, Rack
-from tests.standbys import Host, Pair, boots, pair, rack, server
+from tests.helpers.fleets import mac_of, policy
+from tests.helpers.fleets import server as described
+from tests.helpers.instance_process import begin, eventually
+from tests.helpers.instance_with_bmcs import Blade, Rack
+from tests.helpers.postgresql import PostgresServer
+from tests.helpers.two_hosts import Host, Pair, boots, pair, rack, server
 
 __all__ = ["rack", "server"]  # fixtures
 

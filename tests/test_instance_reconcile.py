@@ -43,11 +43,11 @@ from gitboot.review.guards import Limits
 from gitboot.status.conditions import with_state
 from gitboot.status.events import Event
 from gitboot.system_clock import uptime
-from tests.doubles import UNGUARDED, Unsynced, note_fetch
-from tests.evaluated import Here
-from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, naming, policy, server, uuid_of
-from tests.instance import Repository, git
-from tests.serving import rendered_states
+from tests.helpers.evaluated_commits import Here
+from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, naming, policy, server, uuid_of
+from tests.helpers.instance_doubles import UNGUARDED, Unsynced, note_fetch
+from tests.helpers.instance_process import Repository, git
+from tests.helpers.served_tree import rendered_states
 from tests.test_run import images_in
 
 ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"

@@ -17,7 +17,7 @@ from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events import Event
-from tests.fleets import uuid_of
+from tests.helpers.fleets import uuid_of
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
 TOKEN = "ab" * 32

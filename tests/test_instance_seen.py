@@ -15,12 +15,12 @@ from gitboot.fetchlog.unknown_machines import UnknownAsked, UnknownMachine, Unkn
 from gitboot.model.scalars import SystemUuid, parse_mac
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import Directory
-from tests import plain
-from tests.fleets import mac_of, uuid_of
-from tests.preloaded import captured
-from tests.rack import typed
-from tests.serving import ALWAYS, BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, planned
-from tests.serving import site as new_site
+from tests.helpers import httpx_client
+from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.forked_commands import captured
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.served_tree import ALWAYS, BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, planned
+from tests.helpers.served_tree import site as new_site
 from tests.test_observe_accesslog import NGINX
 from tests.test_observe_components import SENT
 
@@ -38,7 +38,7 @@ def site() -> Iterator[Site]:
 def asks(site: Site, *paths: str, headers: dict[str, str] = LOADER, method: str = "GET") -> list[int]:
     """What somebody is answered, which leaves what it has noted in the spool."""
     asked = UnknownAsked(site.spool)
-    with site.serve(asked=asked) as url, plain.Client(base_url=url, headers=headers) as client:
+    with site.serve(asked=asked) as url, httpx_client.Client(base_url=url, headers=headers) as client:
         codes = [client.request(method, path).status_code for path in paths]
     asked.leave()
     return codes
@@ -133,7 +133,7 @@ def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
 
 def test_the_api_and_the_metrics_have_them(site: Site) -> None:
     asked = UnknownAsked(site.spool)
-    with site.serve(asked=asked) as url, plain.Client(base_url=url, headers=LOADER) as client:
+    with site.serve(asked=asked) as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
         assert client.get("/api/v1/seen").json()["items"] == []
         client.get(STRANGER)
         asked.leave()

@@ -19,10 +19,10 @@ from gitboot.git.signatures import TrustedKeys
 from gitboot.ledger import instance_tables
 from gitboot.problems import Code
 from gitboot.review.guards import Limits
-from tests.fleets import at, fleet, image, policy, profile, server
-from tests.inprocess import Parts, in_process
-from tests.repositories import Work
-from tests.signers import Person, allowed, ssh_person
+from tests.helpers.fleets import at, fleet, image, policy, profile, server
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.repositories import Work
+from tests.helpers.signers import Person, allowed, ssh_person
 
 NOON = at("20T12:00")
 

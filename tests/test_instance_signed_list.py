@@ -19,14 +19,14 @@ from tuf.api.exceptions import ExpiredMetadataError
 from gitboot.cli.main import Exit
 from gitboot.publish.signed_list import VALID, replace_list_keys
 from gitboot.status.conditions import Condition
-from tests.configured import configured
-from tests.fleets import SEED, mac_of, maintenance, server
-from tests.inprocess import Parts, in_process
-from tests.instance import Repository, eventually, git, running
-from tests.list_clients import client, lies, made_keys, target
-from tests.mirrors import nginx
-from tests.preloaded import captured
-from tests.rack import until_condition
+from tests.helpers.configuration import configured
+from tests.helpers.file_servers import nginx
+from tests.helpers.fleets import SEED, mac_of, maintenance, server
+from tests.helpers.forked_commands import captured
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository, eventually, git, running
+from tests.helpers.instance_with_bmcs import until_condition
+from tests.helpers.signed_list_clients import client, lies, made_keys, target
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)

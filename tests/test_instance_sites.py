@@ -36,18 +36,18 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.cases import for_each
 from tests.credentials import give_credentials
-from tests.doubles import note_fetch
-from tests.fleets import at, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
-from tests.generated import GeneratedFleet, fleets
-from tests.inprocess import in_process
-from tests.instance import Repository
-from tests.rack import typed
-from tests.redfish.double import Machine
-from tests.redfish.profiles import GENERIC
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
+from tests.helpers.cases import for_each
+from tests.helpers.fleet_strategies import GeneratedFleet, fleets
+from tests.helpers.fleets import at, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
+from tests.helpers.instance_doubles import note_fetch
+from tests.helpers.instance_in_process import in_process
+from tests.helpers.instance_process import Repository
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import GENERIC
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
 from tests.test_evaluator_laws import EDITS, LAWS, History, Tree, evaluated, in_full, on_page, sent, tree_of
 from tests.test_instance_edges import INSTALLS, World, held_digest, shown
 

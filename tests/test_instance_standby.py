@@ -30,13 +30,13 @@ from gitboot.ledger.schema import TABLES
 from gitboot.ledger.store import mark_of, read_mark
 from gitboot.publish.tree_reader import WORD
 from gitboot.render.endpoint_files import TERMS
-from tests.failing_disk import fill, small_disk
-from tests.fleets import image, policy, profile
-from tests.fleets import server as described
-from tests.instance import Instance, begin, eventually, git
-from tests.postgresqls import PostgresServer, postgresql, public_folder
-from tests.rack import Blade, Rack, typed, until_condition
-from tests.standbys import LEASE_S, Host, Links, Pair, apart, boots, pair, rack, server
+from tests.helpers.failing_disk import fill, small_disk
+from tests.helpers.fleets import image, policy, profile
+from tests.helpers.fleets import server as described
+from tests.helpers.instance_process import Instance, begin, eventually, git
+from tests.helpers.instance_with_bmcs import Blade, Rack, typed, until_condition
+from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
+from tests.helpers.two_hosts import LEASE_S, Host, Links, Pair, apart, boots, pair, rack, server
 
 __all__ = ["rack", "server"]  # fixtures
 

@@ -26,13 +26,13 @@ from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.server_decision import provisioned_token
 from gitboot.resolve.server_plan import Cause, Phase
-from tests import plain
-from tests.bench import Bench
-from tests.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
-from tests.inprocess import Parts, in_process
-from tests.instance import Instance, Repository, eventually, running
-from tests.rack import typed
-from tests.serving import LOADER
+from tests.helpers import httpx_client
+from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import Bench
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.served_tree import LOADER
 from tests.test_flip import Clock
 from tests.test_instance_days import Client, steps
 from tests.test_serve_supervise import served
@@ -270,18 +270,18 @@ def test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret(tm
         with served(tmp_path / "output", "--spool", str(tmp_path / "spool"), "--secret-keys", str(keys)) as (other, _):
             for url in (instance.url, other):
                 for path in guesses(PUBLIC):
-                    assert plain.get(url + path, headers=LOADER).status_code == 404, path
+                    assert httpx_client.get(url + path, headers=LOADER).status_code == 404, path
             counted = re.findall(
-                r'gitboot_http_requests_total\{.*"nothing".*"404".*\} (\d+)', plain.get(f"{other}/metrics").text
+                r'gitboot_http_requests_total\{.*"nothing".*"404".*\} (\d+)', httpx_client.get(f"{other}/metrics").text
             )
-            assert sum(map(int, counted)) == len(guesses(PUBLIC)), plain.get(f"{other}/metrics").text
+            assert sum(map(int, counted)) == len(guesses(PUBLIC)), httpx_client.get(f"{other}/metrics").text
             data = re.findall(r"s=http://boot\.test(\S+?)['\"\s]", script)[0]
             urls = urls_in(web01.get(f"{data}user-data").text)
-            assert [plain.get(url + urls["join"], headers=LOADER).text for url in (instance.url, other)] == [
+            assert [httpx_client.get(url + urls["join"], headers=LOADER).text for url in (instance.url, other)] == [
                 "hunter2\n"
             ] * 2
             assert steps(instance) == {"Started": 1}
-            assert plain.get(other + urls["done"]).status_code == 204
+            assert httpx_client.get(other + urls["done"]).status_code == 204
         eventually(lambda: steps(instance) == {"Provisioned": 1})
         assert instance.get(urls["join"]).status_code == 404
         pages = [instance.get(f"/api/v1/{page}").content for page in ("status", "servers", "servers/web01/plan")]

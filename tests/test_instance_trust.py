@@ -27,13 +27,13 @@ from gitboot.resolve.provisioning_record import Record, record_facts
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
 from gitboot.system_clock import Keeping, Uptime, keeping_of
-from tests.bench import NOON, Bench
-from tests.cases import for_each
-from tests.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.forges import TOKEN, ForgeHost, forge_host
-from tests.inprocess import Parts, in_process
-from tests.instance import Repository
-from tests.serving import rendered_states
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.forges import TOKEN, ForgeHost, forge_host
+from tests.helpers.instance_bench import NOON, Bench
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository
+from tests.helpers.served_tree import rendered_states
 
 TWO_HOURS = timedelta(hours=2)
 

@@ -29,18 +29,18 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish import tree_reader
 from gitboot.resolve.server_plan import Stoppage
 from gitboot.status.progress import Laps, Stage
-from tests.bench import NOON, Bench
-from tests.configured import configured
 from tests.credentials import give_credentials
-from tests.failing_disk import fill, small_disk
-from tests.fleets import SEED, document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.inprocess import Parts, in_process
-from tests.instance import Repository, eventually
-from tests.postgresqls import PostgresServer, postgresql
-from tests.rack import POOL, Blade, Rack, typed, until_condition
-from tests.redfish.double import Machine
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
+from tests.helpers.configuration import configured
+from tests.helpers.failing_disk import fill, small_disk
+from tests.helpers.fleets import SEED, document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import NOON, Bench
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository, eventually
+from tests.helpers.instance_with_bmcs import POOL, Blade, Rack, typed, until_condition
+from tests.helpers.postgresql import PostgresServer, postgresql
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
 from tests.test_instance_checkpoint import Patient
 from tests.test_instance_maintaining import Maintained as InMaintenance
 from tests.test_instance_standing import ledger_locked

@@ -20,14 +20,14 @@ import pytest
 
 from gitboot.bmc.power_steps import SHUTDOWN
 from gitboot.jsonio import format_instant
-from tests.bench import Bench
 from tests.credentials import give_credentials
-from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
-from tests.redfish.double import Machine
-from tests.redfish.faults import Drop, Status
-from tests.redfish.profiles import GENERIC, IDRAC9, SUPERMICRO_X10, Profile
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
+from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import Bench
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Drop, Status
+from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, SUPERMICRO_X10, Profile
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
 
 _log = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.tree_reader import suspects, verify
 from gitboot.status.progress import Told, counted
-from tests.evaluated import Here
-from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server
-from tests.inprocess import Parts, in_process
-from tests.instance import Repository, eventually
+from tests.helpers.evaluated_commits import Here
+from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository, eventually
 
 OPEN, OVER = at("20T23:00"), at("21T04:00")
 WHILE, UNTIL = maintenance("repair", "20T22:00 21T04:00"), maintenance("repair", "20T22:00 21T08:00")

@@ -22,12 +22,12 @@ from gitboot.ledger import instance_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
-from tests.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
-from tests.inprocess import Parts, in_process
-from tests.instance import Instance, Repository, eventually, git, running
-from tests.rack import Rack, until_condition
-from tests.rack import boots as boots_of
-from tests.serving import rendered_states
+from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Instance, Repository, eventually, git, running
+from tests.helpers.instance_with_bmcs import Rack, until_condition
+from tests.helpers.instance_with_bmcs import boots as boots_of
+from tests.helpers.served_tree import rendered_states
 
 NOON = at("20T12:00")
 SERVERS = tuple(f"web{number:02}" for number in range(6))

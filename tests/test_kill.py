@@ -16,10 +16,10 @@ from gitboot.git.snapshots import open_snapshot
 from gitboot.render.boot_files import server_files, shared_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
-from tests.fleets import fleet, image, policy, profile, server
-from tests.inprocess import in_process
-from tests.instance import Repository, git
-from tests.list_clients import assert_list_is_whole, files_in
+from tests.helpers.fleets import fleet, image, policy, profile, server
+from tests.helpers.instance_in_process import in_process
+from tests.helpers.instance_process import Repository, git
+from tests.helpers.signed_list_clients import assert_list_is_whole, files_in
 from tests.test_publish_kill import ran_until
 
 

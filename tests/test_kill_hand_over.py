@@ -23,9 +23,9 @@ from gitboot.ledger import server_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record
-from tests.fleets import at, uuid_of
-from tests.inprocess import in_process
-from tests.instance import Repository
+from tests.helpers.fleets import at, uuid_of
+from tests.helpers.instance_in_process import in_process
+from tests.helpers.instance_process import Repository
 from tests.test_instance_edges import INSTALLS, World, shown
 from tests.test_instance_sites import BOOTS, SITES, fleet_of, placed
 

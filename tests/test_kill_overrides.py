@@ -20,14 +20,14 @@ from typing import Any, TextIO
 
 import pytest
 
-from tests.bench import Bench
 from tests.credentials import give_credentials
-from tests.fleets import fleet, image, policy, profile, server, uuid_of
-from tests.redfish.double import Answer, Boot, Machine
-from tests.redfish.profiles import ENABLED
-from tests.redfish.samples import Json
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
+from tests.helpers.fleets import fleet, image, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import Bench
+from tests.helpers.redfish_double.double import Answer, Boot, Machine
+from tests.helpers.redfish_double.profiles import ENABLED
+from tests.helpers.redfish_double.samples import Json
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
 
 POINTS = ("the PATCH has arrived", "the PATCH was applied", "it is read back", "some instant")
 PASSES = 2

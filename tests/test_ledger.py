@@ -38,9 +38,9 @@ from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events import Event
-from tests.doubles import Unsynced
-from tests.fleets import at, uuid_of
-from tests.postgresqls import PostgresServer
+from tests.helpers.fleets import at, uuid_of
+from tests.helpers.instance_doubles import Unsynced
+from tests.helpers.postgresql import PostgresServer
 
 WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
 NOON = at("20T12:00")

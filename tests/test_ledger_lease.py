@@ -48,9 +48,9 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.events import Event
-from tests.fleets import at
-from tests.instance import eventually
-from tests.postgresqls import PostgresServer, postgresql, public_folder
+from tests.helpers.fleets import at
+from tests.helpers.instance_process import eventually
+from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
 from tests.wires import CarriedConnections
 
 NOON = at("20T12:00")

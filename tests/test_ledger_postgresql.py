@@ -33,12 +33,12 @@ from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record
 from gitboot.status.events import Event
-from tests.cases import for_each
-from tests.fleets import uuid_of
-from tests.git_servers import free_port
-from tests.instance import Instance, eventually
-from tests.postgresqls import PostgresServer, postgresql
-from tests.redfish.certificates import Authority
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import uuid_of
+from tests.helpers.git_servers import free_port
+from tests.helpers.instance_process import Instance, eventually
+from tests.helpers.postgresql import PostgresServer, postgresql
+from tests.helpers.redfish_double.certificates import Authority
 from tests.test_ledger import NOON, WEB01, WEB02, put, written
 
 

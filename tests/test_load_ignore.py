@@ -13,9 +13,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from gitboot.fleet.ignore import Ignore, lines, parse_pattern, read_ignore
-from tests.cases import for_each
+from tests.helpers.cases import for_each
+from tests.helpers.search_effort import examples
 from tests.linear import AT_MOST, growth
-from tests.searching import examples
 
 
 def leaves_out(patterns: str, path: str) -> bool:

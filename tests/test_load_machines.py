@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from gitboot.fleet.identities import BmcAccess, Machine, machines, taken_over
 from gitboot.model.scalars import MacAddress, SystemUuid
-from tests.cases import for_each
-from tests.fleets import SEED, mac_of, repository, server, uuid_of
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, mac_of, repository, server, uuid_of
 
 BMC = BmcAccess(address="https://10.0.0.1", system=None, credentials="rack", verify=True, ca=None)
 SPELT = "HTTPS://10.0.0.1:443/"

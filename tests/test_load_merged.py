@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from gitboot.fleet.layered_dict import Overlay, merged, replaced
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 
 def test_the_same_object_is_given_where_nothing_is_another() -> None:

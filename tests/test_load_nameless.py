@@ -9,7 +9,7 @@ from gitboot.fleet.identities import machines, taken_over
 from gitboot.model.scalars import MacAddress, is_stand_in, stand_in
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.server_plan import Phase
-from tests.fleets import at, fleet, image, mac_of, planned, policy, profile, repository, server, uuid_of
+from tests.helpers.fleets import at, fleet, image, mac_of, planned, policy, profile, repository, server, uuid_of
 
 SEED = (
     fleet(),

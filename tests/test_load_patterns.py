@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gitboot.fleet.ignore import NoPattern, lines, parse_pattern
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 
 @for_each(

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.artifact_servers import artifact_server
-from tests.rack import typed
+from tests.helpers.artifact_servers import artifact_server
+from tests.helpers.instance_with_bmcs import typed
 from tests.test_migration_import import lay
 
 _INHERIT: Final = "<<inherit>>"

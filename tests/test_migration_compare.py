@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gitboot.importers.boot_comparison import Asker, OldBoot, boot_of
-from tests.artifact_servers import ArtifactServer, artifact_server
-from tests.cases import for_each
-from tests.rack import typed
-from tests.redfish.certificates import Authority
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server
+from tests.helpers.cases import for_each
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.redfish_double.certificates import Authority
 
 UUID = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
 MAC = "52:54:00:12:34:56"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gitboot.importers.boot_comparison import SHAPES
-from tests.artifact_servers import artifact_server
-from tests.rack import typed
+from tests.helpers.artifact_servers import artifact_server
+from tests.helpers.instance_with_bmcs import typed
 from tests.test_migration_import import INITRD, KERNEL, MAC, NAMES, SOURCES, UUID, known, lay
 
 PAGES = {path.stem: path for path in sorted((Path(__file__).parent.parent / "docs" / "from").glob("[!R]*.md"))}

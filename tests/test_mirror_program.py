@@ -40,8 +40,8 @@ from gitboot.publish.mirror_program import (
     version_at,
     versions_around,
 )
-from tests.cases import for_each
-from tests.signed_lists import FAR, ListSigner, render_listing, write_list
+from tests.helpers.cases import for_each
+from tests.helpers.signed_lists import FAR, ListSigner, render_listing, write_list
 
 NOW = datetime(2026, 11, 27, 21, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

@@ -23,16 +23,16 @@ import gitboot.publish.mirror_program as program
 from gitboot.publish.mirror_program import main
 from gitboot.publish.signed_list import replace_list_keys
 from gitboot.render.paths import File
-from tests import plain
-from tests.cases import for_each
-from tests.fleets import at, maintenance
-from tests.git_servers import free_port, listening
-from tests.git_servers import program as program_of
-from tests.list_clients import SignedSite, listed_server, made_keys
-from tests.mirrors import nginx
-from tests.preloaded import captured
-from tests.serving import ALWAYS, ENTRY, REPAIR, Fleet, eventually, planned
-from tests.signed_lists import ListSigner, sign_tree
+from tests.helpers import httpx_client
+from tests.helpers.cases import for_each
+from tests.helpers.file_servers import nginx
+from tests.helpers.fleets import at, maintenance
+from tests.helpers.forked_commands import captured
+from tests.helpers.git_servers import free_port, listening
+from tests.helpers.git_servers import program as program_of
+from tests.helpers.served_tree import ALWAYS, ENTRY, REPAIR, Fleet, eventually, planned
+from tests.helpers.signed_list_clients import SignedSite, listed_server, made_keys
+from tests.helpers.signed_lists import ListSigner, sign_tree
 from tests.test_mirror_program import _interpreters
 from tests.test_targets_mirror import BY_MAC, FIRST
 
@@ -209,7 +209,7 @@ def test_finding_m1_a_mirror_ends_a_window_though_the_publisher_died_in_it(
 
 
 def _get(url: str) -> bytes:
-    found = plain.get(url)
+    found = httpx_client.get(url)
     assert found.status_code == 200
     return found.content
 

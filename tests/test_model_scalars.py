@@ -46,8 +46,8 @@ from gitboot.model.scalars import (
     version_key,
 )
 from gitboot.problems import Code
-from tests.cases import for_each
-from tests.documents import AWKWARD
+from tests.helpers.cases import for_each
+from tests.helpers.document_strategies import AWKWARD
 from tests.linear import AT_MOST, growth
 
 SHA = "0123456789abcdef" * 4

@@ -18,10 +18,10 @@ from gitboot.fleet.documents import parse_blob
 from gitboot.fleet.resources import KINDS
 from gitboot.fleet.yaml import parse
 from gitboot.review.formats.json import main
-from tests.cases import for_each
-from tests.documents import Document, documents
-from tests.fleets import document
-from tests.searching import examples
+from tests.helpers.cases import for_each
+from tests.helpers.document_strategies import Document, documents
+from tests.helpers.fleets import document
+from tests.helpers.search_effort import examples
 
 ROOT: Final = Path(__file__).parent.parent
 SCHEMAS: Final = {

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from gitboot.model.scalars import Name
 from gitboot.model.selectors import Select, Selector, selects
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 _SELECT: TypeAdapter[Literal["All", "None"] | Selector] = TypeAdapter(Select)
 

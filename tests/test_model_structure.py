@@ -14,8 +14,8 @@ from gitboot.fleet.resources import KINDS
 from gitboot.fleet.yaml import Quoted, parse
 from gitboot.model.fields import read, written
 from gitboot.model.scalars import Malformed, parse_interface_address
-from tests.documents import AWKWARD, Document, documents
-from tests.documents import written as as_yaml
+from tests.helpers.document_strategies import AWKWARD, Document, documents
+from tests.helpers.document_strategies import written as as_yaml
 
 _ADAPTERS: Final = {name: TypeAdapter[Any](kind) for name, kind in KINDS.items()}
 _WORDS: Final = ("a", "web01", "true", "1", "All", "None", "Always", "52:54:00:00:00:01", "10.0.0.1/8", *AWKWARD)

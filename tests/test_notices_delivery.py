@@ -16,11 +16,11 @@ from aiosmtpd.smtp import Envelope
 from gitboot.controller import notifications
 from gitboot.controller.notifications import Level, NotedEvent, Notice, Receiver, read_receivers, sender_of
 from gitboot.errors import HostUnreachable
-from tests import api_description
-from tests.fleets import at
-from tests.instance import eventually
-from tests.notified import hook, notify_file
-from tests.strange_server import Client, strange_server
+from tests.helpers import openapi_description
+from tests.helpers.fleets import at
+from tests.helpers.instance_process import eventually
+from tests.helpers.notification_receivers import hook, notify_file
+from tests.helpers.strange_server import Client, strange_server
 
 NOON = at("20T12:00")
 EVENT = NotedEvent(
@@ -46,7 +46,7 @@ def test_a_webhook_is_signed_and_says_all_of_it(tmp_path: Path) -> None:
         sender_of(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
         sender_of(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
     (got, again) = taken.got
-    assert api_description.problems("NoticeItem", got) == []
+    assert openapi_description.problems("NoticeItem", got) == []
     assert got == again == NOTICE.facts()
     assert (got["kind"], got["number"], got["events"][0]["servers"]) == ("Notice", 31, ["web01", "web02"])
     assert taken.deliveries == ["abc-7-31"] * 2

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from gitboot.fetchlog.spool import take
-from tests import plain
 from tests.caches import CACHES, TURN_HEAD_INTO_GET
-from tests.fleets import SEED, fleet, mac_of, policy, server
-from tests.mirrors import Mirror, caddy, nginx
-from tests.preloaded import captured
-from tests.serving import ENTRY, IPXE, LOADER, MAC, UUID, Site, eventually, planned
+from tests.helpers import httpx_client
+from tests.helpers.file_servers import Mirror, caddy, nginx
+from tests.helpers.fleets import SEED, fleet, mac_of, policy, server
+from tests.helpers.forked_commands import captured
+from tests.helpers.served_tree import ENTRY, IPXE, LOADER, MAC, UUID, Site, eventually, planned
 
 # Each client counts that reaches the endpoint, so that only what a check says of itself tells it from a machine.
 ONCE = (
@@ -56,7 +56,7 @@ def verified(*arguments: object) -> dict[str, Any]:
 
 
 def head(url: str, agent: str) -> None:
-    plain.head(url, headers={"user-agent": agent})
+    httpx_client.head(url, headers={"user-agent": agent})
 
 
 # An endpoint
@@ -70,7 +70,7 @@ def test_finding_m3_a_check_through_a_cache_uses_up_no_boot_of_an_endpoint(
         found = verified("--tree", site.root, url, *more)
         assert (INSTALL_ENTRY[1:] in found["unchecked"]) == (more == ())
         assert [each for each in site.observed() if each.is_evidence] == []
-        assert INSTALL in plain.get(f"{url}{INSTALL_ENTRY}", headers=LOADER).text, (
+        assert INSTALL in httpx_client.get(f"{url}{INSTALL_ENTRY}", headers=LOADER).text, (
             "the machine is given its installation"
         )
         assert [each.path for each in site.observed() if each.is_evidence] == [f"boot{INSTALL_ENTRY}"]
@@ -90,7 +90,7 @@ def mirror(request: pytest.FixtureRequest, site: Site, tmp_path: Path) -> Iterat
 
 def read_log(mirror: Mirror, spool: Path) -> tuple[list[str], dict[str, int]]:
     """Return the paths of the log's evidence, and the number of other lines by reason or as `unclear`."""
-    plain.get(f"{mirror.url}/last")
+    httpx_client.get(f"{mirror.url}/last")
     assert eventually(lambda: b"/last" in mirror.log.read_bytes())
     summary = json.loads(captured("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
     observations = take(spool, {}).observations
@@ -110,7 +110,7 @@ def test_finding_m3_a_check_through_a_cache_is_no_evidence_in_the_log_of_a_mirro
         observed, ignored = read_log(mirror, tmp_path / "spool")
         assert observed == []
         assert ignored.get("a check by gitboot", 0) > 0
-        plain.get(f"{url}{ENTRY}", headers=LOADER)
+        httpx_client.get(f"{url}{ENTRY}", headers=LOADER)
         assert read_log(mirror, tmp_path / "spool")[0] == [f"boot{ENTRY}"]
 
 
@@ -130,6 +130,6 @@ def test_finding_m3_a_monitor_that_a_cache_sends_a_get_for_is_no_evidence(
 
 @pytest.mark.parametrize("agent", [*MONITORS.values(), IPXE], ids=[*MONITORS, "a loader"])
 def test_finding_m3_a_bare_get_of_a_boot_script_is_no_evidence(mirror: Mirror, tmp_path: Path, agent: str) -> None:
-    plain.get(f"{mirror.url}{ENTRY}", headers={"user-agent": agent})
+    httpx_client.get(f"{mirror.url}{ENTRY}", headers={"user-agent": agent})
     observed, _ = read_log(mirror, tmp_path / "spool")
     assert observed == ([f"boot{ENTRY}"] if agent == IPXE else [])

@@ -19,8 +19,8 @@ from gitboot.fetchlog.unknown_machines import (
     render_unknown,
 )
 from gitboot.model.server import Architecture, Firmware
-from tests.cases import for_each
-from tests.fleets import at
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import at
 
 NOW = at("20T22:00")
 MAC = "52-54-00-99-99-99"

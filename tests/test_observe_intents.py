@@ -16,7 +16,7 @@ from gitboot.fetchlog.spool import SpoolFile, line_of, parse
 from gitboot.jsonio import Digest
 from gitboot.resolve.provisioning_record import FETCH_GRACE
 from gitboot.system_clock import Uptime
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
 OFFER = Digest("b" * 64)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gitboot.fetchlog.access_logs import Ignored, Told, read
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
-from tests.cases import for_each
-from tests.serving import ENTRY, MAC, UUID
+from tests.helpers.cases import for_each
+from tests.helpers.served_tree import ENTRY, MAC, UUID
 
 TOKEN = "a" * 64
 REPORT = f"v1/boot/{MAC}/provisioned/{TOKEN}"

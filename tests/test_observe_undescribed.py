@@ -21,8 +21,8 @@ from gitboot.fetchlog.unknown_machines import (
     unknown_left,
     unknown_of,
 )
-from tests.cases import for_each
-from tests.fleets import at
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import at
 
 NOW = at("20T22:00")
 UUID = "4c4c4544-0034-4a10-8056-b9c04f4d3732"

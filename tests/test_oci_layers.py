@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.artifacts.oci import Descriptor, OciPlatform, chosen, files, parse_manifest
 from gitboot.errors import RegistryRefused
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 SHA = "sha256:" + "0123456789abcdef" * 4
 AMD64, ARM64 = OciPlatform("amd64", "linux"), OciPlatform("arm64", "linux")

@@ -6,7 +6,7 @@ import pytest
 
 from gitboot.artifacts.oci import AllowedRegistry, OciReference, origin
 from gitboot.errors import RegistryRefused, UsageError
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 SHA = "0123456789abcdef" * 4
 

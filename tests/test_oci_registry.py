@@ -15,8 +15,8 @@ from gitboot.artifacts.oci import AllowedRegistry, OciReference, Registries, Reg
 from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused, UsageError
 from gitboot.http_client import HttpClient
 from gitboot.jsonio import Digest
-from tests.cases import for_each
-from tests.registries import (
+from tests.helpers.cases import for_each
+from tests.helpers.registries import (
     BASIC,
     GARDENLINUX,
     IRONCORE,

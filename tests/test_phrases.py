@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gitboot.text import count, did_you_mean, more, near, some
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 
 @pytest.mark.parametrize(

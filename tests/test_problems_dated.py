@@ -8,7 +8,7 @@ import pytest
 
 from gitboot.errors import InvalidRepository
 from gitboot.problems import Code, DatedProblem, Problem, Severity, holding, longest, next_change
-from tests.fleets import at
+from tests.helpers.fleets import at
 
 NOON = at("20T12:00")
 SECOND = timedelta(seconds=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gitboot.problems import Problem, Severity, first
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 
 def problem(line: int, path: str = "a.yaml", severity: Severity = Severity.ERROR) -> Problem:

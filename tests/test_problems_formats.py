@@ -17,7 +17,7 @@ from jsonschema import Draft4Validator  # type: ignore[import-untyped]
 
 from gitboot.fleet.problem_formats import github, junit, sarif
 from gitboot.problems import Code, Problem, Severity
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 CODES = {code.value: code for code in Code}
 SCHEMA = Path(__file__).parent / "sarif" / "sarif-2.1.0-rtm.5.json"

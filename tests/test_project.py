@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gitboot import __version__
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "gitboot").rglob("*.py"))

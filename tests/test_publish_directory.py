@@ -32,7 +32,7 @@ from gitboot.publish.tree_changes import GRACE
 from gitboot.publish.tree_reader import LOCK, Difference, read_manifest, verify
 from gitboot.render.endpoint_files import Listed, state_path
 from gitboot.render.paths import ContentType, File, Files
-from tests.trees import owner, publish_files, server_files, split, whole
+from tests.helpers.published_trees import owner, publish_files, server_files, split, whole
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from gitboot.publish.signed_list import KeyUnreadable, read_list_keys
-from tests.git_servers import program
-from tests.list_clients import SignedSite
-from tests.preloaded import captured
-from tests.serving import FLEET
+from tests.helpers.forked_commands import captured
+from tests.helpers.git_servers import program
+from tests.helpers.served_tree import FLEET
+from tests.helpers.signed_list_clients import SignedSite
 from tests.test_targets_mirror_comparison import _now
 
 PAGE = (Path(__file__).parent.parent / "docs/mirrors.md").read_text()

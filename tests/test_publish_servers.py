@@ -32,7 +32,7 @@ from gitboot.publish.tree_changes import amended
 from gitboot.publish.tree_reader import Tree, read_manifest, verify
 from gitboot.render.endpoint_files import server_of, state_path
 from gitboot.render.paths import File, Files
-from tests.trees import server_files
+from tests.helpers.published_trees import server_files
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n")}

@@ -42,9 +42,9 @@ from gitboot.publish.signed_list import (
 from gitboot.publish.signed_mirror import compare_with_list
 from gitboot.render.endpoint_files import ListedFile, listing_path, render_listing
 from gitboot.render.paths import File, Files
-from tests.git_servers import program
-from tests.list_clients import SIGNED, client, listed_server, made_keys, names, publish, target
-from tests.searching import every, examples
+from tests.helpers.git_servers import program
+from tests.helpers.search_effort import every, examples
+from tests.helpers.signed_list_clients import SIGNED, client, listed_server, made_keys, names, publish, target
 from tests.test_publish_kill import happening, killing
 
 NOW = datetime.now(UTC).replace(microsecond=0)  # python-tuf's client goes by the clock of the machine

@@ -27,7 +27,7 @@ from gitboot.quoting import (
     ipxe_word,
     kernel_argument,
 )
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 SETTING = "\0what a setting holds"
 IPXE_SPACE = " \f\n\r\t\v"  # iPXE core/ctype.c

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import httpx
 import pytest
 
-from tests import plain
-from tests.cases import for_each
-from tests.redfish.certificates import Authority
-from tests.redfish.double import POST_S, SHUTDOWN_S, Boot, Machine
-from tests.redfish.faults import (
+from tests.helpers import httpx_client
+from tests.helpers.cases import for_each
+from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.redfish_double.double import POST_S, SHUTDOWN_S, Boot, Machine
+from tests.helpers.redfish_double.faults import (
     Body,
     Drop,
     Fault,
@@ -37,8 +37,8 @@ from tests.redfish.faults import (
     Status,
     Truncated,
 )
-from tests.redfish.media import Drives
-from tests.redfish.profiles import (
+from tests.helpers.redfish_double.media import Drives
+from tests.helpers.redfish_double.profiles import (
     AMI,
     GENERIC,
     IDRAC9,
@@ -52,10 +52,10 @@ from tests.redfish.profiles import (
     XCC,
     Profile,
 )
-from tests.redfish.samples import sample
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
-from tests.redfish.sessions import SESSIONS
+from tests.helpers.redfish_double.samples import sample
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+from tests.helpers.redfish_double.sessions import SESSIONS
 
 ROOT = Path(__file__).parent.parent
 PLAIN = ssl.create_default_context()  # made once: it loads all of this machine's authorities
@@ -403,7 +403,7 @@ def test_a_system_is_shown_as_sushys_samples_are(profile: Profile) -> None:
 
 def test_every_answer_takes_its_time() -> None:
     machine = Machine()
-    with RedfishServer(Service(machine), latency_s=0.2) as server, plain.Client(base_url=server.url) as client:
+    with RedfishServer(Service(machine), latency_s=0.2) as server, httpx_client.Client(base_url=server.url) as client:
         for method, content in (("GET", None), ("PATCH", {"Boot": ONCE_PXE})):
             begun = time.monotonic()
             assert client.request(method, machine.path, json=content).status_code == 200
@@ -530,7 +530,7 @@ def test_a_bad_certificate_strikes_one_connection(authority: Authority, tmp_path
 
 @contextmanager
 def _demonstration(*options: object) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.redfish", "--port", "0", "--post", "0.1", *map(str, options)]
+    command = [sys.executable, "-m", "tests.helpers.redfish_double", "--port", "0", "--post", "0.1", *map(str, options)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process

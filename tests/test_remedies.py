@@ -19,7 +19,7 @@ from gitboot.controller.condition_rules import _UNPROVEN as UNPROVEN
 from gitboot.errors import GitbootError
 from gitboot.status.conditions import ANY, BMC, REMEDIES, remedy, with_state
 from gitboot.status.instance_status import STATUS_CURRENT
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "operations.md").read_text()

@@ -18,9 +18,9 @@ from gitboot.artifacts.boot_loaders import LOADERS as PLACED
 from gitboot.render.boot_files import shared_files
 from gitboot.render.dhcp import LOADERS
 from gitboot.resolve.server_decision import Decisions
-from tests import generated
-from tests.cases import for_each
-from tests.fleets import uuid_of
+from tests.helpers import fleet_strategies
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import uuid_of
 
 OUTPUTS = ["ipxe", "grub", "pxelinux", "dhcp-dnsmasq", "dhcp-kea"]
 SITES = [
@@ -39,21 +39,21 @@ def needs(program: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing, reason=f"{program} is missing (Debian: {PACKAGES[program]})")
 
 
-def server(name: str, interfaces: list[dict[str, Any]], site: str = "none", **spec: Any) -> generated.Document:
+def server(name: str, interfaces: list[dict[str, Any]], site: str = "none", **spec: Any) -> fleet_strategies.Document:
     described = {"uuid": uuid_of(name), "architecture": "x86_64", "firmware": "UEFI", "interfaces": interfaces}
-    return generated.document("Server", name, described | spec, {"site": site})
+    return fleet_strategies.document("Server", name, described | spec, {"site": site})
 
 
-def decided(servers: Iterable[generated.Document], **fleet: Any) -> Decisions:
+def decided(servers: Iterable[fleet_strategies.Document], **fleet: Any) -> Decisions:
     image = {"url": "assets:kernel", "sha256": "a" * 64}
     documents = (
-        generated.document("Fleet", "test", {"baseURL": "http://192.0.2.1", "outputs": OUTPUTS} | fleet),
-        generated.document("BootImage", "i-1", {"version": "1", "architectures": {"x86_64": {"kernel": image}}}),
-        generated.document("BootProfile", "web", {"method": "Disk"}),
-        generated.document("BootPolicy", "web", {"select": "All", "profile": "web", "networkBoot": "Never"}),
+        fleet_strategies.document("Fleet", "test", {"baseURL": "http://192.0.2.1", "outputs": OUTPUTS} | fleet),
+        fleet_strategies.document("BootImage", "i-1", {"version": "1", "architectures": {"x86_64": {"kernel": image}}}),
+        fleet_strategies.document("BootProfile", "web", {"method": "Disk"}),
+        fleet_strategies.document("BootPolicy", "web", {"select": "All", "profile": "web", "networkBoot": "Never"}),
         *servers,
     )
-    return generated.decided(documents)
+    return fleet_strategies.decided(documents)
 
 
 def configuration(decisions: Decisions) -> dict[str, str]:
@@ -62,7 +62,7 @@ def configuration(decisions: Decisions) -> dict[str, str]:
     return {path.removeprefix(folder): file.content.decode() for path, file in files.items() if folder in path}
 
 
-def three_hundred() -> list[generated.Document]:
+def three_hundred() -> list[fleet_strategies.Document]:
     """Servers with one or two interfaces, each with up to two addresses, at one of two sites or at none."""
     made = []
     for number in range(300):
@@ -84,11 +84,11 @@ HOSTILE = [
 ]
 
 
-def hostile() -> list[generated.Document]:
+def hostile() -> list[fleet_strategies.Document]:
     return [server(name, [{"mac": f"52:54:00:03:00:{number:02x}"}]) for number, name in enumerate(HOSTILE)]
 
 
-def with_loaders() -> list[generated.Document]:
+def with_loaders() -> list[fleet_strategies.Document]:
     made = three_hundred()
     for number, each in enumerate(made):
         each["spec"] |= [{"loader": "iPXE"}, {"loader": "GRUB"}, {}][number % 3]
@@ -307,12 +307,14 @@ def test_no_artifact_is_ever_named() -> None:
     artifacts = {
         name: {"url": f"assets:some.{name}", "sha256": "a" * 64} for name in ("uki", "iso", "loader", "kernel")
     }
-    image = generated.document("BootImage", "i-1", {"version": "1", "architectures": {"x86_64": artifacts}})
+    image = fleet_strategies.document("BootImage", "i-1", {"version": "1", "architectures": {"x86_64": artifacts}})
     boots = {"method": "UefiHttp", "httpBoot": "uki", "image": "i-1"}
-    profile = generated.document("BootProfile", "web", boots)
-    policy = generated.document("BootPolicy", "web", {"select": "All", "profile": "web", "networkBoot": "Once"})
-    fleet = generated.document("Fleet", "test", {"baseURL": "http://192.0.2.1", "outputs": OUTPUTS})
-    text = "".join(configuration(generated.decided([fleet, image, profile, policy, *three_hundred()[:1]])).values())
+    profile = fleet_strategies.document("BootProfile", "web", boots)
+    policy = fleet_strategies.document("BootPolicy", "web", {"select": "All", "profile": "web", "networkBoot": "Once"})
+    fleet = fleet_strategies.document("Fleet", "test", {"baseURL": "http://192.0.2.1", "outputs": OUTPUTS})
+    text = "".join(
+        configuration(fleet_strategies.decided([fleet, image, profile, policy, *three_hundred()[:1]])).values()
+    )
     assert "some." not in text
     assert "assets/" in text and "assets/" not in text.replace("assets/loaders/", "")
 

@@ -11,8 +11,8 @@ from gitboot.render.boot_files import server_files
 from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
-from tests.cases import for_each
-from tests.fleets import at, decided, fleet, image, policy, profile, repository, server
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import at, decided, fleet, image, policy, profile, repository, server
 from tests.test_render_dhcp import configuration, elements
 from tests.test_render_dhcp import decided as with_dhcp
 from tests.test_render_dhcp import server as described

@@ -9,8 +9,8 @@ from gitboot.render.ipxe import first_script, render_by_serial
 from gitboot.render.paths import File
 from gitboot.resolve.fleet_decisions import decide_all
 from gitboot.resolve.plan_at_time import plan
-from tests.cases import for_each
-from tests.fleets import SEED, at, decided, fleet, image, profile, repository, server, uuid_of
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, at, decided, fleet, image, profile, repository, server, uuid_of
 
 NOON = at("20T12:00")
 FLEET = fleet("baseURL: 'http://boot.test', outputs: [ipxe, serial]")

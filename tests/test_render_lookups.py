@@ -13,7 +13,7 @@ from gitboot.render.boot_files import RENDERERS, server_files, tombstones
 from gitboot.render.paths import PathKind, Role, kind_of
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record
-from tests.fleets import at, decided, fleet, image, maintenance, policy, profile, server
+from tests.helpers.fleets import at, decided, fleet, image, maintenance, policy, profile, server
 
 NOON: Final = at("20T12:00")
 LOOKUPS: Final = tuple(kind for kind in paths.TABLE if kind.role is Role.ENTRY)

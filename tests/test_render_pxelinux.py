@@ -6,7 +6,7 @@ import pytest
 
 from gitboot.render.boot_files import server_files, shared_files
 from gitboot.resolve.plan_at_time import plan
-from tests.fleets import SEED, at, decided, fleet, image, mac_of, policy, profile, server
+from tests.helpers.fleets import SEED, at, decided, fleet, image, mac_of, policy, profile, server
 
 MAC = mac_of("web01").replace(":", "-")
 OUTPUTS = "outputs: [pxelinux]"

@@ -17,8 +17,21 @@ from gitboot.render.server_states import AHEAD, About, RenderedState, server_sta
 from gitboot.resolve.provisioning_record import Record
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
-from tests.cases import for_each
-from tests.fleets import SEED, SHA, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import (
+    SEED,
+    SHA,
+    at,
+    decided,
+    fleet,
+    image,
+    mac_of,
+    maintenance,
+    policy,
+    profile,
+    server,
+    uuid_of,
+)
 
 NOON = at("20T12:00")
 SEVERAL = [maintenance(f"m{day}", f"{day}T22:00 {day}T23:00") for day in (21, 22, 23, 24)]

@@ -15,8 +15,8 @@ from gitboot.resolve.policy_selection import in_rollout
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen
 from gitboot.resolve.server_decision import UserDataFiles
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.cases import for_each
-from tests.fleets import (
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import (
     SEED,
     SHA,
     at,
@@ -34,7 +34,7 @@ from tests.fleets import (
     snapshot,
     uuid_of,
 )
-from tests.redfish.certificates import authority_until
+from tests.helpers.redfish_double.certificates import authority_until
 
 NOON = at("20T12:00")
 INSTALLED = Record(provision=1, image="flatcar-1", pool="web")

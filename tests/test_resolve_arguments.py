@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.resolve.kernel_arguments import REPEATED, merged, name_of
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 
 @for_each(

@@ -7,8 +7,8 @@ from hashlib import sha256
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.problems import Problem, Severity
 from gitboot.resolve.boot_checks import is_accepted_by_kubelet
-from tests.cases import for_each
-from tests.fleets import SEED, SHA, decided, image, policy, server, snapshot
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, SHA, decided, image, policy, server, snapshot
 
 
 @for_each(

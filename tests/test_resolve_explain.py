@@ -9,8 +9,8 @@ from gitboot.resolve.explanation import Explanation, explain
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record, Run
-from tests.cases import for_each
-from tests.fleets import SEED, at, document, fleet, image, maintenance, policy, profile, repository, server
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, at, document, fleet, image, maintenance, policy, profile, repository, server
 
 NOON, NIGHT = at("20T12:00"), at("20T23:00")
 

@@ -21,10 +21,10 @@ from gitboot.problems import Problem, Severity
 from gitboot.resolve import secret_scan
 from gitboot.resolve.betterleaks_patterns import TOKENS, TokenRule
 from gitboot.resolve.secret_scan import RULES, Secret, SecretSpan, secrets
-from tests.cases import for_each
-from tests.fleets import decided, fleet, image, policy, profile, server
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import decided, fleet, image, policy, profile, server
+from tests.helpers.search_effort import examples
 from tests.linear import AT_MOST, TIMES, growth
-from tests.searching import examples
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\\nb3BlbnNzaC1rZXk\\n-----END OPENSSH PRIVATE KEY-----"
 

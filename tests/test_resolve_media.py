@@ -14,8 +14,8 @@ from gitboot.resolve.plan_at_time import plan, transition
 from gitboot.resolve.provisioning_record import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, InstallAttempt, Record, Seen
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import Halt
-from tests.cases import for_each
-from tests.fleets import decision, fleet, image, maintenance, policy, profile, server
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import decision, fleet, image, maintenance, policy, profile, server
 from tests.test_resolve import NOON
 
 SEED = (

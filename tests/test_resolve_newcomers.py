@@ -20,8 +20,8 @@ from gitboot.review.decision_changes import BecomesUnknown, Since
 from gitboot.review.guards import Limits, judge
 from gitboot.review.reinstalls import returning
 from gitboot.review.risks import Risk
-from tests.cases import for_each
-from tests.fleets import (
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import (
     SEED,
     at,
     decision,
@@ -35,7 +35,7 @@ from tests.fleets import (
     snapshot,
     uuid_of,
 )
-from tests.reviewed import FLEET, Files, compared, reviewed
+from tests.helpers.reviewed_changes import FLEET, Files, compared, reviewed
 
 BEFORE = SystemUuid(uuid_of("before"))
 ATTEMPTED = Record(attempts=(InstallAttempt(key="provision/1", boots=(Seen(at("20T22:00"), "boot/x", "10.0.0.7"),)),))

@@ -7,7 +7,7 @@ import pytest
 from gitboot.problems import Severity
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.policy_selection import opt_outs, overdue
-from tests.fleets import SEED, at, document, image, repository, server
+from tests.helpers.fleets import SEED, at, document, image, repository, server
 
 UNTIL = "until: 2026-11-20T12:00:00Z"
 FLEET = repository(

@@ -28,9 +28,9 @@ from gitboot.resolve.provisioning_record import (
     imported,
 )
 from gitboot.resolve.server_plan import Cause
-from tests.cases import for_each
-from tests.fleets import SEED, at, decided, decision, fleet, image, policy, profile, server, uuid_of
-from tests.searching import examples
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, at, decided, decision, fleet, image, policy, profile, server, uuid_of
+from tests.helpers.search_effort import examples
 from tests.test_ledger import RECORDS
 
 WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))

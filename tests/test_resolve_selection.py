@@ -15,7 +15,7 @@ from gitboot.model.selectors import Select, selects
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.policy_selection import Selecting
-from tests.fleets import fleet, image, policy, profile, repository, server
+from tests.helpers.fleets import fleet, image, policy, profile, repository, server
 
 _LABELS: Final = [
     ", ".join(filter(None, each))

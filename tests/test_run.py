@@ -16,18 +16,18 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.commands.run import _LONGEST_END_S
-from tests import plain
-from tests.configured import configured
 from tests.credentials import give_credentials
-from tests.fleets import SEED, image, mac_of, maintenance, naming, policy, profile, server, uuid_of
-from tests.instance import Instance, Repository, evaluators, eventually, ledger_in, running
-from tests.preloaded import Command, start
-from tests.rack import Rack
-from tests.redfish.double import Machine
-from tests.redfish.faults import Hang
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
-from tests.serving import LOADER
+from tests.helpers import httpx_client
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import SEED, image, mac_of, maintenance, naming, policy, profile, server, uuid_of
+from tests.helpers.forked_commands import Command, start
+from tests.helpers.instance_process import Instance, Repository, evaluators, eventually, ledger_in, running
+from tests.helpers.instance_with_bmcs import Rack
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Hang
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+from tests.helpers.served_tree import LOADER
 
 ROOT = Path(__file__).parent.parent
 ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
@@ -59,7 +59,7 @@ def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path,
     answers: list[tuple[datetime, datetime, str]] = []
 
     def ask(instance: Instance, path: str, end: datetime) -> None:
-        with plain.Client(base_url=instance.url, headers=LOADER) as client:
+        with httpx_client.Client(base_url=instance.url, headers=LOADER) as client:
             while datetime.now(UTC) < end + timedelta(seconds=1):
                 sent = datetime.now(UTC)
                 body = client.get(path).text
@@ -341,7 +341,7 @@ def test_a_signal_ends_an_instance_while_its_bmcs_hang(tmp_path: Path, number: s
 @pytest.mark.parametrize("typed", ["--version", "validate", "validate {missing}", "nonsense"])
 def test_a_command_that_tests_fork_is_as_one_that_is_started(tmp_path: Path, typed: str) -> None:
     arguments = typed.format(missing=tmp_path / "missing").split()
-    script = f"import sys; sys.path.append({str(ROOT)!r}); from tests.asking import pass_on; pass_on({start()!r})"
+    script = f"import sys; sys.path.append({str(ROOT)!r}); from tests.helpers.forked_commands_client import pass_on; pass_on({start()!r})"
     ran = [
         subprocess.run(
             [sys.executable, *command, *arguments], capture_output=True, text=True, cwd=ROOT / "example-repo"

@@ -20,9 +20,9 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.browser import Browser, browser, browsers
-from tests.git_servers import free_port
-from tests.instance import eventually
+from tests.helpers.browser import Browser, browser, browsers
+from tests.helpers.git_servers import free_port
+from tests.helpers.instance_process import eventually
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "run_example.py"
 _SEARCHED_S = 4  # a start is interrupted after so long at most; how far it has come by then does not matter

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from tests.pages import ROOT
+from tests.helpers.documentation import ROOT
 
 PAGE: Final = (ROOT / "docs/security.md").read_text()
 END: Final = "## Set up a real site"  # after the strangers
@@ -54,7 +54,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_serve_limits.py::test_finding_s4_a_body_that_trickles_ends_at_a_deadline",
     ),
     "Raise a false alarm": (
-        "test_instance_days.py::test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_is_not_trusted",
+        "test_instance_days.py::"
+        "test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_is_not_trusted",
     ),
     "Other installations": (
         "test_serve_once.py::test_e1_a_killed_endpoint_gives_nothing_twice",
@@ -263,7 +264,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_assets_mirroring.py::test_another_file_is_not_brought",
     ),
     "Hold a fetch": (
-        "test_source_deadlines.py::test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
+        "test_source_deadlines.py::"
+        "test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
         "test_instance_loop.py::test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends",
     ),
     "Delay a notice": ("test_notices_delivery.py::test_apprise_that_drips_ends_at_the_deadline",),
@@ -274,7 +276,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Slow downloads": (
         "test_http_client.py::test_a_download_below_the_minimum_rate_ends",
-        "test_source_deadlines.py::test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
+        "test_source_deadlines.py::"
+        "test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
     ),
     "Large downloads": (
         "test_source_deadlines.py::test_finding_c3_a_pack_takes_no_more_disk_than_it_may",
@@ -296,7 +299,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "List the machines": ("test_render_listing.py::test_no_listing_names_a_token",),
     "Unnoticed changes": (
         "test_instance_signed_list.py::test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone",
-        "test_instance_signed_list.py::test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance_renews_it",
+        "test_instance_signed_list.py::"
+        "test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance_renews_it",
     ),
     "Files of gitboot's host": (
         "test_targets_folder.py::test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error",

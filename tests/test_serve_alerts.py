@@ -17,10 +17,10 @@ import yaml
 from prometheus_client import parser
 
 from gitboot.status.conditions import ANY, BMC, REMEDIES, Condition
-from tests.cases import for_each
-from tests.git_servers import program
-from tests.monitored import FULL, full
-from tests.serving import BEFORE, get
+from tests.helpers.cases import for_each
+from tests.helpers.git_servers import program
+from tests.helpers.monitored_endpoint import FULL, full
+from tests.helpers.served_tree import BEFORE, get
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 RULES_FILE: Final = DOCS / "monitoring" / "alerts.yml"

@@ -23,11 +23,11 @@ from gitboot.endpoint.connections import Limits
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at
 from gitboot.endpoint.tls import Certificate, EncryptedSocket
-from tests.fleets import SEED
-from tests.instance import Instance, Repository, eventually, running
-from tests.preloaded import captured
-from tests.redfish.certificates import Authority, Issued
-from tests.serving import BEFORE, ENTRY, Site, connect, get, site
+from tests.helpers.fleets import SEED
+from tests.helpers.forked_commands import captured
+from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.redfish_double.certificates import Authority, Issued
+from tests.helpers.served_tree import BEFORE, ENTRY, Site, connect, get, site
 from tests.test_serve_supervise import workers_of
 
 STATUS = "/api/v1/status"

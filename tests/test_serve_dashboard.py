@@ -15,11 +15,11 @@ import httpx
 import pytest
 
 from gitboot.endpoint.metrics import families
-from tests import plain
-from tests.git_servers import free_port, listening, program
-from tests.instance import eventually
-from tests.monitored import COMMITTED, full
-from tests.serving import ENTRY, get
+from tests.helpers import httpx_client
+from tests.helpers.git_servers import free_port, listening, program
+from tests.helpers.instance_process import eventually
+from tests.helpers.monitored_endpoint import COMMITTED, full
+from tests.helpers.served_tree import ENTRY, get
 
 FILE: Final = Path(__file__).parent.parent / "docs" / "monitoring" / "dashboard.json"
 BOARD: Final[dict[str, Any]] = json.loads(FILE.read_text())
@@ -59,13 +59,13 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def _is_ready(url: str) -> bool:
     try:
-        return plain.get(f"{url}/-/ready").status_code == 200
+        return httpx_client.get(f"{url}/-/ready").status_code == 200
     except httpx.TransportError:
         return False
 
 
 def found(prometheus: str, expression: str) -> list[Any]:
-    answer = plain.get(f"{prometheus}/api/v1/query", params={"query": filled_in(expression)}).json()
+    answer = httpx_client.get(f"{prometheus}/api/v1/query", params={"query": filled_in(expression)}).json()
     assert answer["status"] == "success", answer
     return list(answer["data"]["result"])
 

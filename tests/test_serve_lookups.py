@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gitboot.endpoint.boot_responses import Answer, Answers
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.model.scalars import SystemUuid, swapped
-from tests.cases import for_each
-from tests.serving import ADDRESS, BEFORE, ENTRY, FLEET, MAC, UUID, Site
+from tests.helpers.cases import for_each
+from tests.helpers.served_tree import ADDRESS, BEFORE, ENTRY, FLEET, MAC, UUID, Site
 
 _FOLDER = TemporaryDirectory()
 

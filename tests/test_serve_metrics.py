@@ -14,10 +14,10 @@ from gitboot import __version__
 from gitboot.endpoint.metrics import families
 from gitboot.status.instance_status import Status
 from gitboot.status.progress import BOUNDS_S, Laps, Stage
-from tests import plain
-from tests.git_servers import program
-from tests.monitored import COMMITTED, FULL, full
-from tests.serving import BEFORE, ENTRY, ONCE, START, get, planned, site
+from tests.helpers import httpx_client
+from tests.helpers.git_servers import program
+from tests.helpers.monitored_endpoint import COMMITTED, FULL, full
+from tests.helpers.served_tree import BEFORE, ENTRY, ONCE, START, get, planned, site
 
 # As Prometheus asks.
 ACCEPT = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,*/*;q=0.1"
@@ -56,7 +56,7 @@ def test_requests_are_counted_by_what_they_were_for() -> None:
     with site(planned(*ONCE)) as made, made.serve() as url:
         for path in (ENTRY, ENTRY, "/boot.ipxe", "/healthz", "/nothing", "/also/nothing"):
             get(url + path)
-        plain.post(f"{url}/nothing")
+        httpx_client.post(f"{url}/nothing")
         counted = samples(url)["gitboot_http_requests_total"]
     assert counted == {
         ("entry", "200"): 2,

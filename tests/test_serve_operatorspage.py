@@ -23,11 +23,11 @@ from gitboot.publish.tree_reader import verify
 from gitboot.render.page import DATA, MADE_OF
 from gitboot.render.plan_and_record_files import PAGE as FOLDER
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
-from tests import plain
-from tests.browser import Browser, browser, browsers
-from tests.fleets import at, fleet, server
-from tests.serving import ALWAYS, BEFORE, ONCE, Fleet, Site, get, planned, site
-from tests.shownfleet import HOSTILE, STATUS, shown_fleet
+from tests.helpers import httpx_client
+from tests.helpers.browser import Browser, browser, browsers
+from tests.helpers.fleet_of_page import HOSTILE, STATUS, shown_fleet
+from tests.helpers.fleets import at, fleet, server
+from tests.helpers.served_tree import ALWAYS, BEFORE, ONCE, Fleet, Site, get, planned, site
 from tests.test_observe_components import SENT
 
 FILES = ("", *sorted(MADE_OF.keys() - {"index.html"}))
@@ -133,7 +133,7 @@ def test_the_page_has_nothing_else_beside_it(url: str, path: str) -> None:
 
 
 def test_the_page_is_only_read_and_its_data_not_sent_twice(url: str) -> None:
-    assert plain.post(f"{url}{PAGE}").status_code == 405
+    assert httpx_client.post(f"{url}{PAGE}").status_code == 405
     etag = get(f"{url}{PAGE}data/fleet.js").headers["etag"]
     again = get(f"{url}{PAGE}data/fleet.js", headers={"if-none-match": etag})
     assert (again.status_code, again.content) == (304, b"")

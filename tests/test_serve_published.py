@@ -20,12 +20,12 @@ from typing import Final
 import httpx
 import pytest
 
-from tests import plain
-from tests.git_servers import program
-from tests.instance import eventually
-from tests.preloaded import join
-from tests.redfish.certificates import Authority
-from tests.serving import ENTRY, LOADER, site
+from tests.helpers import httpx_client
+from tests.helpers.forked_commands import join
+from tests.helpers.git_servers import program
+from tests.helpers.instance_process import eventually
+from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.served_tree import ENTRY, LOADER, site
 
 PAGE: Final = (Path(__file__).parent.parent / "docs" / "running.md").read_text()
 CONFIGS: Final = re.findall(r"^```yaml\n(scrape_configs:.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -55,7 +55,7 @@ class Places:
         def asked() -> tuple[int, str]:
             join(os.open(f"/run/netns/{place}", os.O_RDONLY))  # this thread alone
             try:
-                answer = plain.get(url, headers=headers, timeout=60)
+                answer = httpx_client.get(url, headers=headers, timeout=60)
             except httpx.TransportError as error:
                 return 0, str(error)
             return answer.status_code, answer.text

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.doubles import published_records
-from tests.failing_disk import fill, small_disk
-from tests.fleets import SEED, policy, server
-from tests.instance import Repository, eventually, is_program, running
-from tests.preloaded import Heard
-from tests.serving import AFTER, ENTRY, LOOKUPS, ONCE, Site, get, planned, site
+from tests.helpers.failing_disk import fill, small_disk
+from tests.helpers.fleets import SEED, policy, server
+from tests.helpers.forked_commands import Heard
+from tests.helpers.instance_doubles import published_records
+from tests.helpers.instance_process import Repository, eventually, is_program, running
+from tests.helpers.served_tree import AFTER, ENTRY, LOOKUPS, ONCE, Site, get, planned, site
 
 
 def workers_of(parent: int) -> list[int]:

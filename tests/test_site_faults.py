@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.postgresqls import PostgresServer
-from tests.searching import USUAL
+from tests.helpers.postgresql import PostgresServer
+from tests.helpers.search_effort import USUAL
 from tests.site import LOOKUPS
 from tests.site_commits import Ways
 from tests.site_faults import lives_of, search

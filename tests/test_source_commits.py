@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.fleet.revision import Revision
 from gitboot.git.history import CommitSummary, open_history
-from tests.repositories import Work
+from tests.helpers.repositories import Work
 
 
 @pytest.fixture

@@ -23,14 +23,14 @@ from gitboot.git.branch_writer import OwnedBranch
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess
 from gitboot.git.remote import Password, Remote, SshKey
-from tests.configured import configured
-from tests.fleets import SEED, server
-from tests.git_servers import HttpsServer, Relay, git_daemon
-from tests.instance import Instance, Repository, alive, eventually, fetchers, git, peak_mib, running
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import SEED, server
+from tests.helpers.forked_commands import nursery
+from tests.helpers.git_servers import HttpsServer, Relay, git_daemon
+from tests.helpers.instance_process import Instance, Repository, alive, eventually, fetchers, git, peak_mib, running
+from tests.helpers.instance_with_bmcs import until_condition
+from tests.helpers.repositories import Work
 from tests.packs import push_differences
-from tests.preloaded import nursery
-from tests.rack import until_condition
-from tests.repositories import Work
 
 MEBIBYTES = 80  # of a file that comes as a difference: twice that is what to unpack it takes
 

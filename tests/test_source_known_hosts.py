@@ -6,7 +6,7 @@ import hmac
 import pytest
 
 from gitboot.git.remote import trusted_keys
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 ED, RSA = "ssh-ed25519 AAAAC3Nza", "ssh-rsa AAAAB3Nza"
 

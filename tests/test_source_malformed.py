@@ -19,13 +19,13 @@ from gitboot.git.remote import Remote
 from gitboot.git.repository import CommitReader, Person, parse_person
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
-from tests.fleets import image
-from tests.git_servers import git_daemon
-from tests.instance import eventually, running
+from tests.helpers.fleets import image
+from tests.helpers.git_servers import git_daemon
+from tests.helpers.instance_process import eventually, running
+from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.repositories import Work
+from tests.helpers.reviewed_changes import FLEET
 from tests.malformed import MALFORMED, commit_by_git, commit_malformed
-from tests.rack import Done, typed
-from tests.repositories import Work
-from tests.reviewed import FLEET
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from gitboot.git import clone
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess
 from gitboot.git.remote import Password, Remote, SshKey, wanted
-from tests.cases import for_each
-from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon, silent_server
-from tests.instance import eventually
-from tests.repositories import ENVIRONMENT, Work
+from tests.helpers.cases import for_each
+from tests.helpers.git_servers import HttpsServer, Relay, SshServer, git_daemon, silent_server
+from tests.helpers.instance_process import eventually
+from tests.helpers.repositories import ENVIRONMENT, Work
 from tests.test_source_known_hosts import hashed
 
 PASSWORD = Password(password=HttpsServer.PASSWORD)

@@ -4,7 +4,7 @@ import pytest
 
 from gitboot.errors import UsageError
 from gitboot.git.remote import highest, is_range, parse_range
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 TAGS = [
     *("v0.0.3", "v0.0.4", "v0.2.3", "v0.2.9", "v0.3.0"),

@@ -25,9 +25,9 @@ from gitboot.git import snapshots as tree
 from gitboot.git.repository import Stored, blaming
 from gitboot.git.snapshots import WORKTREE, of_commit, open_snapshot
 from gitboot.problems import Code
-from tests.fleets import SEED, profile
-from tests.preloaded import captured
-from tests.repositories import Work
+from tests.helpers.fleets import SEED, profile
+from tests.helpers.forked_commands import captured
+from tests.helpers.repositories import Work
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
 from gitboot.git.repository import parse_subpath
 from gitboot.git.snapshots import open_snapshot
-from tests.cases import for_each
-from tests.configured import configured
-from tests.fleets import SEED, server
-from tests.instance import Instance, eventually, git, running
-from tests.preloaded import captured
-from tests.rack import typed
-from tests.repositories import Work
+from tests.helpers.cases import for_each
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import SEED, server
+from tests.helpers.forked_commands import captured
+from tests.helpers.instance_process import Instance, eventually, git, running
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.repositories import Work
 
 SITES = ("infra/east", "infra/west")
 

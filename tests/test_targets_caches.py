@@ -17,23 +17,26 @@ import pytest
 
 from gitboot.fetchlog.spool import take
 from gitboot.render.paths import File, content_type_of, delivery_of
-from tests import every_path, plain
 from tests.caches import CACHES
-from tests.fleets import SEED, at, fleet, maintenance, policy, server
-from tests.list_clients import SignedSite
-from tests.mirrors import broken, unconfigured_nginx
-from tests.preloaded import captured
-from tests.rack import POOL
-from tests.serving import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, planned, site
+from tests.helpers import fleet_of_every_path, httpx_client
+from tests.helpers.file_servers import broken, unconfigured_nginx
+from tests.helpers.fleets import SEED, at, fleet, maintenance, policy, server
+from tests.helpers.forked_commands import captured
+from tests.helpers.instance_with_bmcs import POOL
+from tests.helpers.served_tree import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, planned, site
+from tests.helpers.signed_list_clients import SignedSite
+from tests.helpers.ways_to_publish import WAYS, Way, endpoint_at
 from tests.test_mirror_program_run import MirrorHost
 from tests.test_render_copies import ALL_LOADERS, ENTRIES, LIVE, boots, installs
-from tests.ways_out import WAYS, Way, endpoint_at
 
 INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
 WINDOW, ENDED = (planned(*ALWAYS, REPAIR, now=now) for now in (INSIDE, AFTER))
 MORE = planned(*ALWAYS, REPAIR, server("web02", "role: web"), now=AFTER)
 KERNEL = f"/o/{'5e' * 32}/vmlinuz"
-EVERY = replace(every_path.FLEET, shared={**every_path.FLEET.shared, f"boot{KERNEL}": File(bytes(range(256)) * 64)})
+EVERY = replace(
+    fleet_of_every_path.FLEET,
+    shared={**fleet_of_every_path.FLEET.shared, f"boot{KERNEL}": File(bytes(range(256)) * 64)},
+)
 FIRST = "/boot.ipxe"
 NOBODY = "/v1/boot/02-00-00-00-00-00/boot.ipxe"
 NAMES = [path for path in ENDED.boot_files if not path.startswith("/signed/")]
@@ -55,7 +58,7 @@ class Cached(NamedTuple):
         self.way.bring_up()
 
     def get(self, path: str) -> Any:
-        return plain.get(f"{self.url}{path}", headers=LOADER)
+        return httpx_client.get(f"{self.url}{path}", headers=LOADER)
 
 
 @pytest.fixture(params=WAYS)
@@ -96,9 +99,9 @@ def test_finding_m1_no_cache_keeps_a_window_open(cached: Cached) -> None:
     for _ in range(2):
         assert contents(cached, ENDED) == {}
     for path in NAMES:
-        behind = plain.get(f"{cached.way.url}{path}", headers=LOADER)
+        behind = httpx_client.get(f"{cached.way.url}{path}", headers=LOADER)
         for method in ("GET", "HEAD"):
-            found = plain.request(method, f"{cached.url}{path}", headers=LOADER)
+            found = httpx_client.request(method, f"{cached.url}{path}", headers=LOADER)
             for name in ("content-type", "content-length", "cache-control"):
                 assert found.headers.get(name) == behind.headers[name], (method, path)
 
@@ -123,12 +126,12 @@ def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached, way: s
 def test_finding_m9_each_kind_of_path_has_its_headers_and_kernels_are_resumed(cached: Cached) -> None:
     """The headers are those of the table that the endpoint reads as well; on each way out, and through each cache."""
     cached.publish(EVERY)
-    for path in every_path.PATHS:
+    for path in fleet_of_every_path.PATHS:
         found = cached.get(path)
         headers = (found.status_code, *(found.headers.get(name) for name in ("content-type", "cache-control")))
         assert headers == (200, content_type_of(f"boot{path}"), delivery_of(f"boot{path}").cache_control), path
     for start in (0, 1000):
-        part = plain.get(f"{cached.url}{KERNEL}", headers={"range": f"bytes={start}-"})
+        part = httpx_client.get(f"{cached.url}{KERNEL}", headers={"range": f"bytes={start}-"})
         assert (part.status_code, part.content) == (206, EVERY.boot_files[KERNEL].content[start:])
 
 
@@ -169,9 +172,9 @@ def test_finding_m7_squid_that_keeps_the_list_of_a_mirror_is_reported(tmp_path: 
         CACHES["squid"](mirror, tmp_path / "squid") as url,
     ):
         os.utime(timestamp, (0, 0))
-        assert plain.get(f"{url}/signed/timestamp.json").content == timestamp.read_bytes()
+        assert httpx_client.get(f"{url}/signed/timestamp.json").content == timestamp.read_bytes()
         site.publish(MORE, AFTER + timedelta(minutes=1), made=datetime.now(UTC))
-        assert plain.get(f"{url}/signed/timestamp.json").content != timestamp.read_bytes()
+        assert httpx_client.get(f"{url}/signed/timestamp.json").content != timestamp.read_bytes()
         assert faults(url)["/signed/timestamp.json"] == "Cached"
 
 
@@ -280,7 +283,7 @@ def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(
             assert evidence(store.log, tmp_path / "spool") == []
             (report, *_) = (path for path in REPORTED.boot_files if "/provisioned/" in path)
             assert any(f"{report}?check=1" in line for line in store.log) == bool(more)
-            plain.get(f"{url}{behind.path}{report}", headers={"user-agent": "curl/8.5.0"})
+            httpx_client.get(f"{url}{behind.path}{report}", headers={"user-agent": "curl/8.5.0"})
             assert evidence(store.log, tmp_path / "spool") == [f"boot{report}"]
 
 

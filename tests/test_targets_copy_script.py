@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.copy_script import CALLS, COMMANDS, SCRIPT, CopyScript
-from tests.failing_disk import fill, small_disk
+from tests.helpers.failing_disk import fill, small_disk
 from tests.test_targets_folder import ENTRIES, Site, assert_no_chain_is_mixed, files_of
 
 BELOW_BOOT = ENTRIES[0].removeprefix("boot/")

@@ -37,10 +37,10 @@ from gitboot.publish.targets.sync_steps import (
     parse_unlisted,
 )
 from gitboot.render.paths import File
-from tests.failing_disk import fill, small_disk
-from tests.list_clients import SignedSite, assert_list_is_whole, files_in, made_keys
-from tests.searching import every
-from tests.target_steps import bring_up
+from tests.helpers.failing_disk import fill, small_disk
+from tests.helpers.search_effort import every
+from tests.helpers.signed_list_clients import SignedSite, assert_list_is_whole, files_in, made_keys
+from tests.helpers.target_steps import bring_up
 from tests.test_publish_kill import Os, happening
 from tests.test_targets_s3 import AT, DAY, ENTRY, fleet, split
 

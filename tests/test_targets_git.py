@@ -23,8 +23,8 @@ from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.sync_steps import FollowedTree, after, next_step
 from gitboot.render.paths import File
 from tests.checkouts import checkout_script, clone_for_checkouts
-from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon
-from tests.repositories import ENVIRONMENT
+from tests.helpers.git_servers import HttpsServer, Relay, SshServer, git_daemon
+from tests.helpers.repositories import ENVIRONMENT
 from tests.test_targets_s3 import ENTRY, fleet, split
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -41,10 +41,10 @@ from gitboot.publish.mirror_comparison import (
 )
 from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, content_type_of, kind_of
 from tests.copy_script import RSYNC, page_script
-from tests.fleets import SEED, fleet, policy, server
-from tests.git_servers import free_port, listening, program
-from tests.serving import BEFORE, ENTRY, MAC, Site, planned
-from tests.strange_server import Client, strange_server
+from tests.helpers.fleets import SEED, fleet, policy, server
+from tests.helpers.git_servers import free_port, listening, program
+from tests.helpers.served_tree import BEFORE, ENTRY, MAC, Site, planned
+from tests.helpers.strange_server import Client, strange_server
 
 FLEET = planned(
     fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),

@@ -25,12 +25,12 @@ from gitboot.render.endpoint_files import name_in_listing, render_listing, share
 from gitboot.render.paths import File
 from gitboot.resolve.boot_composer import MIRRORED_NAMES
 from tests.caches import KEEP_ANSWERS
-from tests.fleets import fleet, image, policy, profile, server
-from tests.list_clients import SignedSite
-from tests.mirrors import nginx
-from tests.preloaded import captured
-from tests.serving import ENTRY, MAC, UUID, Site, planned
-from tests.signed_lists import ListSigner
+from tests.helpers.file_servers import nginx
+from tests.helpers.fleets import fleet, image, policy, profile, server
+from tests.helpers.forked_commands import captured
+from tests.helpers.served_tree import ENTRY, MAC, UUID, Site, planned
+from tests.helpers.signed_list_clients import SignedSite
+from tests.helpers.signed_lists import ListSigner
 from tests.test_targets_mirror import BY_MAC, FIRST, FLEET, NOBODY, CopyServer, serving
 
 DAY = timedelta(days=1)

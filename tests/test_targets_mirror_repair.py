@@ -29,13 +29,13 @@ from gitboot.publish.targets.s3 import Bucket, Claim
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.targets.sync_steps import FollowedTree
 from gitboot.render.paths import FIRST_SCRIPT, File
-from tests.buckets import KEY, Store, s3_server
 from tests.credentials import give_credentials
-from tests.fleets import at
-from tests.list_clients import SignedSite
-from tests.preloaded import captured
-from tests.serving import ALWAYS, ENTRY, MAC, REPAIR, Site, planned
-from tests.target_steps import TargetKilled, bring_up, followed, killed_after
+from tests.helpers.fleets import at
+from tests.helpers.forked_commands import captured
+from tests.helpers.s3_server import KEY, Store, s3_server
+from tests.helpers.served_tree import ALWAYS, ENTRY, MAC, REPAIR, Site, planned
+from tests.helpers.signed_list_clients import SignedSite
+from tests.helpers.target_steps import TargetKilled, bring_up, followed, killed_after
 from tests.test_targets_mirror import BY_MAC, FIRST, FLEET
 from tests.test_targets_s3 import ENTRY as UNLISTED_ENTRY
 from tests.test_targets_s3 import fleet, split

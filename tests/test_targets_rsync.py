@@ -23,11 +23,11 @@ from gitboot.publish.targets.folder import RsyncStore
 from gitboot.publish.targets.follower import RsyncAddress, parse_target
 from gitboot.publish.targets.sync_steps import UNLISTED, FileStore, FollowedTree
 from tests.credentials import give_credentials
-from tests.git_servers import Relay, SshServer, free_port, listening, program
-from tests.preloaded import captured
-from tests.searching import every
-from tests.serving import ENTRY, eventually
-from tests.target_steps import bring_up, followed
+from tests.helpers.forked_commands import captured
+from tests.helpers.git_servers import Relay, SshServer, free_port, listening, program
+from tests.helpers.search_effort import every
+from tests.helpers.served_tree import ENTRY, eventually
+from tests.helpers.target_steps import bring_up, followed
 from tests.test_targets_folder import ENTRIES, Site, assert_no_chain_is_mixed, files_of
 from tests.test_targets_mirror_repair import GONE, edit, publish_signed, rename_ledger, repaired
 

@@ -20,14 +20,14 @@ import pygit2
 import pytest
 
 from gitboot.publish.targets.sync_steps import HEAD, parse_head, render_head
-from tests import instance as instance_module
-from tests.buckets import KEY, Store, s3_server
-from tests.configured import configured
 from tests.credentials import give_credentials
-from tests.fleets import SEED, document, image, mac_of, policy, profile, uuid_of
-from tests.instance import Instance, Repository, eventually, git, running
-from tests.preloaded import captured
-from tests.rack import BASE_URL, Rack, typed, until_condition
+from tests.helpers import instance_process as instance_module
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import SEED, document, image, mac_of, policy, profile, uuid_of
+from tests.helpers.forked_commands import captured
+from tests.helpers.instance_process import Instance, Repository, eventually, git, running
+from tests.helpers.instance_with_bmcs import BASE_URL, Rack, typed, until_condition
+from tests.helpers.s3_server import KEY, Store, s3_server
 from tests.test_targets_mirror_repair import publish_signed
 
 ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"

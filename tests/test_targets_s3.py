@@ -38,15 +38,15 @@ from gitboot.publish.targets.sync_steps import (
     render_head,
 )
 from gitboot.render.paths import File, Files
-from tests import every_path, serving
-from tests.buckets import KEY, Store, s3_server
-from tests.fleets import SEED, policy
-from tests.fleets import server as server_of
-from tests.git_servers import free_port
-from tests.list_clients import assert_list_is_whole, files_in
-from tests.searching import every
-from tests.strange_server import Client, strange_server
-from tests.trees import server_files
+from tests.helpers import fleet_of_every_path, served_tree
+from tests.helpers.fleets import SEED, policy
+from tests.helpers.fleets import server as server_of
+from tests.helpers.git_servers import free_port
+from tests.helpers.published_trees import server_files
+from tests.helpers.s3_server import KEY, Store, s3_server
+from tests.helpers.search_effort import every
+from tests.helpers.signed_list_clients import assert_list_is_whole, files_in
+from tests.helpers.strange_server import Client, strange_server
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -248,14 +248,14 @@ def assert_all_stand(store: Store, bucket: str, paths: list[str]) -> None:
 
 
 def test_finding_m9_a_bucket_has_the_headers_of_the_endpoint(tmp_path: Path, store: Store, bucket: str) -> None:
-    published = serving.Site(tmp_path / "out")
-    published.publish(every_path.FLEET)
+    published = served_tree.Site(tmp_path / "out")
+    published.publish(fleet_of_every_path.FLEET)
     Site(published.root, store.url, bucket, ledger="test").follow()
     found = machines_see(store, bucket)
     assert len(found) > 70
     with published.serve() as url:
-        for path in [path for path in every_path.PATHS if f"boot{path}" in found]:
-            answer, stored = serving.get(f"{url}{path}"), store.get(bucket, f"site/boot{path}")
+        for path in [path for path in fleet_of_every_path.PATHS if f"boot{path}" in found]:
+            answer, stored = served_tree.get(f"{url}{path}"), store.get(bucket, f"site/boot{path}")
             assert stored.cache_control == answer.headers["cache-control"], path
             assert answer.status_code == 204 or stored.content_type == answer.headers["content-type"], path
 
@@ -546,7 +546,7 @@ def test_a_bucket_that_is_not_there_is_an_operators_matter(site: Site, store: St
 
 def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path, store: Store, bucket: str) -> None:
     root, once = tmp_path / "out", (server_of("web01", "role: web", "provision: 1"), policy("web", often="Once"))
-    serving.Site(root).publish(serving.planned(SEED[0], *SEED[2:-1], *once))
+    served_tree.Site(root).publish(served_tree.planned(SEED[0], *SEED[2:-1], *once))
     site = Site(root, store.url, bucket, ledger="test")
     site.follow()
     store.let_anyone_read(bucket)
@@ -560,10 +560,10 @@ def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path,
 
     by_store = {"/v1/boot/02-00-00-00-00-00/boot.ipxe": "Wrong"}  # whose 404 has a body
     assert found(as_target=True) == by_store
-    assert found(as_target=False)[serving.ENTRY] == "Undated", "a bucket has times of its own"
-    store.put(bucket, f"site/boot{serving.ENTRY}", b"#!ipxe\n# before\n")
+    assert found(as_target=False)[served_tree.ENTRY] == "Undated", "a bucket has times of its own"
+    store.put(bucket, f"site/boot{served_tree.ENTRY}", b"#!ipxe\n# before\n")
     store.put(bucket, "site/boot/boot.ipxe", b"#!ipxe\n# another\n")
-    assert found(as_target=True) == {**by_store, serving.ENTRY: "Wrong", "/boot.ipxe": "Wrong"}
+    assert found(as_target=True) == {**by_store, served_tree.ENTRY: "Wrong", "/boot.ipxe": "Wrong"}
 
 
 # A store that a stranger controls

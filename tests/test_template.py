@@ -24,8 +24,8 @@ from gitboot.quoting import command_line, grub_arguments, ipxe_arguments
 from gitboot.resolve import template_sandbox
 from gitboot.resolve.template_sandbox import MAX_BYTES, MAX_STEPS, TemplateFault
 from gitboot.resolve.templates import TemplateSet
-from tests.cases import for_each
-from tests.instance import peak_mib
+from tests.helpers.cases import for_each
+from tests.helpers.instance_process import peak_mib
 
 CONTEXT: Mapping[str, Any] = {
     "server": {

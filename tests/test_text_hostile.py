@@ -20,13 +20,13 @@ import httpx
 import pytest
 
 from gitboot.cli.main import Exit, cli
-from tests.fleets import fleet, image, policy, profile, server
-from tests.instance import begin
-from tests.preloaded import Command, Heard, captured
-from tests.rack import Rack
-from tests.repositories import Work
-from tests.serving import LOADER
-from tests.terminals import read_to_end
+from tests.helpers.fleets import fleet, image, policy, profile, server
+from tests.helpers.forked_commands import Command, Heard, captured
+from tests.helpers.instance_process import begin
+from tests.helpers.instance_with_bmcs import Rack
+from tests.helpers.repositories import Work
+from tests.helpers.served_tree import LOADER
+from tests.helpers.terminals import read_to_end
 
 HOSTILE = "\x1b]0;owned\x07\x9b31m\u202e\u200b\n::error::owned\n##[add-mask]owned ##vso[task.complete]owned"
 # What a file may be called: a slash would begin another folder.

@@ -27,13 +27,13 @@ from uuid import uuid4
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.configured import configured
 from tests.credentials import give_credentials
-from tests.fleets import image, maintenance, profile
-from tests.instance import Instance, eventually, git
-from tests.rack import Done, typed
-from tests.redfish.double import Machine
-from tests.redfish.profiles import ENABLED, TARGET
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import image, maintenance, profile
+from tests.helpers.instance_process import Instance, eventually, git
+from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import ENABLED, TARGET
 from tests.upgrades import make
 
 UPGRADES: Final = Path(make.__file__).parent

@@ -50,8 +50,8 @@ from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record, Run, exported, imported
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan, Phase
-from tests.cases import for_each
-from tests.fleets import (
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import (
     at,
     decided,
     decision,
@@ -65,10 +65,10 @@ from tests.fleets import (
     server,
     uuid_of,
 )
-from tests.redfish.double import Machine
-from tests.redfish.profiles import GENERIC, ILO6, PROFILES, Profile, Property
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import GENERIC, ILO6, PROFILES, Profile, Property
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
 
 Case: TypeAlias = dict[str, Any]
 

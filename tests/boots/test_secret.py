@@ -16,9 +16,9 @@ from tests.boots.machine import Machine, Running
 from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN
 from tests.boots.test_whole_way import image
-from tests.fleets import fleet, mac_of, policy, profile, server, uuid_of
-from tests.instance import Repository, eventually, running
-from tests.serving import LOADER
+from tests.helpers.fleets import fleet, mac_of, policy, profile, server, uuid_of
+from tests.helpers.instance_process import Repository, eventually, running
+from tests.helpers.served_tree import LOADER
 from tests.test_serve_secrets import Sealed
 
 BASE = BASE_URLS["gitboot"]

@@ -1,0 +1,101 @@
+"""The pages of the documentation as they are written: their blocks of code, and the words in backticks."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+MADE: Final = (
+    "docs/boots.md",
+    "docs/reference/commands.md",
+)  # what machines printed, and what the commands say themselves
+
+_FENCED: Final = re.compile(
+    r"(?:^<!-- of (?P<of>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    re.M | re.S,
+)
+_INDENTED: Final = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
+_INLINE: Final = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    page: str  # below the repository
+    line: int  # 1-based, of its first line
+    language: str  # "" where it says none
+    text: str
+    of: str | None = None  # what it is a part of, by a comment above it that no forge shows
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    fenced: tuple[Block, ...]
+    indented: tuple[Block, ...]
+    inline: tuple[Block, ...]
+
+    @property
+    def shown(self) -> tuple[Block, ...]:
+        return self.fenced + self.indented
+
+
+def pages() -> Iterator[str]:
+    """What is read by people, from the repository's root."""
+    for path in (ROOT, ROOT / "gitboot" / "cli" / "seed", *(ROOT / "docs", *(ROOT / "docs").glob("*/"))):
+        for page in sorted(path.glob("*.md")):
+            if page.name != "CHANGELOG.md" and path.name != "adr" and (name := str(page.relative_to(ROOT))) not in MADE:
+                yield name
+
+
+def read(page: str) -> Page:
+    text = (ROOT / page).read_text()
+    fenced = tuple(
+        Block(
+            page=page,
+            line=text.count("\n", 0, found.start("language")) + 2,
+            language=found["language"],
+            text=re.sub(f"^{found['indent']}", "", found["text"], flags=re.MULTILINE),
+            of=found["of"],
+        )
+        for found in _FENCED.finditer(text)
+    )
+    text = _FENCED.sub(_blank, text)
+    indented = tuple(_block(page, text, found, 0) for found in _INDENTED.finditer(text))
+    text = _INDENTED.sub(_blank, text)
+    return Page(
+        fenced=fenced, indented=indented, inline=tuple(_block(page, text, each, 1) for each in _INLINE.finditer(text))
+    )
+
+
+def _blank(found: re.Match[str]) -> str:
+    return "\n" * found[0].count("\n")
+
+
+def _block(page: str, text: str, found: re.Match[str], group: int) -> Block:
+    return Block(page=page, line=text.count("\n", 0, found.start()) + 1, language="", text=found[group])
+
+
+def commands(block: Block) -> Iterator[tuple[str, ...]]:
+    """The words of each command that a block types: of a shell's line what stands between `|`, `&&` and the like."""
+    for line in re.sub(r"\\\n", " ", block.text).splitlines():
+        lexer = shlex.shlex(re.sub(r"^\s*[$#] ", "", line), posix=True, punctuation_chars="|&;<>()")
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError:  # prose, or half of a quoted text
+            continue
+        command: list[str] = []
+        for word in (*words, ";"):
+            if re.fullmatch(r"[|&;<>()]+", word):
+                if command:
+                    yield tuple(command)
+                command = []
+            else:
+                command.append(word)
