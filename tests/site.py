@@ -52,11 +52,11 @@ from tests.helpers.fleets import mac_of, uuid_of
 from tests.helpers.instance_doubles import UNGUARDED
 from tests.helpers.instance_in_process import Parts, in_process
 from tests.helpers.instance_process import ledger_in
+from tests.helpers.machine_lives.machines import NETWORK, Reading, Watched
 from tests.helpers.redfish_double.double import Boot
 from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, TARGET
 from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.target_steps import TargetKilled, bring_up, killed_after
-from tests.lives_machines import NETWORK, Reading, Watched
 from tests.site_book import GRACE, Ask, Book, Window
 from tests.site_commits import BASE, Asked, Commit, Job, Origin, Spare, Ways, ask_of
 from tests.site_kills import Fate, HeldSyncs, Killed, full_ledger, holding, living
@@ -80,7 +80,7 @@ _BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _MOST_AT_ONCE: Final = 3  # times that an instance reconciles where something is due at once
 _ANSWERED_S: Final = 0.2  # real seconds in which an endpoint whose deadline has passed answers, or is given more time
 _MOST_DEADLINES: Final = 20  # one after the other, in one fetch
-_WITHDRAWN_WITHIN_S: Final = 3 * 601  # an override that is over: as `tests.lives` allows
+_WITHDRAWN_WITHIN_S: Final = 3 * 601  # an override that is over: as `tests.helpers.machine_lives.lives` allows
 
 
 class PassingLoop(asyncio.SelectorEventLoop):

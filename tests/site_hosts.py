@@ -24,8 +24,8 @@ from gitboot.system_clock import Uptime
 from tests.helpers.fleets import uuid_of
 from tests.helpers.instance_in_process import Parts
 from tests.helpers.instance_process import ledger_in
+from tests.helpers.machine_lives.machines import Watched
 from tests.helpers.postgresql import PostgresServer
-from tests.lives_machines import Watched
 from tests.site import IPXE, ITSELF, Boots, Forwarding, Given, Serving, Site
 from tests.site_book import GRACE
 from tests.site_kills import Fate, Hang, HeldCall, Killed, full_ledger, living

@@ -22,6 +22,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, record_facts
 from tests.credentials import give_credentials
+from tests.helpers.machine_lives.commits import Repair, Way
+from tests.helpers.machine_lives.lives import MONITOR, STRANGER, Life
+from tests.helpers.machine_lives.machines import RESCUE, Watched
 from tests.helpers.redfish_double.faults import Body, Drop, Fault, Ignored, Intrusion, Reverted, Status, Truncated
 from tests.helpers.redfish_double.profiles import (
     AMI,
@@ -41,9 +44,6 @@ from tests.helpers.redfish_double.profiles import (
 from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.redfish_double.service import Service
 from tests.helpers.search_effort import USUAL
-from tests.lives import MONITOR, STRANGER, Life
-from tests.lives_commits import Repair, Way
-from tests.lives_machines import RESCUE, Watched
 
 _log = logging.getLogger(__name__)  # figures of a long run: --log-level=info -rP
 

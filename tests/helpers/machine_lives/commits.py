@@ -1,4 +1,4 @@
-"""What Git says of the one server of `tests.lives`, commit by commit."""
+"""What Git says of the one server of `tests.helpers.machine_lives.lives`, commit by commit."""
 
 from __future__ import annotations
 

@@ -38,12 +38,12 @@ from gitboot.resolve.server_plan import BootPlan, Offer, Phase
 from gitboot.status.events import Event
 from tests.helpers import fleets
 from tests.helpers.instance_doubles import UNLIMITED
+from tests.helpers.machine_lives.commits import Branch, Commit, Way
+from tests.helpers.machine_lives.machines import DISCS, NETWORK, RESCUE, Key, OverrideRecord, Reading, Watched
+from tests.helpers.machine_lives.process_end import Crash, Fate, Mortal
 from tests.helpers.redfish_double.double import Boot
 from tests.helpers.redfish_double.profiles import ENABLED, TARGET, Profile
 from tests.helpers.redfish_double.server import RedfishServer
-from tests.lives_commits import Branch, Commit, Way
-from tests.lives_machines import DISCS, NETWORK, RESCUE, Key, OverrideRecord, Reading, Watched
-from tests.lives_process import Crash, Fate, Mortal
 
 ENTRY = f"boot/v1/boot/{fleets.mac_of('web01').replace(':', '-')}/boot.ipxe"
 MONITOR, STRANGER, ITSELF = "10.9.0.5", "10.0.0.99", "10.0.0.7"
