@@ -31,7 +31,7 @@ from tests.helpers.fleets import at, fleet
 from tests.helpers.instance_process import eventually
 from tests.helpers.postgresql import PostgresServer
 from tests.helpers.served_tree import ENTRY, LOADER, LOOKUPS, ONCE, Fleet, Site, get, planned, site
-from tests.site import PassingLoop, ask_endpoint
+from tests.helpers.site_lives.site import PassingLoop, ask_endpoint
 from tests.test_serve_supervise import served
 
 NOON = at("20T12:00")

@@ -28,7 +28,7 @@ from tests.helpers.instance_bench import Bench
 from tests.helpers.instance_process import Repository, eventually, running
 from tests.helpers.postgresql import PostgresServer
 from tests.helpers.served_tree import ENTRY, LOOKUPS, ONCE, PROXY, TEMPLATES, Site, connect, get, planned, site
-from tests.site import PassingLoop
+from tests.helpers.site_lives.site import PassingLoop
 from tests.test_serve_supervise import served
 
 SERVED, DISK = "(Network)", "boots its local disk"

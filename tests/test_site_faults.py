@@ -9,10 +9,10 @@ import pytest
 
 from tests.helpers.postgresql import PostgresServer
 from tests.helpers.search_effort import USUAL
-from tests.site import LOOKUPS
-from tests.site_commits import Ways
-from tests.site_faults import lives_of, search
-from tests.site_lives import Life, Step
+from tests.helpers.site_lives.commits import Ways
+from tests.helpers.site_lives.faults import lives_of, search
+from tests.helpers.site_lives.lives import Life, Step
+from tests.helpers.site_lives.site import LOOKUPS
 
 SEED: Final = 2028
 BY_MAC, BY_UUID, BY_GRUB = LOOKUPS

@@ -1,6 +1,6 @@
 """Lives of a site: clocks, restored backups, lost trees, proxies, kills, operators; nothing is installed twice.
 
-They are the same each time. ``python -m tests.site_lives --lives 10000 --seed 1`` searches for long.
+They are the same each time. ``python -m tests.helpers.site_lives.lives --lives 10000 --seed 1`` searches for long.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.search_effort import USUAL
-from tests.site_lives import KINDS, folder_for_lives, life_of, world
+from tests.helpers.site_lives.lives import KINDS, folder_for_lives, life_of, world
 
 _log = logging.getLogger(__name__)  # figures of a long run: --log-level=info -rP
 

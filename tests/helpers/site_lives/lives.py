@@ -1,4 +1,4 @@
-"""Lives of a site, drawn by number: ``python -m tests.site_lives --lives 10000 --seed 1``.
+"""Lives of a site, drawn by number: ``python -m tests.helpers.site_lives.lives --lives 10000 --seed 1``.
 
 A life is a list of steps, which a seed and its number give, so that it can be lived again; one in which something is
 wrong is shortened to the steps that it takes.
@@ -23,10 +23,10 @@ from typing import Any, Final, NamedTuple
 
 from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.redfish_double.service import Service
-from tests.site import LOOKUPS, OTHERS, Site
-from tests.site_book import Window
-from tests.site_commits import Ways
-from tests.site_kills import mortals
+from tests.helpers.site_lives.book import Window
+from tests.helpers.site_lives.commits import Ways
+from tests.helpers.site_lives.kills import mortals
+from tests.helpers.site_lives.site import LOOKUPS, OTHERS, Site
 
 LONGEST: Final = 30  # steps
 _MEMORY: Final = Path("/dev/shm")  # no power cut is tested
@@ -480,7 +480,7 @@ class World:
     bmcs: Mapping[str, RedfishServer]
     counts: Counter[str] = field(default_factory=Counter)
     kinds: Kinds = field(default_factory=lambda: KINDS)
-    is_strict: bool = False  # whether each site checks the promises of `tests.site_faults`, too
+    is_strict: bool = False  # whether each site checks the promises of `tests.helpers.site_lives.faults`, too
     site_of: Callable[..., Site] = Site
 
     def live(self, life: Life) -> list[str]:

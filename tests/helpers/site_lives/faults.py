@@ -1,11 +1,11 @@
 """Lives of a site under faults: slow syncs, ledgers that hang or take no write, moved addresses, halves of mirrors.
 
-Each search draws its steps from one table. ``python -m tests.site_faults recording --lives 1000 --seed 1`` searches
+Each search draws its steps from one table. ``python -m tests.helpers.site_lives.faults recording --lives 1000 --seed 1`` searches
 one table for long; the tables are ``recording``, ``windows``, ``identities``, ``mirrors`` and ``hosts``. The site of
-``hosts`` has a PostgreSQL ledger and two hosts (`tests.site_hosts`). To search another commit, copy ``tests/site*.py``
+``hosts`` has a PostgreSQL ledger and two hosts (`tests.helpers.site_lives.hosts`). To search another commit, copy ``tests/site*.py``
 and ``tests/test_site_faults.py`` into a worktree of that commit, and start there.
 
-A life checks these promises, besides those of `tests.site_book`:
+A life checks these promises, besides those of `tests.helpers.site_lives.book`:
 
 - The ledger records an installation only if the endpoint gave the machine its boot, or a person recorded it.
 - Each published file and each override of a maintenance ends with its window, whatever the ledger takes.
@@ -32,11 +32,10 @@ from typing import Final
 
 from tests import copy_script
 from tests.helpers.postgresql import PostgresServer, postgresql
-from tests.site import Site, SlowSyncs
-from tests.site_book import Window
-from tests.site_hosts import LateCall, SharedSite
-from tests.site_kills import Hang
-from tests.site_lives import (
+from tests.helpers.site_lives.book import Window
+from tests.helpers.site_lives.hosts import LateCall, SharedSite
+from tests.helpers.site_lives.kills import Hang
+from tests.helpers.site_lives.lives import (
     BOOLEANS,
     ENDS,
     KINDS,
@@ -53,6 +52,7 @@ from tests.site_lives import (
     step,
     world,
 )
+from tests.helpers.site_lives.site import Site, SlowSyncs
 
 # What happens in each search, besides its own faults.
 _SHARED: Final = (

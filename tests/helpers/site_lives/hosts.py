@@ -26,9 +26,9 @@ from tests.helpers.instance_in_process import Parts
 from tests.helpers.instance_process import ledger_in
 from tests.helpers.machine_lives.machines import Watched
 from tests.helpers.postgresql import PostgresServer
-from tests.site import IPXE, ITSELF, Boots, Forwarding, Given, Serving, Site
-from tests.site_book import GRACE
-from tests.site_kills import Fate, Hang, HeldCall, Killed, full_ledger, living
+from tests.helpers.site_lives.book import GRACE
+from tests.helpers.site_lives.kills import Fate, Hang, HeldCall, Killed, full_ledger, living
+from tests.helpers.site_lives.site import IPXE, ITSELF, Boots, Forwarding, Given, Serving, Site
 
 _HOSTS: Final = ("one", "two")
 

@@ -1,4 +1,4 @@
-"""What Git says of the one server of `tests.site_lives`, and a repository in which commits cost nothing."""
+"""What Git says of the one server of `tests.helpers.site_lives.lives`, and a repository in which commits cost nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pygit2
 from gitboot.jsonio import format_instant
 from tests.helpers import fleets
 from tests.helpers.fleets import mac_of
-from tests.site_book import Ask, Window
+from tests.helpers.site_lives.book import Ask, Window
 
 _WHO: Final = pygit2.Signature("A", "a@example.net", 0, 0)
 BASE: Final = "http://boot.test"

@@ -56,10 +56,10 @@ from tests.helpers.machine_lives.machines import NETWORK, Reading, Watched
 from tests.helpers.redfish_double.double import Boot
 from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, TARGET
 from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.site_lives.book import GRACE, Ask, Book, Window
+from tests.helpers.site_lives.commits import BASE, Asked, Commit, Job, Origin, Spare, Ways, ask_of
+from tests.helpers.site_lives.kills import Fate, HeldSyncs, Killed, full_ledger, holding, living
 from tests.helpers.target_steps import TargetKilled, bring_up, killed_after
-from tests.site_book import GRACE, Ask, Book, Window
-from tests.site_commits import BASE, Asked, Commit, Job, Origin, Spare, Ways, ask_of
-from tests.site_kills import Fate, HeldSyncs, Killed, full_ledger, holding, living
 
 MAC: Final = mac_of("web01").replace(":", "-")
 LOOKUPS: Final = (f"/v1/boot/{MAC}/boot.ipxe", f"/ipxe/{uuid_of('web01')}", f"/v1/boot/{MAC}/grub.cfg")
@@ -202,7 +202,7 @@ class Site:
     bmcs: Mapping[str, RedfishServer] = field(default_factory=dict)  # a leads to its own BMC, b to another machine's
     ways: Ways = field(default_factory=Ways)
     netboots: bool = True  # whether its firmware starts from the network by itself
-    is_strict: bool = False  # whether it checks the promises of `tests.site_faults`, too
+    is_strict: bool = False  # whether it checks the promises of `tests.helpers.site_lives.faults`, too
     book: Book = field(default_factory=Book)
     counts: Counter[str] = field(default_factory=Counter)
 
