@@ -164,8 +164,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_template.py::test_nothing_grows_without_bounds",
     ),
     "Injected boot commands": (
-        "test_quote.py::test_a_word_arrives_as_it_was_given_or_is_refused",
-        "test_quote.py::test_arguments_arrive_as_they_were_given_or_are_refused",
+        "test_quoting.py::test_a_word_arrives_as_it_was_given_or_is_refused",
+        "test_quoting.py::test_arguments_arrive_as_they_were_given_or_are_refused",
     ),
     "A stopped instance": (
         "test_evaluator_hostile.py::test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_again",

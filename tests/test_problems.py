@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gitboot.problems import Code
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 CODES = ROOT / "gitboot" / "problems" / "codes.py"
 
 
