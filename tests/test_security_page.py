@@ -260,8 +260,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_instance_artifacts.py::test_nobody_looks_where_that_is_switched_off",
     ),
     "Serve another image": (
-        "test_imagekeys.py::test_no_other_signature_of_openpgp_counts",
-        "test_assets_mirroring.py::test_another_file_is_not_brought",
+        "artifacts/test_signatures_keys.py::test_no_other_signature_of_openpgp_counts",
+        "artifacts/test_local_copies.py::test_another_file_is_not_brought",
     ),
     "Hold a fetch": (
         "test_source_deadlines.py::"
@@ -281,13 +281,13 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Large downloads": (
         "test_source_deadlines.py::test_finding_c3_a_pack_takes_no_more_disk_than_it_may",
-        "test_assets_mirroring.py::test_a_file_whose_image_gives_no_size_is_read_to_a_limit",
+        "artifacts/test_local_copies.py::test_a_file_whose_image_gives_no_size_is_read_to_a_limit",
     ),
     "Endless objects": ("test_targets_s3.py::test_finding_s8_an_object_without_end_is_read_to_its_limit",),
     "Redirected passwords": (
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
         "test_source_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
-        "test_oci_registry.py::test_t3_a_redirect_takes_no_token_along",
+        "artifacts/test_oci_registry.py::test_t3_a_redirect_takes_no_token_along",
         "test_bmc_redfish.py::test_a_link_to_another_host_is_never_followed",
     ),
     "Another machine": (

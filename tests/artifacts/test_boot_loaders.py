@@ -205,7 +205,7 @@ def test_every_built_loader_names_the_package_that_it_lacks(tmp_path: Path) -> N
 
 
 def test_the_command_takes_the_fleets_base_url_and_tells_of_each_loader(tmp_path: Path) -> None:
-    example = Path(__file__).parent.parent / "example-repo"
+    example = Path(__file__).parents[2] / "example-repo"
     done = CliRunner().invoke(command, ["loaders", "--out", str(tmp_path / "out"), "--path", str(example)])
     assert done.exception is None or isinstance(done.exception, SystemExit)
     lines = done.output.splitlines()
