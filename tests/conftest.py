@@ -135,10 +135,16 @@ _FIRST: Final = (
     *("test_instance_overrides", "test_document", "test_diff_less", "test_source_remote"),
     *("test_source_snapshot", "test_targets_s3", "test_serve_published", "test_serve_named", "test_template"),
     *("test_site_lives", "test_site_faults", "test_targets_run", "test_cli"),
-    *("test_instance_switching", "test_bmc_edges"),
+    *("test_instance_switching", "bmc/test_override_steps_over_http"),
     *("test_instance_edges", "test_problems", "test_bmc_redfish", "test_source_clone"),
-    *("test_serve_operators", "test_hardware", "test_cli_bmc", "test_bmc_access", "test_targets_mirror"),
-    *("test_bmc_media", "test_serve_operatorspage", "test_serve_app", "test_serve_pushes", "test_instance_trust"),
+    *("test_serve_operators", "test_hardware", "test_cli_bmc", "bmc/test_credentials_access", "test_targets_mirror"),
+    *(
+        "bmc/test_override_steps_virtual_media",
+        "test_serve_operatorspage",
+        "test_serve_app",
+        "test_serve_pushes",
+        "test_instance_trust",
+    ),
 )
 # What a folder's tests need, which is left out without the option of its name.
 _LEFT_OUT: Final = {

@@ -151,8 +151,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Wider access": ("test_review_hidden_changes.py::test_finding_s17_who_may_fetch_is_no_change_of_0_servers",),
     "Looser guards": ("test_diff_guard.py::test_a_commit_that_loosens_its_own_guards_is_judged_by_the_old_ones",),
     "Stolen BMC passwords": (
-        "test_bmc_access.py::test_t2_a_pull_request_leads_no_credentials_out_of_their_networks",
-        "test_bmc_access.py::test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in",
+        "bmc/test_credentials_access.py::test_t2_a_pull_request_leads_no_credentials_out_of_their_networks",
+        "bmc/test_credentials_access.py::test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in",
     ),
     "Files outside the fleet": (
         "test_ci_hostile.py::test_finding_s15_a_symlink_in_place_of_the_fleets_folder_is_refused",
@@ -291,9 +291,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_bmc_redfish.py::test_a_link_to_another_host_is_never_followed",
     ),
     "Another machine": (
-        "test_bmc_override.py::test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set",
-        "test_bmc_ipmi.py::test_nothing_is_set_on_another_machine",
-        "test_bmc_switch.py::test_another_machine_is_never_switched",
+        "bmc/test_override_steps.py::test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set",
+        "bmc/test_ipmi.py::test_nothing_is_set_on_another_machine",
+        "bmc/test_power_steps.py::test_another_machine_is_never_switched",
     ),
     # The operator of a mirror
     "List the machines": ("test_render_listing.py::test_no_listing_names_a_token",),
@@ -311,13 +311,13 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Replace the newest commit": (
         "test_instance_signatures.py::test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
     ),
-    "Crack a BMC's password": ("test_bmc_ipmi.py::test_credentials_go_by_ipmi_only_where_that_is_said",),
+    "Crack a BMC's password": ("bmc/test_ipmi.py::test_credentials_go_by_ipmi_only_where_that_is_said",),
     "Tokens in the clear": (
         "test_http_client.py::test_finding_s16_tokens_go_to_https_and_to_this_machine",
         "test_forge.py::test_finding_s16_the_token_of_a_forge_goes_to_http_only_if_that_is_allowed",
     ),
     "Git passwords in the clear": ("test_source_remote.py::test_what_cannot_work_is_a_usage_error",),
-    "BMC passwords in the clear": ("test_bmc_access.py::test_t2_what_is_said_beside_credentials",),
+    "BMC passwords in the clear": ("bmc/test_credentials_access.py::test_t2_what_is_said_beside_credentials",),
     "Unknown hosts": (
         "test_source_remote.py::test_a_host_must_show_a_key_that_is_known",
         "test_targets_rsync.py::test_a_refusal_names_the_target_the_cause_and_no_secret",
@@ -330,7 +330,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Forge a commit status": ("test_forge.py::test_a_status_proves_its_change_by_the_key_of_the_ledger_alone",),
     "Secrets in the ledger": (
         "test_serve_secrets.py::test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after",
-        "test_bmc_access.py::test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens",
+        "bmc/test_credentials_access.py::test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens",
     ),
     "A restored copy": (
         "test_drills.py::test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing",
