@@ -288,7 +288,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
         "test_source_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
         "artifacts/test_oci_registry.py::test_t3_a_redirect_takes_no_token_along",
-        "test_bmc_redfish.py::test_a_link_to_another_host_is_never_followed",
+        "bmc/redfish/test_client.py::test_a_link_to_another_host_is_never_followed",
     ),
     "Another machine": (
         "bmc/test_override_steps.py::test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set",
@@ -322,7 +322,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_source_remote.py::test_a_host_must_show_a_key_that_is_known",
         "test_targets_rsync.py::test_a_refusal_names_the_target_the_cause_and_no_secret",
         "test_source_remote.py::test_a_certificate_must_be_trusted",
-        "test_bmc_redfish.py::test_an_unknown_authority_and_another_name_are_rejected",
+        "bmc/redfish/test_client.py::test_an_unknown_authority_and_another_name_are_rejected",
     ),
     # The holder of a backup
     "Compute tokens": ("test_instance_tokenkeys.py::test_t6_an_earlier_key_counts_for_a_day",),

@@ -25,8 +25,8 @@ from tests.helpers.redfish_double.profiles import PROFILES, Profile
 from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.redfish_double.service import Service
 
-PAYLOADS = Path(__file__).parent / "helpers" / "redfish_double" / "payloads"
-ROOT = Path(__file__).parent.parent
+PAYLOADS = Path(__file__).parents[2] / "helpers" / "redfish_double" / "payloads"
+ROOT = Path(__file__).parents[3]
 USER, PASSWORD = "gitboot", "correct horse"
 URI = "http://boot.example.net/web.efi"
 ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
