@@ -192,5 +192,5 @@ def test_a_rebase_takes_the_signatures_off_and_puts_them_on_where_it_is_told_to(
     work.git("rebase", "--quiet", "--exec", "git commit --quiet --amend --no-edit -S", "main")
     found = review(work.path, signers, "main..topic")
     assert (faults(found), len(signed(found))) == ([], 2)
-    page = (Path(__file__).parent.parent / "docs" / "signatures.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "signatures.md").read_text()
     assert "`git rebase --exec 'git commit --amend --no-edit -S'`" in page

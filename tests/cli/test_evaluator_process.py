@@ -32,7 +32,7 @@ from tests.helpers.instance_process import alive, eventually
 from tests.helpers.instance_with_bmcs import Rack, typed
 from tests.helpers.repositories import Work
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 # Every command that reads a commit, with arguments with which it does: A: keys of age; E: exported records; F: a new
 # file; H: what was handed over; K: keys of images; S: a state directory; W: a fleet.

@@ -16,7 +16,7 @@ from gitboot.cli.main import Exit
 from tests.helpers.forked_commands import Command
 from tests.helpers.instance_process import Repository
 
-EXAMPLE: Final = str(Path(__file__).parent.parent / "example-repo")
+EXAMPLE: Final = str(Path(__file__).parents[2] / "example-repo")
 
 
 def unread() -> int:
