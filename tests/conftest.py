@@ -121,8 +121,14 @@ _FIRST: Final = (
         "test_run",
         "test_drills",
     ),
-    *("test_publish_kill", "test_ci"),
-    *("test_cli_requests", "test_serve_once", "test_kill_hand_over", "test_resolve_leaks", "test_serve_supervise"),
+    *("test_publish_kill", "cli/commands/test_init_ci"),
+    *(
+        "cli/commands/test_operator_requests",
+        "test_serve_once",
+        "test_kill_hand_over",
+        "test_resolve_leaks",
+        "test_serve_supervise",
+    ),
     *("test_instance_days", "test_serve_certificate", "test_project", "test_instance_verdicts"),
     *(
         "test_source_fetcher",
@@ -137,7 +143,13 @@ _FIRST: Final = (
     *("test_site_lives", "test_site_faults", "test_targets_run", "cli/test_main"),
     *("test_instance_switching", "bmc/test_override_steps_over_http"),
     *("test_instance_edges", "test_problems", "bmc/redfish/test_client", "test_source_clone"),
-    *("test_serve_operators", "test_hardware", "test_cli_bmc", "bmc/test_credentials_access", "test_targets_mirror"),
+    *(
+        "test_serve_operators",
+        "test_hardware",
+        "cli/commands/test_bmc",
+        "bmc/test_credentials_access",
+        "test_targets_mirror",
+    ),
     *(
         "bmc/test_override_steps_virtual_media",
         "test_serve_operatorspage",

@@ -108,7 +108,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Name addresses": (
         "test_instance_artifacts.py::test_what_is_wanted_is_looked_at_and_nothing_else",
         "test_instance_artifacts.py::test_nobody_looks_where_that_is_switched_off",
-        "test_cli_artifacts.py::test_a_registry_that_is_not_named_is_not_asked",
+        "cli/commands/test_artifacts.py::test_a_registry_that_is_not_named_is_not_asked",
     ),
     "Use time and memory": (
         "test_evaluator_hostile.py::test_t1_machines_are_answered_while_a_commit_comes_to_no_end",
@@ -116,21 +116,23 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Bring Python modules": ("test_files_output.py::test_finding_s1_a_module_of_the_branch_is_not_imported",),
     "Code in CI": (
-        "test_ci.py::test_t13_nothing_of_the_branch_runs_where_the_token_is",
-        "test_ci.py::test_t13_only_the_job_without_the_branch_may_write",
+        "cli/commands/test_init_ci.py::test_t13_nothing_of_the_branch_runs_where_the_token_is",
+        "cli/commands/test_init_ci.py::test_t13_only_the_job_without_the_branch_may_write",
     ),
     "Writes through symlinks": (
-        "test_ci_hostile.py::test_finding_s1_no_symlink_of_a_branch_leads_what_the_review_writes",
+        "cli/commands/test_init_ci_hostile.py::test_finding_s1_no_symlink_of_a_branch_leads_what_the_review_writes",
         "test_files_output.py::test_finding_s1_no_command_writes_through_a_symlink_of_the_branch",
         "test_files_output.py::test_finding_s1_an_import_deletes_nothing_outside_of_its_folder",
     ),
     "A forged review": (
-        "test_ci_hostile.py::test_finding_s2_a_review_that_the_branch_brings_is_not_posted",
-        "test_ci_hostile.py::test_finding_s2_the_comment_of_a_review_that_failed_replaces_the_earlier_one",
-        "test_ci_hostile.py::test_finding_s2_a_job_of_an_earlier_commit_that_runs_again_posts_nothing",
+        "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_review_that_the_branch_brings_is_not_posted",
+        "cli/commands/test_init_ci_hostile.py::"
+        "test_finding_s2_the_comment_of_a_review_that_failed_replaces_the_earlier_one",
+        "cli/commands/test_init_ci_hostile.py::"
+        "test_finding_s2_a_job_of_an_earlier_commit_that_runs_again_posts_nothing",
     ),
     "Text that acts": (
-        "test_ci_hostile.py::test_finding_s14_no_name_of_a_branch_is_a_command_to_the_ci_system",
+        "cli/commands/test_init_ci_hostile.py::test_finding_s14_no_name_of_a_branch_is_a_command_to_the_ci_system",
         "test_text_hostile.py::test_finding_s14_no_name_of_a_file_begins_a_command_of_a_ci_system",
         "test_text_hostile.py::test_finding_s17_no_name_of_an_author_ends_explain_or_commands_a_terminal",
         "test_text_hostile.py::test_no_format_holds_what_a_terminal_obeys",
@@ -155,7 +157,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "bmc/test_credentials_access.py::test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in",
     ),
     "Files outside the fleet": (
-        "test_ci_hostile.py::test_finding_s15_a_symlink_in_place_of_the_fleets_folder_is_refused",
+        "cli/commands/test_init_ci_hostile.py::test_finding_s15_a_symlink_in_place_of_the_fleets_folder_is_refused",
         "test_source_subpath.py::test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses",
         "test_source_snapshot.py::test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read",
     ),
@@ -172,21 +174,23 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A person who may push other branches, write tags or comment
     "Block a rollout": (
-        "test_ci.py::test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot",
-        "test_ci_hostile.py::test_the_job_that_pushes_a_rollout_checks_what_it_was_given",
+        "cli/commands/test_init_ci.py::test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot",
+        "cli/commands/test_init_ci_hostile.py::test_the_job_that_pushes_a_rollout_checks_what_it_was_given",
     ),
     "Edited comments": (
-        "test_ci_hostile.py::test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
-        "test_cli_comment.py::test_an_account_that_the_forge_does_not_name_edits_nothing",
+        "cli/commands/test_init_ci_hostile.py::"
+        "test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
+        "cli/commands/test_diff_comment.py::test_an_account_that_the_forge_does_not_name_edits_nothing",
     ),
     "Confused names": (
-        "test_ci_hostile.py::test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review",
+        "cli/commands/test_init_ci_hostile.py::"
+        "test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review",
     ),
     # The owner of an action, an image or a package that CI uses
-    "Publish a new version": ("test_ci.py::test_t13_only_the_job_without_the_branch_may_write",),
-    "Moved tags": ("test_ci_hostile.py::test_finding_s17_actions_and_images_are_named_by_digest",),
+    "Publish a new version": ("cli/commands/test_init_ci.py::test_t13_only_the_job_without_the_branch_may_write",),
+    "Moved tags": ("cli/commands/test_init_ci_hostile.py::test_finding_s17_actions_and_images_are_named_by_digest",),
     "Replaced packages": (
-        "test_ci_hostile.py::test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash",
+        "cli/commands/test_init_ci_hostile.py::test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash",
     ),
     # A person who may push to the followed branch
     "Decide what machines boot": (
@@ -326,7 +330,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # The holder of a backup
     "Compute tokens": ("test_instance_tokenkeys.py::test_t6_an_earlier_key_counts_for_a_day",),
-    "Open secrets": ("test_cli_secret.py::test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked",),
+    "Open secrets": (
+        "cli/commands/test_secret.py::test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked",
+    ),
     "Forge a commit status": ("test_forge.py::test_a_status_proves_its_change_by_the_key_of_the_ledger_alone",),
     "Secrets in the ledger": (
         "test_serve_secrets.py::test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after",

@@ -22,7 +22,7 @@ from gitboot.resolve.fleet_decisions import decide
 from tests.helpers.fleets import at
 from tests.helpers.repositories import Work
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def gitboot(*arguments: str | Path) -> None:

@@ -32,7 +32,7 @@ from tests.helpers.ci_runner import (
 )
 from tests.helpers.forked_commands import for_shells
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 JOBS = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab")]
 CHANGED = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArguments: [debug]\n")}
 AGAIN = {"servers/web01.yaml": ("[debug]", "[verbose]")}

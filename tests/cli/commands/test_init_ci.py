@@ -39,7 +39,7 @@ from tests.helpers.fleets import server
 from tests.helpers.forked_commands import for_shells
 from tests.helpers.signers import Minisign
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 
 HARMLESS = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArguments: [debug]\n")}
 REINSTALLS = {"servers/web01.yaml": ("provision: 1", "provision: 2")}
