@@ -19,13 +19,13 @@ from gitboot.git.clone import FollowedBranch, Source
 from gitboot.git.fetch import EMPTY
 from gitboot.git.remote import Remote
 from gitboot.ledger import instance_tables
+from tests.controller.test_reconcile import fleet_files
 from tests.helpers.git_servers import git_daemon
 from tests.helpers.instance_in_process import in_process
 from tests.helpers.instance_process import Instance, eventually, running
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.repositories import Work
 from tests.test_instance_credentials import until
-from tests.test_instance_reconcile import fleet_files
 
 MAIN = FollowedBranch("refs/heads/main", is_default=True)
 

@@ -25,6 +25,8 @@ from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageErr
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.s3 import Claim, bucket_opener
 from gitboot.publish.targets.store_target import StoreTarget
+from tests.controller.test_notifications_delivery import NOON, NOTICE
+from tests.controller.test_reconcile import fleet_files
 from tests.helpers import httpx_client
 from tests.helpers.bmcs import PASSWORD, racks
 from tests.helpers.fleets import server
@@ -32,8 +34,6 @@ from tests.helpers.forges import TOKEN, forge_host
 from tests.helpers.git_servers import HttpsServer
 from tests.helpers.instance_process import Instance, Repository, eventually, running
 from tests.helpers.notification_receivers import SECRET, hook, notify_file, write_private
-from tests.test_instance_reconcile import fleet_files
-from tests.test_notices_delivery import NOON, NOTICE
 
 
 def keys_in(folder: Path) -> tuple[str, str]:

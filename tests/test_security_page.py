@@ -94,9 +94,10 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Webhooks": ("test_serve_pushes.py::test_who_has_not_the_secret_moves_nothing",),
     # The author of a pull request
     "Acknowledge a guard": (
-        "test_instance_signatures.py::test_t9_without_a_demand_a_line_counts_and_its_author_is_named",
-        "test_instance_signatures.py::test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed",
-        "test_instance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
+        "controller/test_acceptance_signatures.py::test_t9_without_a_demand_a_line_counts_and_its_author_is_named",
+        "controller/test_acceptance_signatures.py::"
+        "test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed",
+        "controller/test_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
     ),
     "Change a system without a disk": (
         "test_diff_guard.py::test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones",
@@ -106,8 +107,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch",
     ),
     "Name addresses": (
-        "test_instance_artifacts.py::test_what_is_wanted_is_looked_at_and_nothing_else",
-        "test_instance_artifacts.py::test_nobody_looks_where_that_is_switched_off",
+        "controller/test_artifact_watch.py::test_what_is_wanted_is_looked_at_and_nothing_else",
+        "controller/test_artifact_watch.py::test_nobody_looks_where_that_is_switched_off",
         "cli/commands/test_artifacts.py::test_a_registry_that_is_not_named_is_not_asked",
     ),
     "Use time and memory": (
@@ -194,46 +195,54 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A person who may push to the followed branch
     "Decide what machines boot": (
-        "test_instance_signatures.py::test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
+        "controller/test_acceptance_signatures.py::"
+        "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
     ),
     "Send large objects": (
         "test_source_malformed.py::test_a_remote_is_fetched_from_while_a_malformed_commit_is_among_the_newest",
         "test_source_fetcher.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
     ),
     "Unsigned commits": (
-        "test_instance_signatures.py::test_an_unsigned_commit_is_not_looked_into",
-        "test_instance_signatures.py::test_what_an_unsigned_commit_orders_is_not_obeyed",
-        "test_instance_signatures.py::test_head_accepts_a_signed_commit_on_unsigned_ones_and_range_does_not",
+        "controller/test_acceptance_signatures.py::test_an_unsigned_commit_is_not_looked_into",
+        "controller/test_acceptance_signatures.py::test_what_an_unsigned_commit_orders_is_not_obeyed",
+        "controller/test_acceptance_signatures.py::"
+        "test_head_accepts_a_signed_commit_on_unsigned_ones_and_range_does_not",
     ),
     "Replayed acknowledgements": (
-        "test_instance_acknowledgements.py::test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger",
-        "test_instance_acknowledgements.py::test_a_used_acknowledgement_in_another_form_counts_for_nothing",
+        "controller/test_acceptance_acknowledgements.py::"
+        "test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger",
+        "controller/test_acceptance_acknowledgements.py::"
+        "test_a_used_acknowledgement_in_another_form_counts_for_nothing",
     ),
     "Malformed metadata": (
         "test_source_malformed.py::test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_address",
     ),
     # The holder of a trusted signing key
     "Vouch for all content": (
-        "test_instance_acknowledgements.py::test_a_commit_that_was_written_anew_counts_only_if_a_trusted_key_signs_it",
-        "test_instance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
+        "controller/test_acceptance_acknowledgements.py::"
+        "test_a_commit_that_was_written_anew_counts_only_if_a_trusted_key_signs_it",
+        "controller/test_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
     ),
     "Expired keys": ("test_source_signatures.py::test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is",),
     "The forge's key as a person's": (
         "test_source_signatures.py::test_a_forges_key_counts_for_merges_alone",
-        "test_instance_signatures.py::test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says",
+        "controller/test_acceptance_signatures.py::"
+        "test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says",
     ),
     # A person who may write commit statuses
     "Cause a warning": (
         "test_instance_trust.py::test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt",
     ),
-    "Hide a proof": ("test_forge.py::test_statuses_that_hide_a_proof_do_not_hide_that_of_an_earlier_commit",),
+    "Hide a proof": (
+        "controller/test_forge.py::test_statuses_that_hide_a_proof_do_not_hide_that_of_an_earlier_commit",
+    ),
     "A ledger in doubt": (
-        "test_instance_verdicts.py::test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt",
-        "test_forge.py::test_an_old_status_that_is_repeated_hides_no_newer_one",
+        "controller/test_commit_verdicts.py::test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt",
+        "controller/test_forge.py::test_an_old_status_that_is_repeated_hides_no_newer_one",
     ),
     # A person who can write STATE, the ledger or the fetch log
     "Change records and approve commits": (
-        "test_instance_requests.py::test_a_record_that_is_set_pending_installs_the_machine_once_more",
+        "controller/test_operator_requests.py::test_a_record_that_is_set_pending_installs_the_machine_once_more",
     ),
     "Open folders": (
         "test_instance_rights.py::test_t7_who_may_write_a_state_directory",
@@ -260,8 +269,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A server that gitboot asks
     "Withhold boots": (
-        "test_instance_artifacts.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
-        "test_instance_artifacts.py::test_nobody_looks_where_that_is_switched_off",
+        "controller/test_artifact_watch.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
+        "controller/test_artifact_watch.py::test_nobody_looks_where_that_is_switched_off",
     ),
     "Serve another image": (
         "artifacts/test_signatures_keys.py::test_no_other_signature_of_openpgp_counts",
@@ -270,9 +279,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Hold a fetch": (
         "test_source_deadlines.py::"
         "test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
-        "test_instance_loop.py::test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends",
+        "controller/test_loop.py::test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends",
     ),
-    "Delay a notice": ("test_notices_delivery.py::test_apprise_that_drips_ends_at_the_deadline",),
+    "Delay a notice": ("controller/test_notifications_delivery.py::test_apprise_that_drips_ends_at_the_deadline",),
     "Endless answers": (
         "test_http_client.py::test_finding_s16_an_answer_that_drips_ends_at_the_deadline",
         "test_http_client.py::test_an_answer_without_end_ends_at_its_size",
@@ -302,8 +311,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # The operator of a mirror
     "List the machines": ("test_render_listing.py::test_no_listing_names_a_token",),
     "Unnoticed changes": (
-        "test_instance_signed_list.py::test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone",
-        "test_instance_signed_list.py::"
+        "controller/test_publish_stage_signed_list.py::"
+        "test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone",
+        "controller/test_publish_stage_signed_list.py::"
         "test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance_renews_it",
     ),
     "Files of gitboot's host": (
@@ -313,12 +323,13 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # A person on the path
     "Read an operator's token": ("test_serve_certificate.py::test_operators_ask_by_tls_and_machines_as_ever",),
     "Replace the newest commit": (
-        "test_instance_signatures.py::test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
+        "controller/test_acceptance_signatures.py::"
+        "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
     ),
     "Crack a BMC's password": ("bmc/test_ipmi.py::test_credentials_go_by_ipmi_only_where_that_is_said",),
     "Tokens in the clear": (
         "test_http_client.py::test_finding_s16_tokens_go_to_https_and_to_this_machine",
-        "test_forge.py::test_finding_s16_the_token_of_a_forge_goes_to_http_only_if_that_is_allowed",
+        "controller/test_forge.py::test_finding_s16_the_token_of_a_forge_goes_to_http_only_if_that_is_allowed",
     ),
     "Git passwords in the clear": ("test_source_remote.py::test_what_cannot_work_is_a_usage_error",),
     "BMC passwords in the clear": ("bmc/test_credentials_access.py::test_t2_what_is_said_beside_credentials",),
@@ -333,7 +344,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Open secrets": (
         "cli/commands/test_secret.py::test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked",
     ),
-    "Forge a commit status": ("test_forge.py::test_a_status_proves_its_change_by_the_key_of_the_ledger_alone",),
+    "Forge a commit status": (
+        "controller/test_forge.py::test_a_status_proves_its_change_by_the_key_of_the_ledger_alone",
+    ),
     "Secrets in the ledger": (
         "test_serve_secrets.py::test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after",
         "bmc/test_credentials_access.py::test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens",

@@ -171,7 +171,7 @@ def test_the_end_does_not_wait_for_a_forge_that_is_away(token: Path) -> None:
     eventually(lambda: "forge" not in {each.name for each in threading.enumerate()})
 
 
-# In an instance: a forge of each kind, which tests/test_forge.py knows in all their words
+# In an instance: a forge of each kind, which tests/controller/test_forge.py knows in all their words
 
 
 @pytest.mark.parametrize("host", ["github"], indirect=True)
