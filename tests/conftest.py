@@ -138,10 +138,10 @@ _FIRST: Final = (
         "test_instance_standing",
         "test_machine_lives",
     ),
-    *("test_instance_overrides", "test_document", "test_diff_less", "test_source_remote"),
+    *("controller/bmcs/test_schedule", "test_document", "test_diff_less", "test_source_remote"),
     *("test_source_snapshot", "test_targets_s3", "test_serve_published", "test_serve_named", "test_template"),
     *("test_site_lives", "test_site_faults", "test_targets_run", "cli/test_main"),
-    *("test_instance_switching", "bmc/test_override_steps_over_http"),
+    *("controller/bmcs/test_desired_state_power", "bmc/test_override_steps_over_http"),
     *("test_instance_edges", "test_problems", "bmc/redfish/test_client", "test_source_clone"),
     *(
         "test_serve_operators",

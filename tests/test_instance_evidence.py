@@ -12,11 +12,11 @@ from gitboot.bmc.override_state import State
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger import server_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
+from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
 from tests.helpers.fleets import mac_of, maintenance
 from tests.helpers.instance_bench import NOON
 from tests.helpers.redfish_double.faults import Drop
 from tests.helpers.redfish_double.profiles import GENERIC, TARGET
-from tests.test_instance_overrides import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
 
 __all__ = ["make_site", "site"]  # fixtures
 

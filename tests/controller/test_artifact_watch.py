@@ -21,6 +21,7 @@ from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from tests.controller.bmcs.test_schedule import MakeSite, make_site
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.helpers.configuration import configured
 from tests.helpers.fleets import SEED, SHA, at, document, fleet, image, maintenance, policy, profile, server
@@ -29,7 +30,6 @@ from tests.helpers.instance_bench import Bench
 from tests.helpers.instance_doubles import Unsynced
 from tests.helpers.instance_process import eventually
 from tests.helpers.instance_with_bmcs import Rack, boots, condition, typed, until_condition
-from tests.test_instance_overrides import MakeSite, make_site
 
 __all__ = ["make_site"]  # a fixture
 

@@ -12,10 +12,10 @@ from gitboot.ledger import instance_tables
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, last_word, record_facts
 from gitboot.resolve.server_plan import Cause, Phase
+from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.faults import Drop
 from tests.helpers.redfish_double.profiles import SUPERMICRO_X10
-from tests.test_instance_overrides import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
 
 __all__ = ["make_site", "site"]  # fixtures
 
