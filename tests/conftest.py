@@ -113,9 +113,9 @@ _FIRST: Final = (
     *(
         "test_run_example",
         "test_ledger_lease",
-        "test_instance_standby",
+        "controller/instance/test_standby",
         "test_instance_unwritable",
-        "test_instance_prepared_tree",
+        "controller/instance/test_prepared_tree",
         "test_evaluator_client",
         "test_evaluator_hostile",
         "test_run",

@@ -63,7 +63,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_serve_once.py::test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing",
     ),
     "Guessed tokens": (
-        "test_instance_tokenkeys.py::test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret",
+        "controller/instance/test_state_directory_token_keys.py::"
+        "test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret",
     ),
     "Operators' pages": (
         "test_serve_app.py::test_who_is_no_operator_cannot_tell_pages_from_nothing",
@@ -245,14 +246,17 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "controller/test_operator_requests.py::test_a_record_that_is_set_pending_installs_the_machine_once_more",
     ),
     "Open folders": (
-        "test_instance_rights.py::test_t7_who_may_write_a_state_directory",
-        "test_instance_rights.py::test_t7_a_spool_that_everybody_may_write_is_refused",
+        "controller/instance/test_state_directory_permissions.py::test_t7_who_may_write_a_state_directory",
+        "controller/instance/test_state_directory_permissions.py::test_t7_a_spool_that_everybody_may_write_is_refused",
     ),
     "A false database": (
         "test_ledger_postgresql.py::test_over_a_network_it_is_encrypted_to_who_is_known_and_the_password_is_in_a_file",
     ),
     # A login on the host of the instance or the endpoint
-    "Read OUTPUT": ("test_instance_rights.py::test_finding_s6_nginx_serves_output_as_another_user_by_its_group",),
+    "Read OUTPUT": (
+        "controller/instance/test_state_directory_permissions.py::"
+        "test_finding_s6_nginx_serves_output_as_another_user_by_its_group",
+    ),
     "Read OUTPUT of an earlier version's ledger": (
         "test_upgrade.py::test_output_stays_readable_for_everybody_until_a_group_is_named",
         "test_upgrade.py::test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_everybody",
@@ -265,7 +269,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_instance_days.py::test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address",
     ),
     "Tokens for every login": (
-        "test_instance_rights.py::test_finding_s6_another_user_of_the_host_reads_nothing_in_output",
+        "controller/instance/test_state_directory_permissions.py::"
+        "test_finding_s6_another_user_of_the_host_reads_nothing_in_output",
     ),
     # A server that gitboot asks
     "Withhold boots": (
@@ -340,7 +345,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "bmc/redfish/test_client.py::test_an_unknown_authority_and_another_name_are_rejected",
     ),
     # The holder of a backup
-    "Compute tokens": ("test_instance_tokenkeys.py::test_t6_an_earlier_key_counts_for_a_day",),
+    "Compute tokens": (
+        "controller/instance/test_state_directory_token_keys.py::test_t6_an_earlier_key_counts_for_a_day",
+    ),
     "Open secrets": (
         "cli/commands/test_secret.py::test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked",
     ),
