@@ -155,7 +155,7 @@ _FIRST: Final = (
         "test_serve_operatorspage",
         "test_serve_app",
         "test_serve_pushes",
-        "test_instance_trust",
+        "controller/learn/test_ledger_trust",
     ),
 )
 # What a folder's tests need, which is left out without the option of its name.

@@ -33,13 +33,13 @@ from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.publisher import Directory
 from gitboot.resolve.provisioning_record import Record
+from tests.controller.learn.test_ledger_trust import documents, turn
 from tests.helpers.cases import for_each
 from tests.helpers.failing_disk import FailingDisk, failing_disk
 from tests.helpers.fleets import at, uuid_of
 from tests.helpers.instance_in_process import in_process
 from tests.helpers.instance_process import Repository
 from tests.helpers.instance_with_bmcs import typed
-from tests.test_instance_trust import documents, turn
 from tests.test_publish_kill import assert_complete, publish
 
 NOON = at("20T12:00")

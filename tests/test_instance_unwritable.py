@@ -29,6 +29,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish import tree_reader
 from gitboot.resolve.server_plan import Stoppage
 from gitboot.status.progress import Laps, Stage
+from tests.controller.learn.test_provisioning_maintenance import Maintained as InMaintenance
 from tests.controller.test_checkpoint import Patient
 from tests.credentials import give_credentials
 from tests.helpers.configuration import configured
@@ -42,7 +43,6 @@ from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.redfish_double.service import Service
-from tests.test_instance_maintaining import Maintained as InMaintenance
 from tests.test_instance_standing import ledger_locked
 
 PASSWORD = "correct horse"

@@ -32,7 +32,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "List all machines": ("test_mirrors.py::test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host",),
     "Take a one-time boot": (
         "test_serve_once.py::test_where_clients_are_named_only_they_count",
-        "test_instance_installing.py::test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when",
+        "controller/learn/test_provisioning_installations.py::"
+        "test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when",
     ),
     "Fetch user data and secrets": (
         "test_serve_secrets.py::test_who_is_no_machine_of_the_fleet_is_given_none",
@@ -41,11 +42,12 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Stay unseen": (
         "test_serve_secrets.py::test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_condition",
-        "test_instance_secret_fetches.py::test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted",
+        "controller/learn/test_evidence_secret_fetches.py::"
+        "test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted",
     ),
     "Report an installation": (
-        "test_instance_evidence.py::test_a_fetch_and_a_report_count_where_the_fleet_says_so",
-        "test_instance_evidence.py::test_a_fetch_waits_for_its_bmc_over_a_restart",
+        "controller/learn/test_evidence.py::test_a_fetch_and_a_report_count_where_the_fleet_says_so",
+        "controller/learn/test_evidence.py::test_a_fetch_waits_for_its_bmc_over_a_restart",
         "test_serve_secrets.py::test_finding_s5_a_client_that_counts_for_nothing_is_noted_too",
     ),
     "Hold connections and bodies": (
@@ -82,7 +84,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "A full ledger": (
         "test_serve_secrets.py::test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger",
-        "test_instance_installing.py::test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address",
+        "controller/learn/test_provisioning_installations.py::"
+        "test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address",
     ),
     "Terminal escapes": (
         "test_text_hostile.py::test_finding_s7_no_machine_commands_the_terminal_that_shows_events",
@@ -232,7 +235,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A person who may write commit statuses
     "Cause a warning": (
-        "test_instance_trust.py::test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt",
+        "controller/learn/test_ledger_trust.py::"
+        "test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt",
     ),
     "Hide a proof": (
         "controller/test_forge.py::test_statuses_that_hide_a_proof_do_not_hide_that_of_an_earlier_commit",
@@ -360,8 +364,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "A restored copy": (
         "test_drills.py::test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing",
-        "test_instance_trust.py::test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy",
-        "test_instance_trust.py::test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge",
+        "controller/learn/test_ledger_trust.py::"
+        "test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy",
+        "controller/learn/test_ledger_trust.py::test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge",
     ),
 }
 
