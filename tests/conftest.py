@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     reaches_out = any(config.getoption(folder) for folder in _LEFT_OUT)
     if not reaches_out:
         os.environ["SSL_CERT_FILE"] = str(
-            _HERE / "nobody.pem"
+            _HERE / "data" / "nobody.pem"
         )  # to read whom this machine trusts takes 40 ms each time
     if "TMPDIR" not in os.environ and not reaches_out and _has_room(_MEMORY):
         os.environ["TMPDIR"] = str(_MEMORY)
