@@ -119,7 +119,7 @@ _FIRST: Final = (
         "test_evaluator_client",
         "test_evaluator_hostile",
         "test_run",
-        "test_drills",
+        "docs/test_operations",
     ),
     *("test_publish_kill", "cli/commands/test_init_ci"),
     *(
@@ -145,7 +145,7 @@ _FIRST: Final = (
     *("test_instance_edges", "test_problems", "bmc/redfish/test_client", "test_source_clone"),
     *(
         "test_serve_operators",
-        "test_hardware",
+        "docs/test_hardware",
         "cli/commands/test_bmc",
         "bmc/test_credentials_access",
         "test_targets_mirror",

@@ -1,6 +1,6 @@
 """docs/first-hour.md, typed into a shell, line by line: what is printed is what stands there.
 
-Where it is something else: ``pytest tests/test_first_hour.py --write-first-hour``, then read the page.
+Where it is something else: ``pytest tests/docs/test_first_hour.py --write-first-hour``, then read the page.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.forked_commands import for_shells
 from tests.helpers.repositories import ENVIRONMENT
 
-PAGE: Final = Path(__file__).parent.parent / "docs" / "first-hour.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "first-hour.md"
 
 _BLOCK: Final = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _TYPED: Final = re.compile(r"^(\$ .*)\n(?:(?!\$ ).*\n)*", re.MULTILINE)

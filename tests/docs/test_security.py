@@ -363,7 +363,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "bmc/test_credentials_access.py::test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens",
     ),
     "A restored copy": (
-        "test_drills.py::test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing",
+        "docs/test_operations.py::test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing",
         "controller/learn/test_ledger_trust.py::"
         "test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy",
         "controller/learn/test_ledger_trust.py::test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge",

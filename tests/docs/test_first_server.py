@@ -14,7 +14,7 @@ from tests.helpers.instance_process import eventually
 from tests.helpers.repositories import Work
 from tests.helpers.served_tree import IPXE
 
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).parents[2]
 ENTRY: Final = "v1/boot/52-54-00-12-34-56/boot.ipxe"
 LOOKS: Final = ("curl/7.88.1", "Wget/1.21.3", "Mozilla/5.0 (X11; Linux x86_64) Chrome/142.0.0.0")
 

@@ -22,7 +22,7 @@ from tests.helpers.git_servers import program
 from tests.helpers.monitored_endpoint import FULL, full
 from tests.helpers.served_tree import BEFORE, get
 
-DOCS: Final = Path(__file__).parent.parent / "docs"
+DOCS: Final = Path(__file__).parents[2] / "docs"
 RULES_FILE: Final = DOCS / "monitoring" / "alerts.yml"
 RULES: Final[dict[str, dict[str, Any]]] = {
     rule["alert"]: rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]

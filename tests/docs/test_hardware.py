@@ -1,6 +1,6 @@
 """docs/hardware.md, walked: each commit applied, what `diff` prints of it compared, and an instance with a BMC.
 
-Where `diff` says something else than the page: ``pytest tests/test_hardware.py --write-hardware``, then read the page.
+Where `diff` says something else than the page: ``pytest tests/docs/test_hardware.py --write-hardware``, then read the page.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from tests.helpers.redfish_double.service import Service
 from tests.helpers.repositories import Work
 from tests.test_run import images_in
 
-PAGE = Path(__file__).parent.parent / "docs" / "hardware.md"
-FLEET = Path(__file__).parent / "hardware"
+PAGE = Path(__file__).parents[2] / "docs" / "hardware.md"
+FLEET = Path(__file__).parents[1] / "hardware"
 OLD, NEW = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3733")
 MAC, NEW_MAC = "52-54-00-12-34-56", "52-54-00-12-34-99"
 OPEN, END = at("2026-12-01T14:00"), at("2026-12-01T18:00")

@@ -21,7 +21,7 @@ from tests.helpers.instance_process import eventually
 from tests.helpers.monitored_endpoint import COMMITTED, full
 from tests.helpers.served_tree import ENTRY, get
 
-FILE: Final = Path(__file__).parent.parent / "docs" / "monitoring" / "dashboard.json"
+FILE: Final = Path(__file__).parents[2] / "docs" / "monitoring" / "dashboard.json"
 BOARD: Final[dict[str, Any]] = json.loads(FILE.read_text())
 PANELS: Final[list[dict[str, Any]]] = BOARD["panels"]
 SHOWN: Final = [each for each in PANELS if each["type"] != "row"]

@@ -14,7 +14,7 @@ from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import typed
 from tests.test_migration_import import INITRD, KERNEL, MAC, NAMES, SOURCES, UUID, known, lay
 
-PAGES = {path.stem: path for path in sorted((Path(__file__).parent.parent / "docs" / "from").glob("[!R]*.md"))}
+PAGES = {path.stem: path for path in sorted((Path(__file__).parents[2] / "docs" / "from").glob("[!R]*.md"))}
 HEXHYP = MAC.replace(":", "-")
 
 # What is asked of the old system, and what it says there: the arguments are its source's own.
