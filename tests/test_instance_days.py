@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from gitboot.cli.main import Exit
+from tests.endpoint.test_server_workers import served
 from tests.helpers import httpx_client
 from tests.helpers.configuration import configured
 from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server
@@ -21,7 +22,6 @@ from tests.helpers.git_servers import free_port, program
 from tests.helpers.instance_process import Instance, Repository, eventually, running
 from tests.helpers.instance_with_bmcs import Rack, condition, typed, until_condition
 from tests.helpers.redfish_double.double import Machine
-from tests.test_serve_supervise import served
 
 IPXE = {"user-agent": "iPXE/1.21.1"}
 PROXY = "127.0.0.2"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.boots.debian import unpacked
+from tests.endpoint.test_boot_responses import FLEET, INIT
 from tests.helpers import httpx_client
 from tests.helpers.served_tree import site
-from tests.test_serve_named import FLEET, INIT
 
 # With what its datasources import and gitboot's own environment has not.
 PACKAGES = ("cloud-init", "python3-configobj", "python3-six", "python3-oauthlib", "python3-netifaces")

@@ -27,63 +27,67 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # A client on the provisioning network
     "Read boot files": (
         "test_resolve_leaks.py::test_t8_each_kind_of_secret_is_found_wherever_it_stands",
-        "test_serve_secrets.py::test_nothing_of_a_secret_is_published_but_what_age_made_of_it",
+        "endpoint/test_boot_responses_secrets.py::test_nothing_of_a_secret_is_published_but_what_age_made_of_it",
     ),
     "List all machines": ("test_mirrors.py::test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host",),
     "Take a one-time boot": (
-        "test_serve_once.py::test_where_clients_are_named_only_they_count",
+        "endpoint/test_boot_gate.py::test_where_clients_are_named_only_they_count",
         "controller/learn/test_provisioning_installations.py::"
         "test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when",
     ),
     "Fetch user data and secrets": (
-        "test_serve_secrets.py::test_who_is_no_machine_of_the_fleet_is_given_none",
-        "test_serve_secrets.py::test_the_installers_report_ends_it_before_the_instance_knows",
+        "endpoint/test_boot_responses_secrets.py::test_who_is_no_machine_of_the_fleet_is_given_none",
+        "endpoint/test_boot_responses_secrets.py::test_the_installers_report_ends_it_before_the_instance_knows",
         "test_render_keyed.py::test_t6_who_asks_by_uuid_is_told_a_name_only_where_the_machine_may_ask_so",
     ),
     "Stay unseen": (
-        "test_serve_secrets.py::test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_condition",
+        "endpoint/test_boot_responses_secrets.py::"
+        "test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_condition",
         "controller/learn/test_evidence_secret_fetches.py::"
         "test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted",
     ),
     "Report an installation": (
         "controller/learn/test_evidence.py::test_a_fetch_and_a_report_count_where_the_fleet_says_so",
         "controller/learn/test_evidence.py::test_a_fetch_waits_for_its_bmc_over_a_restart",
-        "test_serve_secrets.py::test_finding_s5_a_client_that_counts_for_nothing_is_noted_too",
+        "endpoint/test_boot_responses_secrets.py::test_finding_s5_a_client_that_counts_for_nothing_is_noted_too",
     ),
     "Hold connections and bodies": (
-        "test_serve_operators.py::test_t5_of_one_address_the_oldest_that_waits_goes",
-        "test_serve_limits.py::test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_answered",
-        "test_serve_limits.py::test_finding_s4_a_body_that_trickles_ends_at_a_deadline",
+        "endpoint/test_access_control.py::test_t5_of_one_address_the_oldest_that_waits_goes",
+        "endpoint/test_connections_limits.py::"
+        "test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_answered",
+        "endpoint/test_connections_limits.py::test_finding_s4_a_body_that_trickles_ends_at_a_deadline",
     ),
     "Raise a false alarm": (
         "test_instance_days.py::"
         "test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_is_not_trusted",
     ),
     "Other installations": (
-        "test_serve_once.py::test_e1_a_killed_endpoint_gives_nothing_twice",
-        "test_serve_once.py::test_several_workers_share_what_was_given",
-        "test_serve_once.py::test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing",
+        "endpoint/test_boot_gate.py::test_e1_a_killed_endpoint_gives_nothing_twice",
+        "endpoint/test_boot_gate.py::test_several_workers_share_what_was_given",
+        "endpoint/test_boot_gate.py::test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing",
     ),
     "Guessed tokens": (
         "controller/instance/test_state_directory_token_keys.py::"
         "test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret",
     ),
     "Operators' pages": (
-        "test_serve_app.py::test_who_is_no_operator_cannot_tell_pages_from_nothing",
-        "test_serve_operators.py::test_t12_an_operator_is_who_asks_from_here_for_here",
+        "endpoint/test_app.py::test_who_is_no_operator_cannot_tell_pages_from_nothing",
+        "endpoint/test_access_control.py::test_t12_an_operator_is_who_asks_from_here_for_here",
     ),
-    "Invented addresses": ("test_serve_app.py::test_a_header_is_not_believed_from_who_is_no_proxy",),
+    "Invented addresses": ("endpoint/test_app.py::test_a_header_is_not_believed_from_who_is_no_proxy",),
     "Other files": (
-        "test_serve_app.py::test_what_is_not_there_is_one_and_the_same_404",
-        "test_serve_app.py::test_what_is_no_request_gets_no_file",
+        "endpoint/test_app.py::test_what_is_not_there_is_one_and_the_same_404",
+        "endpoint/test_app.py::test_what_is_no_request_gets_no_file",
     ),
     "Endless requests": (
-        "test_serve_limits.py::test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_answered",
-        "test_serve_operators.py::test_t5_a_machine_is_answered_while_a_client_holds_what_it_can",
-        "test_serve_operators.py::test_t5_a_head_has_to_come_in_time",
+        "endpoint/test_connections_limits.py::"
+        "test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_answered",
+        "endpoint/test_access_control.py::test_t5_a_machine_is_answered_while_a_client_holds_what_it_can",
+        "endpoint/test_access_control.py::test_t5_a_head_has_to_come_in_time",
     ),
     "A full ledger": (
-        "test_serve_secrets.py::test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger",
+        "endpoint/test_boot_responses_secrets.py::"
+        "test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger",
         "controller/learn/test_provisioning_installations.py::"
         "test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address",
     ),
@@ -95,7 +99,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Reasons in `/readyz`": (
         "test_instance_days.py::test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_a_stop",
     ),
-    "Webhooks": ("test_serve_pushes.py::test_who_has_not_the_secret_moves_nothing",),
+    "Webhooks": ("endpoint/test_webhooks.py::test_who_has_not_the_secret_moves_nothing",),
     # The author of a pull request
     "Acknowledge a guard": (
         "controller/test_acceptance_signatures.py::test_t9_without_a_demand_a_line_counts_and_its_author_is_named",
@@ -266,8 +270,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_upgrade.py::test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_everybody",
     ),
     "Ask as an operator": (
-        "test_serve_operators.py::test_t12_an_operator_is_who_asks_from_here_for_here",
-        "test_serve_operators.py::test_t12_a_token_is_answered_from_anywhere",
+        "endpoint/test_access_control.py::test_t12_an_operator_is_who_asks_from_here_for_here",
+        "endpoint/test_access_control.py::test_t12_a_token_is_answered_from_anywhere",
     ),
     "Pretend to be any client": (
         "test_instance_days.py::test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address",
@@ -330,7 +334,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_targets_rsync.py::test_another_host_cannot_name_a_file_of_this_host",
     ),
     # A person on the path
-    "Read an operator's token": ("test_serve_certificate.py::test_operators_ask_by_tls_and_machines_as_ever",),
+    "Read an operator's token": ("endpoint/test_tls.py::test_operators_ask_by_tls_and_machines_as_ever",),
     "Replace the newest commit": (
         "controller/test_acceptance_signatures.py::"
         "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
@@ -359,7 +363,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "controller/test_forge.py::test_a_status_proves_its_change_by_the_key_of_the_ledger_alone",
     ),
     "Secrets in the ledger": (
-        "test_serve_secrets.py::test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after",
+        "endpoint/test_boot_responses_secrets.py::"
+        "test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after",
         "bmc/test_credentials_access.py::test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens",
     ),
     "A restored copy": (

@@ -19,13 +19,13 @@ import pytest
 from gitboot.cli.main import Exit
 from gitboot.publish.tree_reader import WORD, read_records
 from gitboot.resolve.provisioning_record import exported
+from tests.endpoint.test_server_workers import served
 from tests.helpers import httpx_client
 from tests.helpers.configuration import configured
 from tests.helpers.fleets import uuid_of
 from tests.helpers.instance_process import Instance, eventually
 from tests.helpers.instance_with_bmcs import Blade, Done, Rack, boots, condition, typed, until_condition
 from tests.helpers.served_tree import get
-from tests.test_serve_supervise import served
 
 REASON = ("--reason", "INC-4711")
 REINSTALL = ("--guard", "maxReinstalls")

@@ -11,7 +11,7 @@ from gitboot.cli.main import Exit, cli
 from gitboot.endpoint.age_encryption import Keys
 from gitboot.fleet.documents import sealed
 from gitboot.publish.signed_list import read_list_keys
-from tests.test_serve_secrets import IGNITION, documents
+from tests.endpoint.test_boot_responses_secrets import IGNITION, documents
 
 
 def run(*arguments: str | Path, given: str | None = None) -> Result:

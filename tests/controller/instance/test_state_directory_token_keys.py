@@ -26,6 +26,7 @@ from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.server_decision import provisioned_token
 from gitboot.resolve.server_plan import Cause, Phase
+from tests.endpoint.test_server_workers import served
 from tests.helpers import httpx_client
 from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.helpers.instance_bench import Bench
@@ -35,7 +36,6 @@ from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.served_tree import LOADER
 from tests.test_flip import Clock
 from tests.test_instance_days import Client, steps
-from tests.test_serve_supervise import served
 
 MAC: Final = mac_of("web01").replace(":", "-")
 ENTRY: Final = f"boot/v1/boot/{MAC}/boot.ipxe"

@@ -21,6 +21,7 @@ from gitboot.fetchlog.log_entries import Outcome
 from gitboot.fetchlog.spool import line_of, take
 from gitboot.ledger.postgresql import connected
 from gitboot.resolve.provisioning_record import Record
+from tests.endpoint.test_server_workers import served
 from tests.helpers import httpx_client
 from tests.helpers.failing_disk import fill, small_disk
 from tests.helpers.fleets import fleet, image, policy, profile, server, uuid_of
@@ -29,7 +30,6 @@ from tests.helpers.instance_process import Repository, eventually, running
 from tests.helpers.postgresql import PostgresServer
 from tests.helpers.served_tree import ENTRY, LOOKUPS, ONCE, PROXY, TEMPLATES, Site, connect, get, planned, site
 from tests.helpers.site_lives.site import PassingLoop
-from tests.test_serve_supervise import served
 
 SERVED, DISK = "(Network)", "boots its local disk"
 FLEET = planned(*ONCE)

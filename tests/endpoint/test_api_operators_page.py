@@ -257,7 +257,7 @@ def test_lines_lead_to_the_forge_and_nowhere_else(chromium: Browser, made: Site,
 @browsers
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_axe_finds_nothing(chromium: Browser, made: Site, *, dark: bool) -> None:
-    axe = (Path(__file__).parent / "data/axe/axe.min.js").read_text()
+    axe = (Path(__file__).parents[1] / "data/axe/axe.min.js").read_text()
     rules = "{runOnly: ['color-contrast']}" if dark else "{}"  # the others see no colours
     chromium.looks(dark=dark)
     chromium.open(f"file://{made.root}/{FOLDER}index.html")
@@ -319,7 +319,7 @@ def test_a_server_that_installs_is_shown_until_it_is_installed(chromium: Browser
             assert [each for each in (*words, "Attempt Step Boot fetched") if each not in text] == []
             assert "undefined" not in text and ("Started" in text) == (name == "web02")
             assert ("Installing" in text) == (name == "web02")
-        axe = (Path(__file__).parent / "data/axe/axe.min.js").read_text()
+        axe = (Path(__file__).parents[1] / "data/axe/axe.min.js").read_text()
         chromium.run(axe + "; 0")
         for view in ("", "servers/web02"):
             chromium.run(f"location.hash = '#/{view}'")

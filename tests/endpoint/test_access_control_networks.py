@@ -27,7 +27,7 @@ from tests.helpers.instance_process import eventually
 from tests.helpers.redfish_double.certificates import Authority
 from tests.helpers.served_tree import ENTRY, LOADER, site
 
-PAGE: Final = (Path(__file__).parent.parent / "docs" / "running.md").read_text()
+PAGE: Final = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
 CONFIGS: Final = re.findall(r"^```yaml\n(scrape_configs:.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 HOST: Final = "198.51.100.1"  # as another host sees it; the engine's bridge is 10.88.0.1

@@ -15,14 +15,14 @@ import pytest
 from gitboot.endpoint import connections
 from gitboot.endpoint.connections import MOST_BODIES_OF_ONE, MOST_IDLE
 from gitboot.fetchlog.unknown_machines import UnknownAsked
+from tests.endpoint.test_recorder_inventories import FLEET
+from tests.endpoint.test_server_workers import served
 from tests.helpers import httpx_client
 from tests.helpers.cases import for_each
 from tests.helpers.configuration import configured
 from tests.helpers.git_servers import program
 from tests.helpers.instance_process import eventually
 from tests.helpers.served_tree import ENTRY, IPXE, PROXY, connect, exchange, get, read_all, site
-from tests.test_serve_inventories import FLEET
-from tests.test_serve_supervise import served
 
 MANY = 80
 POST = b"POST /v1/inventory HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n"

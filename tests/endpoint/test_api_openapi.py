@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.endpoint.test_api import STATUS
 from tests.helpers.monitored_endpoint import FULL
 from tests.helpers.served_tree import ALWAYS, REPAIR, planned, site
-from tests.test_serve_api import STATUS
 
 if TYPE_CHECKING:  # each process that runs tests imports them all, and this takes half a second
     import schemathesis

@@ -23,12 +23,12 @@ from gitboot.endpoint.connections import Limits
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at
 from gitboot.endpoint.tls import Certificate, EncryptedSocket
+from tests.endpoint.test_server_workers import workers_of
 from tests.helpers.fleets import SEED
 from tests.helpers.forked_commands import captured
 from tests.helpers.instance_process import Instance, Repository, eventually, running
 from tests.helpers.redfish_double.certificates import Authority, Issued
 from tests.helpers.served_tree import BEFORE, ENTRY, Site, connect, get, site
-from tests.test_serve_supervise import workers_of
 
 STATUS = "/api/v1/status"
 START = datetime(2026, 10, 1, tzinfo=UTC)

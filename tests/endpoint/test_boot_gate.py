@@ -34,6 +34,7 @@ from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
 from gitboot.system_clock import Keeping
+from tests.endpoint.test_server_workers import served
 from tests.helpers import httpx_client
 from tests.helpers.cases import for_each
 from tests.helpers.failing_disk import fill, small_disk
@@ -63,9 +64,8 @@ from tests.helpers.served_tree import (
     planned,
     site,
 )
-from tests.test_serve_supervise import served
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 GIVEN = "(Network)"
 DISK = "boots its local disk"
 FLEET = planned(*ONCE)

@@ -26,13 +26,13 @@ from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.postgresql import connected
 from gitboot.ledger.shared_fetchlog import RecordedFetches, SharedFetches
 from gitboot.system_clock import Keeping, Uptime
+from tests.endpoint.test_server_workers import served
 from tests.helpers import httpx_client
 from tests.helpers.fleets import at, fleet
 from tests.helpers.instance_process import eventually
 from tests.helpers.postgresql import PostgresServer
 from tests.helpers.served_tree import ENTRY, LOADER, LOOKUPS, ONCE, Fleet, Site, get, planned, site
 from tests.helpers.site_lives.site import PassingLoop, ask_endpoint
-from tests.test_serve_supervise import served
 
 NOON = at("20T12:00")
 GIVEN, DISK = "(Network)", "boots its local disk"

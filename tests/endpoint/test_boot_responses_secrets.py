@@ -23,13 +23,13 @@ from gitboot.fetchlog.log_entries import CHECKER
 from gitboot.problems import Code
 from gitboot.render.paths import CHECK, kind_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
+from tests.endpoint.test_server_workers import served
 from tests.helpers import httpx_client
 from tests.helpers.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server
 from tests.helpers.forked_commands import captured
 from tests.helpers.instance_process import Instance, Repository, eventually, running
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.served_tree import BEFORE, ENTRY, LOADER, MAC, PROXY, Fleet, Site, get, planned, site
-from tests.test_serve_supervise import served
 
 PLAIN: Final = "token: kubeadm-hunter2-çé\n"
 OWN: Final = "-----BEGIN PRIVATE KEY-----\nhunter3\n-----END PRIVATE KEY-----\n"
