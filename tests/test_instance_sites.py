@@ -37,6 +37,17 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.credentials import give_credentials
+from tests.evaluator.test_evaluation_properties import (
+    EDITS,
+    LAWS,
+    History,
+    Tree,
+    evaluated,
+    in_full,
+    on_page,
+    sent,
+    tree_of,
+)
 from tests.helpers.cases import for_each
 from tests.helpers.fleet_strategies import GeneratedFleet, fleets
 from tests.helpers.fleets import at, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
@@ -48,7 +59,6 @@ from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.profiles import GENERIC
 from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.redfish_double.service import Service
-from tests.test_evaluator_laws import EDITS, LAWS, History, Tree, evaluated, in_full, on_page, sent, tree_of
 from tests.test_instance_edges import INSTALLS, World, held_digest, shown
 
 SITES: Final = ("ams2", "fra1")

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from gitboot.fetchlog.spool import IDENTITY
 from gitboot.fleet.revision import Snapshot
 from gitboot.publish.publisher import Directory
+from tests.evaluator.test_evaluation_properties import EDITS, LAWS, Edit, Tree, fleet_renamed, tree_of
 from tests.helpers.fleet_strategies import GeneratedFleet, fleets, in_blocks
 from tests.helpers.fleets import snapshot
 from tests.helpers.instance_bench import Bench
 from tests.helpers.search_effort import examples
-from tests.test_evaluator_laws import EDITS, LAWS, Edit, Tree, fleet_renamed, tree_of
 
 RUNS = settings(LAWS, max_examples=examples(30))
 STEPS: Final = (0, 0, 1, 30, 24 * 60, 7 * 24 * 60)  # minutes: windows open and end in between

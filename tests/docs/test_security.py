@@ -120,7 +120,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "cli/commands/test_artifacts.py::test_a_registry_that_is_not_named_is_not_asked",
     ),
     "Use time and memory": (
-        "test_evaluator_hostile.py::test_t1_machines_are_answered_while_a_commit_comes_to_no_end",
+        "evaluator/test_evaluation_hostile_commits.py::test_t1_machines_are_answered_while_a_commit_comes_to_no_end",
         "test_source_fetcher.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
     ),
     "Bring Python modules": ("test_files_output.py::test_finding_s1_a_module_of_the_branch_is_not_imported",),
@@ -179,7 +179,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_quoting.py::test_arguments_arrive_as_they_were_given_or_are_refused",
     ),
     "A stopped instance": (
-        "test_evaluator_hostile.py::test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_again",
+        "evaluator/test_evaluation_hostile_commits.py::"
+        "test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_again",
     ),
     # A person who may push other branches, write tags or comment
     "Block a rollout": (

@@ -22,9 +22,9 @@ from gitboot.fleet.validation import load
 from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import FleetView
 from gitboot.resolve.fleet_decisions import decide_server
+from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, tree_of
 from tests.helpers.fleet_strategies import GeneratedFleet, fleets
 from tests.helpers.fleets import document, fleet, image, maintenance, policy, profile, repository, server
-from tests.test_evaluator_laws import EDITS, LAWS, History, tree_of
 
 
 def loaded(history: History, tree: dict[str, str]) -> FleetRepository | None:
@@ -241,7 +241,7 @@ def test_keys_do_not_depend_on_the_order_of_files() -> None:
 
 
 def test_keys_are_the_same_in_every_process() -> None:
-    module = "tests.test_evaluator_content_keys"
+    module = "tests.evaluator.test_content_keys"
     code = f"from {module} import DOCUMENTS, TEMPLATE, key_of; print(key_of(DOCUMENTS, TEMPLATE).hex())"
     keys = {
         subprocess.run(

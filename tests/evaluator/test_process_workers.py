@@ -27,7 +27,7 @@ from gitboot.evaluator.process import told
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from tests.helpers.result_cache import StoredResults
 
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).parents[2]
 SERVERS: Final = 40
 FILES: Final = dict(Fleet(servers=SERVERS).files())
 # Servers that no policy selects: each has a warning.
