@@ -15,14 +15,14 @@ from gitboot.fetchlog.unknown_machines import UnknownAsked, UnknownMachine, Unkn
 from gitboot.model.scalars import SystemUuid, parse_mac
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import Directory
+from tests.fetchlog.test_access_logs import NGINX
+from tests.fetchlog.test_unknown_machines_components import SENT
 from tests.helpers import httpx_client
 from tests.helpers.fleets import mac_of, uuid_of
 from tests.helpers.forked_commands import captured
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.served_tree import ALWAYS, BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, planned
 from tests.helpers.served_tree import site as new_site
-from tests.test_observe_accesslog import NGINX
-from tests.test_observe_components import SENT
 
 STRANGER = "/v1/boot/52-54-00-99-99-99/boot.ipxe"
 OTHER = uuid_of("stranger")

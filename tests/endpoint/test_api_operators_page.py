@@ -23,12 +23,12 @@ from gitboot.publish.tree_reader import verify
 from gitboot.render.page import DATA, MADE_OF
 from gitboot.render.plan_and_record_files import PAGE as FOLDER
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
+from tests.fetchlog.test_unknown_machines_components import SENT
 from tests.helpers import httpx_client
 from tests.helpers.browser import Browser, browser, browsers
 from tests.helpers.fleet_of_page import HOSTILE, STATUS, shown_fleet
 from tests.helpers.fleets import at, fleet, server
 from tests.helpers.served_tree import ALWAYS, BEFORE, ONCE, Fleet, Site, get, planned, site
-from tests.test_observe_components import SENT
 
 FILES = ("", *sorted(MADE_OF.keys() - {"index.html"}))
 VIEWS = {

@@ -13,11 +13,11 @@ from gitboot.endpoint.app import INVENTORY_PATH, MOST_OF_ONE, Clients, Endpoint
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.unknown_machines import MOST_BYTES, UnknownAsked, UnknownMachine, unknown_left
+from tests.fetchlog.test_unknown_machines_components import SENT
 from tests.helpers import httpx_client
 from tests.helpers.fleets import fleet
 from tests.helpers.served_tree import BEFORE, ENTRY, LOADER, MAC, ONCE, UUID, Site, connect, planned, read_all
 from tests.helpers.served_tree import site as new_site
-from tests.test_observe_components import SENT
 
 CHOSEN = fleet("baseURL: 'http://boot.test', outputs: [ipxe, inventory]")
 FLEET = planned(CHOSEN, *ONCE[1:])

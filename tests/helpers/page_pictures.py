@@ -14,11 +14,11 @@ from gitboot.publish.publisher import Directory
 from gitboot.render.plan_and_record_files import PAGE
 from gitboot.render.server_states import RenderedState
 from gitboot.resolve.provisioning_record import Record
+from tests.fetchlog.test_unknown_machines_components import SENT
 from tests.helpers.browser import Browser, browser
 from tests.helpers.fleet_of_page import STATUS, area
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server
 from tests.helpers.served_tree import Fleet, planned, site
-from tests.test_observe_components import SENT
 
 NOW: Final = at("20T23:04")
 IMAGES: Final = Path(__file__).parents[2] / "docs/images"

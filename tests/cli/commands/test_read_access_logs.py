@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gitboot.fetchlog.spool import take
+from tests.fetchlog.test_access_logs import NGINX, OBSERVED
 from tests.helpers.forked_commands import captured
 from tests.helpers.served_tree import ENTRY
-from tests.test_observe_accesslog import NGINX, OBSERVED
 
 LINE = json.dumps(NGINX) + "\n"
 HEAD = json.dumps({**NGINX, "method": "HEAD"}) + "\n"
