@@ -138,7 +138,7 @@ _FIRST: Final = (
         "test_instance_standing",
         "test_machine_lives",
     ),
-    *("controller/bmcs/test_schedule", "test_document", "test_diff_less", "test_source_remote"),
+    *("controller/bmcs/test_schedule", "fleet/test_yaml", "test_diff_less", "test_source_remote"),
     *(
         "test_source_snapshot",
         "test_targets_s3",

@@ -29,7 +29,7 @@ from gitboot.resolve.fleet_decisions import decide_loaded
 from tests.helpers.cases import for_each
 from tests.helpers.search_effort import examples
 
-FOLDER: Final = Path(__file__).parent / "data" / "faults"
+FOLDER: Final = Path(__file__).parents[1] / "data" / "faults"
 FLEET: Final = {
     str(path.relative_to(FOLDER / "fleet")): path.read_text()
     for path in sorted((FOLDER / "fleet").rglob("*"))

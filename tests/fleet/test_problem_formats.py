@@ -20,7 +20,7 @@ from gitboot.problems import Code, Problem, Severity
 from tests.helpers.cases import for_each
 
 CODES = {code.value: code for code in Code}
-SCHEMA = Path(__file__).parent / "data" / "sarif" / "sarif-2.1.0-rtm.5.json"
+SCHEMA = Path(__file__).parents[1] / "data" / "sarif" / "sarif-2.1.0-rtm.5.json"
 
 TIE = Problem(
     path="policies/web.yaml",
