@@ -131,16 +131,16 @@ _FIRST: Final = (
     ),
     *("test_instance_days", "endpoint/test_tls", "test_project", "controller/test_commit_verdicts"),
     *(
-        "test_source_fetcher",
+        "git/test_fetch",
         "test_laws",
         "evaluator/test_evaluation_properties",
         "controller/test_publish_stage_properties",
         "test_instance_standing",
         "test_machine_lives",
     ),
-    *("controller/bmcs/test_schedule", "fleet/test_yaml", "test_diff_less", "test_source_remote"),
+    *("controller/bmcs/test_schedule", "fleet/test_yaml", "test_diff_less", "git/test_remote"),
     *(
-        "test_source_snapshot",
+        "git/test_snapshots",
         "test_targets_s3",
         "endpoint/test_access_control_networks",
         "endpoint/test_boot_responses",
@@ -148,7 +148,7 @@ _FIRST: Final = (
     ),
     *("test_site_lives", "test_site_faults", "test_targets_run", "cli/test_main"),
     *("controller/bmcs/test_desired_state_power", "bmc/test_override_steps_over_http"),
-    *("test_instance_edges", "test_problems", "bmc/redfish/test_client", "test_source_clone"),
+    *("test_instance_edges", "test_problems", "bmc/redfish/test_client", "git/test_clone"),
     *(
         "endpoint/test_access_control",
         "docs/test_hardware",

@@ -121,7 +121,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Use time and memory": (
         "evaluator/test_evaluation_hostile_commits.py::test_t1_machines_are_answered_while_a_commit_comes_to_no_end",
-        "test_source_fetcher.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
+        "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
     ),
     "Bring Python modules": ("test_files_output.py::test_finding_s1_a_module_of_the_branch_is_not_imported",),
     "Code in CI": (
@@ -167,8 +167,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Files outside the fleet": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s15_a_symlink_in_place_of_the_fleets_folder_is_refused",
-        "test_source_subpath.py::test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses",
-        "test_source_snapshot.py::test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read",
+        "git/test_repository_subpath.py::test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses",
+        "git/test_snapshots.py::test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read",
     ),
     "Escapes from templates": (
         "test_template.py::test_nothing_leads_out_of_the_sandbox",
@@ -208,8 +208,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
     ),
     "Send large objects": (
-        "test_source_malformed.py::test_a_remote_is_fetched_from_while_a_malformed_commit_is_among_the_newest",
-        "test_source_fetcher.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
+        "git/test_repository_malformed_commits.py::"
+        "test_a_remote_is_fetched_from_while_a_malformed_commit_is_among_the_newest",
+        "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
     ),
     "Unsigned commits": (
         "controller/test_acceptance_signatures.py::test_an_unsigned_commit_is_not_looked_into",
@@ -224,7 +225,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_used_acknowledgement_in_another_form_counts_for_nothing",
     ),
     "Malformed metadata": (
-        "test_source_malformed.py::test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_address",
+        "git/test_repository_malformed_commits.py::"
+        "test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_address",
     ),
     # The holder of a trusted signing key
     "Vouch for all content": (
@@ -232,9 +234,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_commit_that_was_written_anew_counts_only_if_a_trusted_key_signs_it",
         "controller/test_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
     ),
-    "Expired keys": ("test_source_signatures.py::test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is",),
+    "Expired keys": ("git/test_signatures.py::test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is",),
     "The forge's key as a person's": (
-        "test_source_signatures.py::test_a_forges_key_counts_for_merges_alone",
+        "git/test_signatures.py::test_a_forges_key_counts_for_merges_alone",
         "controller/test_acceptance_signatures.py::"
         "test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says",
     ),
@@ -291,7 +293,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "artifacts/test_local_copies.py::test_another_file_is_not_brought",
     ),
     "Hold a fetch": (
-        "test_source_deadlines.py::"
+        "git/test_fetch_deadlines.py::"
         "test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
         "controller/test_loop.py::test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends",
     ),
@@ -303,17 +305,17 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Slow downloads": (
         "test_http_client.py::test_a_download_below_the_minimum_rate_ends",
-        "test_source_deadlines.py::"
+        "git/test_fetch_deadlines.py::"
         "test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
     ),
     "Large downloads": (
-        "test_source_deadlines.py::test_finding_c3_a_pack_takes_no_more_disk_than_it_may",
+        "git/test_fetch_deadlines.py::test_finding_c3_a_pack_takes_no_more_disk_than_it_may",
         "artifacts/test_local_copies.py::test_a_file_whose_image_gives_no_size_is_read_to_a_limit",
     ),
     "Endless objects": ("test_targets_s3.py::test_finding_s8_an_object_without_end_is_read_to_its_limit",),
     "Redirected passwords": (
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
-        "test_source_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
+        "git/test_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
         "artifacts/test_oci_registry.py::test_t3_a_redirect_takes_no_token_along",
         "bmc/redfish/test_client.py::test_a_link_to_another_host_is_never_followed",
     ),
@@ -345,12 +347,12 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_http_client.py::test_finding_s16_tokens_go_to_https_and_to_this_machine",
         "controller/test_forge.py::test_finding_s16_the_token_of_a_forge_goes_to_http_only_if_that_is_allowed",
     ),
-    "Git passwords in the clear": ("test_source_remote.py::test_what_cannot_work_is_a_usage_error",),
+    "Git passwords in the clear": ("git/test_remote.py::test_what_cannot_work_is_a_usage_error",),
     "BMC passwords in the clear": ("bmc/test_credentials_access.py::test_t2_what_is_said_beside_credentials",),
     "Unknown hosts": (
-        "test_source_remote.py::test_a_host_must_show_a_key_that_is_known",
+        "git/test_remote.py::test_a_host_must_show_a_key_that_is_known",
         "test_targets_rsync.py::test_a_refusal_names_the_target_the_cause_and_no_secret",
-        "test_source_remote.py::test_a_certificate_must_be_trusted",
+        "git/test_remote.py::test_a_certificate_must_be_trusted",
         "bmc/redfish/test_client.py::test_an_unknown_authority_and_another_name_are_rejected",
     ),
     # The holder of a backup
