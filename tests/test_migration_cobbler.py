@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import typed
-from tests.test_migration_import import lay
+from tests.importers.test_fleet_files import lay
 
 _INHERIT: Final = "<<inherit>>"
 _DEBIAN: Final = "auto-install/enable=true priority=critical netcfg/choose_interface=auto"

@@ -12,7 +12,7 @@ import pytest
 from gitboot.importers.boot_comparison import SHAPES
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import typed
-from tests.test_migration_import import INITRD, KERNEL, MAC, NAMES, SOURCES, UUID, known, lay
+from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, NAMES, SOURCES, UUID, known, lay
 
 PAGES = {path.stem: path for path in sorted((Path(__file__).parents[2] / "docs" / "from").glob("[!R]*.md"))}
 HEXHYP = MAC.replace(":", "-")
