@@ -112,7 +112,7 @@ _FIRST: Final = (
     ),
     *(
         "test_run_example",
-        "test_ledger_lease",
+        "ledger/test_leader_lease",
         "controller/instance/test_standby",
         "test_instance_unwritable",
         "controller/instance/test_prepared_tree",

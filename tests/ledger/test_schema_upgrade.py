@@ -36,7 +36,7 @@ HELD = "63cdb2e74364e3a00fbf55b39b8eafcef8fe99aa3d0e344767bae2ce7a0dbd08"
 def ledger(tmp_path: Path) -> Path:
     path = tmp_path / "ledger.sqlite"
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript((Path(__file__).parent / "data" / "ledgers" / "0.1.0.sql").read_text())
+        connection.executescript((Path(__file__).parents[1] / "data" / "ledgers" / "0.1.0.sql").read_text())
         query = "SELECT value FROM facts WHERE name IN ('identity', 'changes') ORDER BY name DESC"
         identity, changes = (value for (value,) in connection.execute(query))
     write_mark(path.with_suffix(".mark"), identity, int(changes))  # as 0.1.0 left it

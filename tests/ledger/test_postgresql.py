@@ -39,7 +39,7 @@ from tests.helpers.git_servers import free_port
 from tests.helpers.instance_process import Instance, eventually
 from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.redfish_double.certificates import Authority
-from tests.test_ledger import NOON, WEB01, WEB02, put, written
+from tests.ledger.test_store import NOON, WEB01, WEB02, put, written
 
 
 @pytest.fixture

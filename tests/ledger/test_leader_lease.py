@@ -575,7 +575,7 @@ def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_g
 
 def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_rights_than_it_needs(tmp_path: Path) -> None:
     """Its statements and its command, as they stand there, but for the host."""
-    page = (Path(__file__).parents[1] / "docs" / "standby.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "standby.md").read_text()
     makes, grants = re.findall(r"```sql\n(.*?)```", page, re.S)
     (named,) = re.findall(r"--ledger (postgresql://\S+)", page)
     with postgresql() as server:
@@ -730,7 +730,7 @@ WRITES: Final = """
 import sys
 from pathlib import Path
 from gitboot.ledger.open_ledger import open_ledger
-from tests.test_ledger_lease import PAUSED, written
+from tests.ledger.test_leader_lease import PAUSED, written
 with open_ledger(Path(sys.argv[1])) as ledger:
     ledger.database.hold(PAUSED)
     print("writes", flush=True)
