@@ -23,7 +23,7 @@ from tests.helpers.document_strategies import Document, documents
 from tests.helpers.fleets import document
 from tests.helpers.search_effort import examples
 
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).parents[2]
 SCHEMAS: Final = {
     path.stem: json.loads(path.read_text())
     for path in sorted((ROOT / "schemas").glob("*.json"))
