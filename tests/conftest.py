@@ -111,7 +111,7 @@ _FIRST: Final = (
         "boots/test_kea",
     ),
     *(
-        "test_run_example",
+        "project/test_run_example",
         "ledger/test_leader_lease",
         "controller/instance/test_standby",
         "test_instance_unwritable",
@@ -129,7 +129,7 @@ _FIRST: Final = (
         "test_resolve_leaks",
         "endpoint/test_server_workers",
     ),
-    *("test_instance_days", "endpoint/test_tls", "test_project", "controller/test_commit_verdicts"),
+    *("test_instance_days", "endpoint/test_tls", "project/test_project", "controller/test_commit_verdicts"),
     *(
         "git/test_fetch",
         "test_laws",

@@ -24,7 +24,7 @@ from tests.helpers.browser import Browser, browser, browsers
 from tests.helpers.git_servers import free_port
 from tests.helpers.instance_process import eventually
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "run_example.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "run_example.py"
 _SEARCHED_S = 4  # a start is interrupted after so long at most; how far it has come by then does not matter
 _PATIENCE_S = 300  # until a wait for an event is given up
 _LAST_LINE = "Ctrl-C ends it. The page: "

@@ -20,7 +20,7 @@ from gitboot import __version__
 from gitboot.cli.main import cli
 from tests.helpers.git_servers import program
 
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).parents[2]
 KUBERNETES: Final = ROOT / "packaging" / "kubernetes"
 RESOURCES: Final = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]
 OLDEST, NEWEST = "1.29", "1.34"  # of Kubernetes: ReadWriteOncePod is of 1.29

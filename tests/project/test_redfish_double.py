@@ -57,7 +57,7 @@ from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.redfish_double.service import Service
 from tests.helpers.redfish_double.sessions import SESSIONS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PLAIN = ssl.create_default_context()  # made once: it loads all of this machine's authorities
 ONCE_PXE = {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}
 MODE = {"BootSourceOverrideMode": "UEFI"}

@@ -17,7 +17,7 @@ import pytest
 from gitboot import __version__
 from tests.helpers.cases import for_each
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "gitboot").rglob("*.py"))
 
 # Where home directories and CI checkouts lie. Paths that are the same everywhere, like /var/lib, are fine.

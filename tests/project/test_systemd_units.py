@@ -20,7 +20,7 @@ from tests.helpers.fleets import SEED
 from tests.helpers.git_servers import program
 from tests.helpers.instance_process import Repository
 
-FOLDER: Final = Path(__file__).parent.parent / "packaging" / "systemd"
+FOLDER: Final = Path(__file__).parents[2] / "packaging" / "systemd"
 UNITS: Final = ("gitboot.service", "gitboot-serve.service")
 MOST_EXPOSED: Final = 20  # 2.0, of 10
 
