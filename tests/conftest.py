@@ -121,7 +121,7 @@ _FIRST: Final = (
         "test_run",
         "docs/test_operations",
     ),
-    *("test_publish_kill", "cli/commands/test_init_ci"),
+    *("publish/test_publisher_kill", "cli/commands/test_init_ci"),
     *(
         "cli/commands/test_operator_requests",
         "endpoint/test_boot_gate",
@@ -154,7 +154,7 @@ _FIRST: Final = (
         "docs/test_hardware",
         "cli/commands/test_bmc",
         "bmc/test_credentials_access",
-        "test_targets_mirror",
+        "publish/test_mirror_comparison",
     ),
     *(
         "bmc/test_override_steps_virtual_media",

@@ -40,7 +40,7 @@ from tests.helpers.fleets import at, uuid_of
 from tests.helpers.instance_in_process import in_process
 from tests.helpers.instance_process import Repository
 from tests.helpers.instance_with_bmcs import typed
-from tests.test_publish_kill import assert_complete, publish
+from tests.publish.test_publisher_kill import assert_complete, publish
 
 NOON = at("20T12:00")
 WEB01 = SystemUuid(uuid_of("web01"))

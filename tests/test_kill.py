@@ -20,7 +20,7 @@ from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.instance_in_process import in_process
 from tests.helpers.instance_process import Repository, git
 from tests.helpers.signed_list_clients import assert_list_is_whole, files_in
-from tests.test_publish_kill import ran_until
+from tests.publish.test_publisher_kill import ran_until
 
 
 def documents(image_name: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ from tests.helpers.forked_commands import captured
 from tests.helpers.instance_process import Instance, Repository, eventually, git, running
 from tests.helpers.instance_with_bmcs import BASE_URL, Rack, typed, until_condition
 from tests.helpers.s3_server import KEY, Store, s3_server
-from tests.test_targets_mirror_repair import publish_signed
+from tests.publish.test_mirror_repair import publish_signed
 
 ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 BY_UUID = f"ipxe/{uuid_of('web01')}"

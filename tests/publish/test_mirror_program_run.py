@@ -33,8 +33,8 @@ from tests.helpers.git_servers import program as program_of
 from tests.helpers.served_tree import ALWAYS, ENTRY, REPAIR, Fleet, eventually, planned
 from tests.helpers.signed_list_clients import SignedSite, listed_server, made_keys
 from tests.helpers.signed_lists import ListSigner, sign_tree
-from tests.test_mirror_program import _interpreters
-from tests.test_targets_mirror import BY_MAC, FIRST
+from tests.publish.test_mirror_comparison import BY_MAC, FIRST
+from tests.publish.test_mirror_program import _interpreters
 
 INSIDE, ENDS = at("20T23:00"), at("21T04:00")
 AFTER = ENDS + timedelta(minutes=1)

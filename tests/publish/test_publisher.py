@@ -38,7 +38,7 @@ AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 SECOND = timedelta(seconds=1)
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def tree(version: int = 1, servers: int = 3) -> dict[str, File]:

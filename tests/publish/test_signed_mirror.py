@@ -31,7 +31,7 @@ from tests.helpers.forked_commands import captured
 from tests.helpers.served_tree import ENTRY, MAC, UUID, Site, planned
 from tests.helpers.signed_list_clients import SignedSite
 from tests.helpers.signed_lists import ListSigner
-from tests.test_targets_mirror import BY_MAC, FIRST, FLEET, NOBODY, CopyServer, serving
+from tests.publish.test_mirror_comparison import BY_MAC, FIRST, FLEET, NOBODY, CopyServer, serving
 
 DAY = timedelta(days=1)
 CHANGED = planned(  # FLEET with another image

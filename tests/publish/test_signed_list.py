@@ -45,7 +45,7 @@ from gitboot.render.paths import File, Files
 from tests.helpers.git_servers import program
 from tests.helpers.search_effort import every, examples
 from tests.helpers.signed_list_clients import SIGNED, client, listed_server, made_keys, names, publish, target
-from tests.test_publish_kill import happening, killing
+from tests.publish.test_publisher_kill import happening, killing
 
 NOW = datetime.now(UTC).replace(microsecond=0)  # python-tuf's client goes by the clock of the machine
 HOUR = timedelta(hours=1)

@@ -62,7 +62,7 @@ from tests.helpers.published_trees import owner, publish_files, server_files, sp
 from tests.helpers.search_effort import every
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def tree(version: int, servers: int = 1) -> dict[str, File]:
