@@ -141,7 +141,7 @@ _FIRST: Final = (
     *("controller/bmcs/test_schedule", "fleet/test_yaml", "test_diff_less", "git/test_remote"),
     *(
         "git/test_snapshots",
-        "test_targets_s3",
+        "publish/targets/test_s3",
         "endpoint/test_access_control_networks",
         "endpoint/test_boot_responses",
         "test_template",

@@ -12,7 +12,7 @@ import pytest
 
 from tests.copy_script import CALLS, COMMANDS, SCRIPT, CopyScript
 from tests.helpers.failing_disk import fill, small_disk
-from tests.test_targets_folder import ENTRIES, Site, assert_no_chain_is_mixed, files_of
+from tests.publish.targets.test_folder import ENTRIES, Site, assert_no_chain_is_mixed, files_of
 
 BELOW_BOOT = ENTRIES[0].removeprefix("boot/")
 

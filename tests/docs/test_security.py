@@ -312,7 +312,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "git/test_fetch_deadlines.py::test_finding_c3_a_pack_takes_no_more_disk_than_it_may",
         "artifacts/test_local_copies.py::test_a_file_whose_image_gives_no_size_is_read_to_a_limit",
     ),
-    "Endless objects": ("test_targets_s3.py::test_finding_s8_an_object_without_end_is_read_to_its_limit",),
+    "Endless objects": ("publish/targets/test_s3.py::test_finding_s8_an_object_without_end_is_read_to_its_limit",),
     "Redirected passwords": (
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
         "git/test_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
@@ -333,8 +333,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance_renews_it",
     ),
     "Files of gitboot's host": (
-        "test_targets_folder.py::test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error",
-        "test_targets_rsync.py::test_another_host_cannot_name_a_file_of_this_host",
+        "publish/targets/test_folder.py::test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error",
+        "publish/targets/test_folder_rsync.py::test_another_host_cannot_name_a_file_of_this_host",
     ),
     # A person on the path
     "Read an operator's token": ("endpoint/test_tls.py::test_operators_ask_by_tls_and_machines_as_ever",),
@@ -351,7 +351,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "BMC passwords in the clear": ("bmc/test_credentials_access.py::test_t2_what_is_said_beside_credentials",),
     "Unknown hosts": (
         "git/test_remote.py::test_a_host_must_show_a_key_that_is_known",
-        "test_targets_rsync.py::test_a_refusal_names_the_target_the_cause_and_no_secret",
+        "publish/targets/test_folder_rsync.py::test_a_refusal_names_the_target_the_cause_and_no_secret",
         "git/test_remote.py::test_a_certificate_must_be_trusted",
         "bmc/redfish/test_client.py::test_an_unknown_authority_and_another_name_are_rejected",
     ),

@@ -14,12 +14,12 @@ import pygit2
 
 from gitboot.git.remote import Remote
 from gitboot.publish.targets.sync_steps import FollowedTree
-from tests import test_targets_folder, test_targets_git, test_targets_s3
 from tests.checkouts import checkout_script, clone_for_checkouts
 from tests.helpers.file_servers import caddy, nginx
 from tests.helpers.repositories import ENVIRONMENT
 from tests.helpers.s3_server import Store, s3_server
 from tests.helpers.served_tree import Site
+from tests.publish.targets import test_folder, test_git_branch, test_s3
 
 LEDGER: Final = "test"  # of `tests.helpers.served_tree.Site`
 
@@ -60,7 +60,7 @@ def _folder(root: Path, folder: Path) -> Iterator[Way]:
     """A folder that is a target, and served by nginx."""
     copy = folder / "copy"
     copy.mkdir()
-    followed = test_targets_folder.Site(root, copy, ledger=LEDGER)
+    followed = test_folder.Site(root, copy, ledger=LEDGER)
 
     def bring_up() -> None:
         followed.follow()
@@ -79,7 +79,7 @@ def _bucket(root: Path, _: Path) -> Iterator[Way]:
         store.make("boots")
         store.let_anyone_read("boots")
         store.hides_absence = True  # by the policy on the page
-        followed = test_targets_s3.Site(root, store.url, "boots", ledger=LEDGER)
+        followed = test_s3.Site(root, store.url, "boots", ledger=LEDGER)
 
         def bring_up() -> None:
             followed.follow()
@@ -93,7 +93,7 @@ def _branch(root: Path, folder: Path) -> Iterator[Way]:
     """A branch that is checked out as the page shows, and served by nginx."""
     bare, boots = folder / "remote.git", folder / "boots"
     pygit2.init_repository(str(bare), bare=True, initial_head="main").free()
-    followed = test_targets_git.Site(folder, Remote(url=str(bare)), ledger=LEDGER)
+    followed = test_git_branch.Site(folder, Remote(url=str(bare)), ledger=LEDGER)
     followed.root, followed.tree = root, FollowedTree(root)
     boots.mkdir()
     followed.follow()

@@ -36,9 +36,9 @@ from tests.helpers.s3_server import KEY, Store, s3_server
 from tests.helpers.served_tree import ALWAYS, ENTRY, MAC, REPAIR, Site, planned
 from tests.helpers.signed_list_clients import SignedSite
 from tests.helpers.target_steps import TargetKilled, bring_up, followed, killed_after
+from tests.publish.targets.test_s3 import ENTRY as UNLISTED_ENTRY
+from tests.publish.targets.test_s3 import fleet, split
 from tests.publish.test_mirror_comparison import BY_MAC, FIRST, FLEET
-from tests.test_targets_s3 import ENTRY as UNLISTED_ENTRY
-from tests.test_targets_s3 import fleet, split
 
 GONE = "v1/boot/52-54-00-99-99-99/boot.ipxe"  # of a server that is gone
 

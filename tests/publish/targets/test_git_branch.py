@@ -25,7 +25,7 @@ from gitboot.render.paths import File
 from tests.checkouts import checkout_script, clone_for_checkouts
 from tests.helpers.git_servers import HttpsServer, Relay, SshServer, git_daemon
 from tests.helpers.repositories import ENVIRONMENT
-from tests.test_targets_s3 import ENTRY, fleet, split
+from tests.publish.targets.test_s3 import ENTRY, fleet, split
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)

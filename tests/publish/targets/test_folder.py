@@ -41,8 +41,8 @@ from tests.helpers.failing_disk import fill, small_disk
 from tests.helpers.search_effort import every
 from tests.helpers.signed_list_clients import SignedSite, assert_list_is_whole, files_in, made_keys
 from tests.helpers.target_steps import bring_up
+from tests.publish.targets.test_s3 import AT, DAY, ENTRY, fleet, split
 from tests.publish.test_publisher_kill import Os, happening
-from tests.test_targets_s3 import AT, DAY, ENTRY, fleet, split
 
 ENTRIES = [ENTRY.format(number) for number in range(3)]
 
