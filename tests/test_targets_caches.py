@@ -27,7 +27,7 @@ from tests.helpers.served_tree import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site
 from tests.helpers.signed_list_clients import SignedSite
 from tests.helpers.ways_to_publish import WAYS, Way, endpoint_at
 from tests.publish.test_mirror_program_run import MirrorHost
-from tests.test_render_copies import ALL_LOADERS, ENTRIES, LIVE, boots, installs
+from tests.render.test_boot_files_copies import ALL_LOADERS, ENTRIES, LIVE, boots, installs
 
 INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
 WINDOW, ENDED = (planned(*ALWAYS, REPAIR, now=now) for now in (INSIDE, AFTER))

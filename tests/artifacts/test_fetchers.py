@@ -18,7 +18,7 @@ from tests.helpers.artifact_servers import ArtifactServer, artifact_server, dige
 from tests.helpers.file_servers import nginx
 from tests.helpers.git_servers import free_port
 from tests.helpers.served_tree import Site
-from tests.test_mirrors import FLEET
+from tests.render.test_web_servers import FLEET
 
 KERNEL = b"kernel " * 1000
 

@@ -29,7 +29,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_resolve_leaks.py::test_t8_each_kind_of_secret_is_found_wherever_it_stands",
         "endpoint/test_boot_responses_secrets.py::test_nothing_of_a_secret_is_published_but_what_age_made_of_it",
     ),
-    "List all machines": ("test_mirrors.py::test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host",),
+    "List all machines": (
+        "render/test_web_servers.py::test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host",
+    ),
     "Take a one-time boot": (
         "endpoint/test_boot_gate.py::test_where_clients_are_named_only_they_count",
         "controller/learn/test_provisioning_installations.py::"
@@ -38,7 +40,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Fetch user data and secrets": (
         "endpoint/test_boot_responses_secrets.py::test_who_is_no_machine_of_the_fleet_is_given_none",
         "endpoint/test_boot_responses_secrets.py::test_the_installers_report_ends_it_before_the_instance_knows",
-        "test_render_keyed.py::test_t6_who_asks_by_uuid_is_told_a_name_only_where_the_machine_may_ask_so",
+        "render/test_token_keys.py::test_t6_who_asks_by_uuid_is_told_a_name_only_where_the_machine_may_ask_so",
     ),
     "Stay unseen": (
         "endpoint/test_boot_responses_secrets.py::"
@@ -325,7 +327,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "bmc/test_power_steps.py::test_another_machine_is_never_switched",
     ),
     # The operator of a mirror
-    "List the machines": ("test_render_listing.py::test_no_listing_names_a_token",),
+    "List the machines": ("render/test_endpoint_files_listing.py::test_no_listing_names_a_token",),
     "Unnoticed changes": (
         "controller/test_publish_stage_signed_list.py::"
         "test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone",

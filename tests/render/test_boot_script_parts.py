@@ -13,9 +13,9 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at, decided, fleet, image, policy, profile, repository, server
-from tests.test_render_dhcp import configuration, elements
-from tests.test_render_dhcp import decided as with_dhcp
-from tests.test_render_dhcp import server as described
+from tests.render.test_dhcp import configuration, elements
+from tests.render.test_dhcp import decided as with_dhcp
+from tests.render.test_dhcp import server as described
 
 NOW = at("20T22:00")
 ALL = "outputs: [ipxe, grub, pxelinux]"

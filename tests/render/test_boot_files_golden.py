@@ -1,6 +1,6 @@
 """The exact files of some twenty scenarios, in tests/golden/, read in review like code.
 
-`GOLDEN=write pytest tests/test_golden.py` writes them anew: read the diff.
+`GOLDEN=write pytest tests/render/test_boot_files_golden.py` writes them anew: read the diff.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from tests.helpers.fleets import (
     uuid_of,
 )
 
-GOLDEN = Path(__file__).parent / "golden"
-EXAMPLE = Path(__file__).parent.parent / "example-repo"
+GOLDEN = Path(__file__).parents[1] / "golden"
+EXAMPLE = Path(__file__).parents[2] / "example-repo"
 
 NOON = at("20T12:00")
 PENDING = Record()
