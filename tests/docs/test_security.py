@@ -26,7 +26,7 @@ ADVICE: Final = {
 SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # A client on the provisioning network
     "Read boot files": (
-        "test_resolve_leaks.py::test_t8_each_kind_of_secret_is_found_wherever_it_stands",
+        "resolve/test_secret_scan.py::test_t8_each_kind_of_secret_is_found_wherever_it_stands",
         "endpoint/test_boot_responses_secrets.py::test_nothing_of_a_secret_is_published_but_what_age_made_of_it",
     ),
     "List all machines": (
@@ -173,8 +173,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "git/test_snapshots.py::test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read",
     ),
     "Escapes from templates": (
-        "test_template.py::test_nothing_leads_out_of_the_sandbox",
-        "test_template.py::test_nothing_grows_without_bounds",
+        "resolve/test_templates.py::test_nothing_leads_out_of_the_sandbox",
+        "resolve/test_templates.py::test_nothing_grows_without_bounds",
     ),
     "Injected boot commands": (
         "test_quoting.py::test_a_word_arrives_as_it_was_given_or_is_refused",

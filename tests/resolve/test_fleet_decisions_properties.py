@@ -132,11 +132,15 @@ def test_deciding_planning_and_rendering_twice_is_as_once(fleet: GeneratedFleet)
 def test_another_process_with_another_environment_makes_the_same_bytes(several: list[GeneratedFleet]) -> None:
     asked = json.dumps([[list(map(in_json, fleet.documents)), fleet.at.isoformat()] for fleet in several])
     answer = subprocess.run(
-        [sys.executable, "-c", "import sys, tests.test_laws as laws; sys.stdout.write(laws.made_of(sys.stdin.read()))"],
+        [
+            sys.executable,
+            "-c",
+            "import sys, tests.resolve.test_fleet_decisions_properties as laws; sys.stdout.write(laws.made_of(sys.stdin.read()))",
+        ],
         input=asked,
         capture_output=True,
         check=True,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         env=os.environ | {"PYTHONHASHSEED": "4242", "TZ": "Pacific/Chatham", "LC_ALL": "tr_TR.UTF-8"},
         text=True,
     )

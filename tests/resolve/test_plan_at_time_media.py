@@ -16,7 +16,7 @@ from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import Halt
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import decision, fleet, image, maintenance, policy, profile, server
-from tests.test_resolve import NOON
+from tests.resolve.test_fleet_decisions import NOON
 
 SEED = (
     fleet(),
