@@ -138,7 +138,7 @@ _FIRST: Final = (
         "test_instance_standing",
         "test_machine_lives",
     ),
-    *("controller/bmcs/test_schedule", "fleet/test_yaml", "test_diff_less", "git/test_remote"),
+    *("controller/bmcs/test_schedule", "fleet/test_yaml", "review/test_harmless_changes", "git/test_remote"),
     *(
         "git/test_snapshots",
         "publish/targets/test_s3",

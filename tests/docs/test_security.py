@@ -110,10 +110,10 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "controller/test_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
     ),
     "Change a system without a disk": (
-        "test_diff_guard.py::test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones",
+        "review/test_guards.py::test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones",
     ),
     "Redirect secrets": (
-        "test_review_hidden_changes.py::"
+        "review/test_guards_hidden_changes.py::"
         "test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch",
     ),
     "Name addresses": (
@@ -153,16 +153,16 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_review_markdown.py::test_the_path_of_a_file_mentions_nobody",
     ),
     "Hidden servers": (
-        "test_review_hidden_changes.py::"
+        "review/test_guards_hidden_changes.py::"
         "test_finding_s10_a_line_for_one_server_is_shown_whichever_server_a_group_begins_with",
-        "test_review_hidden_changes.py::test_a_server_with_a_line_of_its_own_is_in_no_other_group",
+        "review/test_guards_hidden_changes.py::test_a_server_with_a_line_of_its_own_is_in_no_other_group",
     ),
     "Hidden installers": (
-        "test_review_hidden_changes.py::"
+        "review/test_guards_hidden_changes.py::"
         "test_finding_s11_an_image_that_claims_to_write_no_disk_is_an_installation_until_acknowledged",
     ),
-    "Wider access": ("test_review_hidden_changes.py::test_finding_s17_who_may_fetch_is_no_change_of_0_servers",),
-    "Looser guards": ("test_diff_guard.py::test_a_commit_that_loosens_its_own_guards_is_judged_by_the_old_ones",),
+    "Wider access": ("review/test_guards_hidden_changes.py::test_finding_s17_who_may_fetch_is_no_change_of_0_servers",),
+    "Looser guards": ("review/test_guards.py::test_a_commit_that_loosens_its_own_guards_is_judged_by_the_old_ones",),
     "Stolen BMC passwords": (
         "bmc/test_credentials_access.py::test_t2_a_pull_request_leads_no_credentials_out_of_their_networks",
         "bmc/test_credentials_access.py::test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in",

@@ -1,6 +1,6 @@
 """What a reviewer sees of a dozen commits, in tests/golden_review/, read in review like code.
 
-`GOLDEN=write pytest tests/test_review_golden.py` writes it anew: read the diff.
+`GOLDEN=write pytest tests/review/test_review_golden.py` writes it anew: read the diff.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.helpers.cases import for_each
 from tests.helpers.fleets import document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.reviewed_changes import FLEET, SERVERS, USER_DATA, Files, reviewed
 
-ROOT: Final = Path(__file__).parent.parent
-GOLDEN: Final = Path(__file__).parent / "golden_review"
+ROOT: Final = Path(__file__).parents[2]
+GOLDEN: Final = Path(__file__).parents[1] / "golden_review"
 SCHEMA: Final = Draft202012Validator(json.loads((ROOT / "schemas" / "diff.schema.json").read_text()))
 FORMATS: Final[Mapping[str, Callable[[Review], str]]] = {
     "txt": lambda review: click.unstyle(as_text(review, "")) + "\n",
