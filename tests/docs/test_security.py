@@ -149,8 +149,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_text_hostile.py::test_no_format_holds_what_a_terminal_obeys",
     ),
     "Markup in the comment": (
-        "test_review_markdown.py::test_nothing_that_yaml_says_is_markdown_or_html",
-        "test_review_markdown.py::test_the_path_of_a_file_mentions_nobody",
+        "review/formats/test_markdown.py::test_nothing_that_yaml_says_is_markdown_or_html",
+        "review/formats/test_markdown.py::test_the_path_of_a_file_mentions_nobody",
     ),
     "Hidden servers": (
         "review/test_guards_hidden_changes.py::"
