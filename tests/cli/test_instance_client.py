@@ -19,7 +19,7 @@ from tests.helpers.fleets import SEED, at, server
 from tests.helpers.instance_in_process import in_process
 from tests.helpers.instance_process import Repository
 from tests.helpers.result_cache import StoredResults
-from tests.test_instance_edges import World
+from tests.scenarios.test_installations import World
 
 NOON = at("20T12:00")
 # In a decision, as msgpack: what the commit says, and what no evaluation comes to.

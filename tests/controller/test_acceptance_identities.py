@@ -30,7 +30,7 @@ from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, decided, server, uuid_of
 from tests.helpers.fleets import mac_of as server_mac
 from tests.helpers.instance_process import Repository, eventually, running
-from tests.test_instance_credentials import until
+from tests.scenarios.test_credential_files import until
 
 AMI = "03000200-0400-0500-0006-000700080009"
 

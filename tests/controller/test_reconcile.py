@@ -48,7 +48,7 @@ from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, na
 from tests.helpers.instance_doubles import UNGUARDED, Unsynced, note_fetch
 from tests.helpers.instance_process import Repository, git
 from tests.helpers.served_tree import rendered_states
-from tests.test_run import images_in
+from tests.scenarios.test_run import images_in
 
 ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 BEFORE, OPEN, AFTER = at("20T21:00"), at("20T23:00"), at("21T04:00")

@@ -38,7 +38,7 @@ from tests.helpers.redfish_double.profiles import ENABLED, TARGET
 from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.redfish_double.service import Service
 from tests.helpers.repositories import Work
-from tests.test_run import images_in
+from tests.scenarios.test_run import images_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "hardware.md"
 FLEET = Path(__file__).parents[1] / "hardware"

@@ -60,7 +60,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "endpoint/test_connections_limits.py::test_finding_s4_a_body_that_trickles_ends_at_a_deadline",
     ),
     "Raise a false alarm": (
-        "test_instance_days.py::"
+        "scenarios/test_ordinary_days.py::"
         "test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_is_not_trusted",
     ),
     "Other installations": (
@@ -94,12 +94,13 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address",
     ),
     "Terminal escapes": (
-        "test_text_hostile.py::test_finding_s7_no_machine_commands_the_terminal_that_shows_events",
-        "test_text_hostile.py::test_no_bmc_commands_the_terminal_that_shows_it",
+        "scenarios/test_hostile_text.py::test_finding_s7_no_machine_commands_the_terminal_that_shows_events",
+        "scenarios/test_hostile_text.py::test_no_bmc_commands_the_terminal_that_shows_it",
     ),
-    "Long logs": ("test_reported.py::test_a_failure_is_posted_with_the_last_lines_of_a_log",),
+    "Long logs": ("scenarios/test_installer_reports.py::test_a_failure_is_posted_with_the_last_lines_of_a_log",),
     "Reasons in `/readyz`": (
-        "test_instance_days.py::test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_a_stop",
+        "scenarios/test_ordinary_days.py::"
+        "test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_a_stop",
     ),
     "Webhooks": ("endpoint/test_webhooks.py::test_who_has_not_the_secret_moves_nothing",),
     # The author of a pull request
@@ -144,9 +145,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Text that acts": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s14_no_name_of_a_branch_is_a_command_to_the_ci_system",
-        "test_text_hostile.py::test_finding_s14_no_name_of_a_file_begins_a_command_of_a_ci_system",
-        "test_text_hostile.py::test_finding_s17_no_name_of_an_author_ends_explain_or_commands_a_terminal",
-        "test_text_hostile.py::test_no_format_holds_what_a_terminal_obeys",
+        "scenarios/test_hostile_text.py::test_finding_s14_no_name_of_a_file_begins_a_command_of_a_ci_system",
+        "scenarios/test_hostile_text.py::test_finding_s17_no_name_of_an_author_ends_explain_or_commands_a_terminal",
+        "scenarios/test_hostile_text.py::test_no_format_holds_what_a_terminal_obeys",
     ),
     "Markup in the comment": (
         "review/formats/test_markdown.py::test_nothing_that_yaml_says_is_markdown_or_html",
@@ -271,15 +272,15 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_finding_s6_nginx_serves_output_as_another_user_by_its_group",
     ),
     "Read OUTPUT of an earlier version's ledger": (
-        "test_upgrade.py::test_output_stays_readable_for_everybody_until_a_group_is_named",
-        "test_upgrade.py::test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_everybody",
+        "scenarios/test_upgrade.py::test_output_stays_readable_for_everybody_until_a_group_is_named",
+        "scenarios/test_upgrade.py::test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_everybody",
     ),
     "Ask as an operator": (
         "endpoint/test_access_control.py::test_t12_an_operator_is_who_asks_from_here_for_here",
         "endpoint/test_access_control.py::test_t12_a_token_is_answered_from_anywhere",
     ),
     "Pretend to be any client": (
-        "test_instance_days.py::test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address",
+        "scenarios/test_ordinary_days.py::test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address",
     ),
     "Tokens for every login": (
         "controller/instance/test_state_directory_permissions.py::"

@@ -25,7 +25,7 @@ from tests.helpers.instance_in_process import in_process
 from tests.helpers.instance_process import Instance, eventually, running
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.repositories import Work
-from tests.test_instance_credentials import until
+from tests.scenarios.test_credential_files import until
 
 MAIN = FollowedBranch("refs/heads/main", is_default=True)
 

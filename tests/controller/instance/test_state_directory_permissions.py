@@ -24,7 +24,7 @@ from tests.helpers.file_servers import nginx
 from tests.helpers.fleets import SEED
 from tests.helpers.instance_process import Repository, eventually, running
 from tests.helpers.instance_with_bmcs import typed
-from tests.test_run import fleet_files
+from tests.scenarios.test_run import fleet_files
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")

@@ -34,8 +34,8 @@ from tests.helpers.instance_in_process import Parts, in_process
 from tests.helpers.instance_process import Instance, Repository, eventually, running
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.served_tree import LOADER
-from tests.test_flip import Clock
-from tests.test_instance_days import Client, steps
+from tests.scenarios.test_install_flip import Clock
+from tests.scenarios.test_ordinary_days import Client, steps
 
 MAC: Final = mac_of("web01").replace(":", "-")
 ENTRY: Final = f"boot/v1/boot/{MAC}/boot.ipxe"

@@ -3,7 +3,7 @@
 Each search draws its steps from one table. ``python -m tests.helpers.site_lives.faults recording --lives 1000 --seed 1`` searches
 one table for long; the tables are ``recording``, ``windows``, ``identities``, ``mirrors`` and ``hosts``. The site of
 ``hosts`` has a PostgreSQL ledger and two hosts (`tests.helpers.site_lives.hosts`). To search another commit, copy ``tests/site*.py``
-and ``tests/test_site_faults.py`` into a worktree of that commit, and start there.
+and ``tests/scenarios/test_site_faults.py`` into a worktree of that commit, and start there.
 
 A life checks these promises, besides those of `tests.helpers.site_lives.book`:
 

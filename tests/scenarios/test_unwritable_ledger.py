@@ -43,7 +43,7 @@ from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.redfish_double.service import Service
-from tests.test_instance_standing import ledger_locked
+from tests.scenarios.test_running_instances import ledger_locked
 
 PASSWORD = "correct horse"
 WEB01 = SystemUuid(uuid_of("web01"))

@@ -1,6 +1,6 @@
 """Lives of a machine: whatever happens in whatever order, nothing is installed twice and nothing is left behind.
 
-``pytest tests/test_machine_lives.py --lives 500`` searches for long.
+``pytest tests/scenarios/test_machine_lives.py --lives 500`` searches for long.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.profiles import GENERIC
 from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.redfish_double.service import Service
-from tests.test_instance_edges import INSTALLS, World, held_digest, shown
+from tests.scenarios.test_installations import INSTALLS, World, held_digest, shown
 
 SITES: Final = ("ams2", "fra1")
 UNKNOWN: Final = (Phase.DISK, Cause.UNKNOWN)

@@ -29,7 +29,7 @@ from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.redfish_double.service import Service
 from tests.helpers.served_tree import LOADER
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 BY_UUID = f"/ipxe/{uuid_of('web01')}"
 

@@ -19,7 +19,7 @@ from tests.helpers.fleets import mac_of
 from tests.helpers.instance_in_process import in_process
 from tests.helpers.instance_process import Repository, eventually, git
 from tests.helpers.served_tree import LOADER
-from tests.test_kill import documents
+from tests.scenarios.test_kill import documents
 
 ENTRY = f"v1/boot/{mac_of('web0').replace(':', '-')}/boot.ipxe"
 

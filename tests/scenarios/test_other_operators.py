@@ -72,7 +72,7 @@ from tests.helpers.redfish_double.service import Service
 
 Case: TypeAlias = dict[str, Any]
 
-VECTORS: Final = Path(__file__).parent / "data" / "vectors"
+VECTORS: Final = Path(__file__).parents[1] / "data" / "vectors"
 CASES: Final[dict[str, Case]] = {
     case["id"]: case for path in sorted(VECTORS.glob("*.json")) for case in json.loads(path.read_text())
 }

@@ -26,8 +26,8 @@ from gitboot.resolve.provisioning_record import Record
 from tests.helpers.fleets import at, uuid_of
 from tests.helpers.instance_in_process import in_process
 from tests.helpers.instance_process import Repository
-from tests.test_instance_edges import INSTALLS, World, shown
-from tests.test_instance_sites import BOOTS, SITES, fleet_of, placed
+from tests.scenarios.test_installations import INSTALLS, World, shown
+from tests.scenarios.test_sites import BOOTS, SITES, fleet_of, placed
 
 WEB01: Final = SystemUuid(uuid_of("web01"))
 _LONGEST_S: Final = 60
