@@ -21,7 +21,7 @@ from gitboot.status.conditions import ANY, BMC, REMEDIES, remedy, with_state
 from gitboot.status.instance_status import STATUS_CURRENT
 from tests.helpers.cases import for_each
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 LINES = [
     pytest.param(line, id=f"{type} {reason}") for type, reasons in REMEDIES.items() for reason, line in reasons.items()
