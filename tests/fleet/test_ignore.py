@@ -13,9 +13,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from gitboot.fleet.ignore import Ignore, lines, parse_pattern, read_ignore
-from tests.helpers.cases import for_each
+from tests.helpers.cases import AT_MOST, for_each, growth
 from tests.helpers.search_effort import examples
-from tests.linear import AT_MOST, growth
 
 
 def leaves_out(patterns: str, path: str) -> bool:

@@ -17,11 +17,10 @@ from gitboot.fleet.revision import BlobId, Irregular, Oversized, Snapshot
 from gitboot.fleet.validation import load, references
 from gitboot.model.scalars import Path, parse_file_path, parse_name
 from gitboot.problems import Problem
-from tests.helpers.cases import for_each
+from tests.helpers.cases import AT_MOST, TIMES, for_each, growth
 from tests.helpers.document_strategies import AWKWARD, LAYOUTS, Document, documents, fields, plain, written
 from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 from tests.helpers.search_effort import examples
-from tests.linear import AT_MOST, TIMES, growth
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 

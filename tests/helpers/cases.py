@@ -1,13 +1,14 @@
-"""Cases of one test that takes no time: run as one, for pytest and its workers spend more on each than it takes.
+"""Cases of one test that run as one test, and a measure of whether work grows no faster than its input.
 
-A test that needs anything set up for each case is parametrized.
-"""
+A test that needs anything set up for each case is parametrized: pytest and its workers spend more on each test than a
+case takes."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from time import process_time
 from typing import Any
 
 Test = Callable[..., None]
@@ -57,3 +58,26 @@ def _called(case: Any, number: int, ids: Any) -> str:
     if ids is None or callable(ids):
         return repr(_values_of(case, 1) if hasattr(case, "marks") else case)[:200]
     return str(ids[number])
+
+
+TIMES = 8  # as much input; work that grows with its square takes 64 times as long
+AT_MOST = 24.0
+
+
+def growth(work: Callable[[int], object], size: int) -> float:
+    """How many times as long `work` takes for eight times ``size``; give a size that takes milliseconds.
+
+    Whatever disturbs a measurement makes it longer, so it is the least of ten; where one is short enough, of one.
+    """
+    once, least = max(min(_took(work, size) for _ in range(3)), 1e-4), float("inf")
+    for _ in range(10):
+        least = min(least, _took(work, TIMES * size) / once)
+        if least < AT_MOST:
+            break
+    return least
+
+
+def _took(work: Callable[[int], object], size: int) -> float:
+    began = process_time()
+    work(size)
+    return process_time() - began

@@ -46,9 +46,8 @@ from gitboot.model.scalars import (
     version_key,
 )
 from gitboot.problems import Code
-from tests.helpers.cases import for_each
+from tests.helpers.cases import AT_MOST, for_each, growth
 from tests.helpers.document_strategies import AWKWARD
-from tests.linear import AT_MOST, growth
 
 SHA = "0123456789abcdef" * 4
 MAC = "52-54-00-12-34-56"
