@@ -39,7 +39,7 @@ from gitboot.publish.mirror_repair import PROGRAM
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import RENEWED_BELOW, make_list_keys, read_list_keys
 from gitboot.publish.tree_reader import read_manifest
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.file_servers import nginx
 from tests.helpers.git_servers import HttpsServer, Relay, SshServer, free_port, listening
 from tests.helpers.s3_server import KEY, Store

@@ -22,8 +22,7 @@ from gitboot.cli.main import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
-from tests.credentials import give_credentials
-from tests.helpers.configuration import configured
+from tests.helpers.configuration import configured, give_credentials
 from tests.helpers.fleets import uuid_of
 from tests.helpers.instance_process import eventually
 from tests.helpers.instance_with_bmcs import PASSWORD, USER, Rack, condition, typed, until_condition

@@ -20,8 +20,8 @@ from gitboot.errors import UsageError
 from gitboot.fleet.identities import machines
 from gitboot.fleet.validation import load
 from gitboot.model.scalars import parse_fingerprint
-from tests.credentials import HERE
 from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
+from tests.helpers.configuration import HERE
 from tests.helpers.fleets import SEED, server, snapshot
 from tests.helpers.redfish_double.certificates import Authority, Issued
 

@@ -48,9 +48,8 @@ from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcU
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.validation import load
 from gitboot.model.scalars import SystemUuid
-from tests.credentials import HERE, give_credentials
 from tests.helpers.cases import for_each
-from tests.helpers.configuration import configured
+from tests.helpers.configuration import HERE, configured, give_credentials
 from tests.helpers.fleets import fleet, server, snapshot, uuid_of
 from tests.helpers.instance_with_bmcs import POOL, Rack
 from tests.helpers.ipmi_double import IpmiMachine, ipmi_machine

@@ -14,8 +14,8 @@ from tests.boots.images import ARGUMENTS, Images, digest
 from tests.boots.initramfs import END
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
-from tests.credentials import give_credentials
 from tests.helpers.artifact_servers import artifact_server
+from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import document, fleet, mac_of, policy, profile, server
 from tests.helpers.instance_process import Repository, eventually, ledger_in, running
 from tests.helpers.redfish_double.certificates import Authority

@@ -34,9 +34,9 @@ from gitboot.model.scalars import parse_uuid
 from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve import provisioning_record
 from gitboot.resolve.provisioning_record import Record, exported
-from tests.credentials import give_credentials
 from tests.helpers import httpx_client
 from tests.helpers.cases import for_each
+from tests.helpers.configuration import give_credentials
 from tests.helpers.documentation import ROOT
 from tests.helpers.evaluated_commits import evaluated_here
 from tests.helpers.fleets import SEED, mac_of, maintenance, naming, policy, server, uuid_of

@@ -27,7 +27,7 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition, with_state
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import at
 from tests.helpers.instance_doubles import note_fetch
 from tests.helpers.instance_in_process import Parts, in_process

@@ -19,7 +19,7 @@ from gitboot.bmc.step_runner import Job, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.double import STARTED, Machine
 from tests.helpers.redfish_double.server import RedfishServer

@@ -1,4 +1,4 @@
-"""Configuration files for the instances that tests start."""
+"""Configuration files and credentials for BMCs of the instances that tests start."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkstemp
+from typing import Final
 
 
 def configured(**settings: object) -> tuple[str, str]:
@@ -19,3 +20,21 @@ def configured(**settings: object) -> tuple[str, str]:
 @cache
 def _folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="gitboot-configured-")  # removed when the tests end
+
+
+HERE: Final = """\
+networks = ["127.0.0.0/8", "::1"]
+http = true
+unverified = true
+repository-authorities = true
+"""
+
+
+def give_credentials(
+    directory: Path, name: str = "rack", *, user: str = "root", password: str, trust: str = HERE
+) -> None:
+    """Leave user and password under ``name``, and what all credentials there may be used for."""
+    (directory / name).mkdir(parents=True, exist_ok=True)
+    (directory / name / "username").write_text(f"{user}\n")
+    (directory / name / "password").write_text(f"{password}\n")
+    (directory / "access.toml").write_text(trust)

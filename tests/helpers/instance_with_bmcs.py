@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from gitboot.cli import main
 from gitboot.ledger.location import PostgresAddress
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.evaluated_commits import evaluated_here
 from tests.helpers.fleets import fleet, image, mac_of, naming, policy, profile, server, uuid_of
 from tests.helpers.instance_process import Instance, Repository, eventually, ledger_in, running

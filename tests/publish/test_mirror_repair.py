@@ -29,7 +29,7 @@ from gitboot.publish.targets.s3 import Bucket, Claim
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.targets.sync_steps import FollowedTree
 from gitboot.render.paths import FIRST_SCRIPT, File
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import at
 from tests.helpers.forked_commands import captured
 from tests.helpers.s3_server import KEY, Store, s3_server

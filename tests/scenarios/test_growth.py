@@ -19,7 +19,7 @@ from gitboot.bmc.step_runner import Job, Outcome, Result
 from gitboot.controller.instance_state import Fetched
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import at, fleet, image, policy, profile, server, uuid_of
 from tests.helpers.instance_bench import Bench
 from tests.helpers.instance_in_process import Parts, in_process

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import fleet, image, policy, profile, server, uuid_of
 from tests.helpers.instance_bench import Bench
 from tests.helpers.redfish_double.double import Answer, Boot, Machine

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, record_facts
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.machine_lives.commits import Repair, Way
 from tests.helpers.machine_lives.lives import MONITOR, STRANGER, Life
 from tests.helpers.machine_lives.machines import RESCUE, Watched

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.commands.run import _LONGEST_END_S
-from tests.credentials import give_credentials
 from tests.helpers import httpx_client
-from tests.helpers.configuration import configured
+from tests.helpers.configuration import configured, give_credentials
 from tests.helpers.fleets import SEED, image, mac_of, maintenance, naming, policy, profile, server, uuid_of
 from tests.helpers.forked_commands import Command, start
 from tests.helpers.instance_process import Instance, Repository, evaluators, eventually, ledger_in, running

@@ -36,7 +36,6 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.credentials import give_credentials
 from tests.evaluator.test_evaluation_properties import (
     EDITS,
     LAWS,
@@ -49,6 +48,7 @@ from tests.evaluator.test_evaluation_properties import (
     tree_of,
 )
 from tests.helpers.cases import for_each
+from tests.helpers.configuration import give_credentials
 from tests.helpers.fleet_strategies import GeneratedFleet, fleets
 from tests.helpers.fleets import at, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 from tests.helpers.instance_doubles import note_fetch

@@ -20,9 +20,8 @@ import pygit2
 import pytest
 
 from gitboot.publish.targets.sync_steps import HEAD, parse_head, render_head
-from tests.credentials import give_credentials
 from tests.helpers import instance_process as instance_module
-from tests.helpers.configuration import configured
+from tests.helpers.configuration import configured, give_credentials
 from tests.helpers.fleets import SEED, document, image, mac_of, policy, profile, uuid_of
 from tests.helpers.forked_commands import captured
 from tests.helpers.instance_process import Instance, Repository, eventually, git, running

@@ -31,8 +31,7 @@ from gitboot.resolve.server_plan import Stoppage
 from gitboot.status.progress import Laps, Stage
 from tests.controller.learn.test_provisioning_maintenance import Maintained as InMaintenance
 from tests.controller.test_checkpoint import Patient
-from tests.credentials import give_credentials
-from tests.helpers.configuration import configured
+from tests.helpers.configuration import configured, give_credentials
 from tests.helpers.failing_disk import fill, small_disk
 from tests.helpers.fleets import SEED, document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.instance_bench import NOON, Bench

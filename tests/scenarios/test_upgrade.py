@@ -27,8 +27,7 @@ from uuid import uuid4
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.credentials import give_credentials
-from tests.helpers.configuration import configured
+from tests.helpers.configuration import configured, give_credentials
 from tests.helpers.fleets import image, maintenance, profile
 from tests.helpers.instance_process import Instance, eventually, git
 from tests.helpers.instance_with_bmcs import Done, typed

@@ -33,7 +33,7 @@ from typing import Final
 
 import httpx
 
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import mac_of, uuid_of
 from tests.helpers.instance_process import Repository
 from tests.helpers.redfish_double.double import Machine

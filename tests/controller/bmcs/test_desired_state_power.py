@@ -16,7 +16,7 @@ from gitboot.bmc.power_steps import SwitchState
 from gitboot.controller.bmcs.power_waves import granted
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import Cause
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.helpers.instance_bench import Bench
 from tests.helpers.redfish_double.double import Machine

@@ -20,7 +20,7 @@ import pytest
 
 from gitboot.bmc.power_steps import SHUTDOWN
 from gitboot.jsonio import format_instant
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.helpers.instance_bench import Bench
 from tests.helpers.redfish_double.double import Machine

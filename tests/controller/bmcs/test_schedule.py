@@ -18,7 +18,7 @@ from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.controller.bmcs.schedule import events_of
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.helpers.instance_bench import Bench
 from tests.helpers.instance_process import eventually

@@ -22,7 +22,7 @@ from gitboot.publish.targets import folder as rsync_module
 from gitboot.publish.targets.folder import RsyncStore
 from gitboot.publish.targets.follower import RsyncAddress, parse_target
 from gitboot.publish.targets.sync_steps import UNLISTED, FileStore, FollowedTree
-from tests.credentials import give_credentials
+from tests.helpers.configuration import give_credentials
 from tests.helpers.forked_commands import captured
 from tests.helpers.git_servers import Relay, SshServer, free_port, listening, program
 from tests.helpers.search_effort import every
