@@ -1,13 +1,17 @@
-"""The pages of the documentation as they are written: their blocks of code, and the words in backticks."""
+"""The pages of the documentation: their blocks of code, and their scripts that copy or check out a tree."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from tests.helpers.repositories import ENVIRONMENT
 
 ROOT: Final = Path(__file__).parents[2]
 MADE: Final = (
@@ -99,3 +103,21 @@ def commands(block: Block) -> Iterator[tuple[str, ...]]:
                 command = []
             else:
                 command.append(word)
+
+
+_PAGE: Final = Path(__file__).parents[2] / "docs" / "mirrors.md"
+
+
+def checkout_script(boots: Path) -> str:
+    """Return the page's script that unpacks a branch, with this folder in the place of /srv/boots."""
+    (found,) = re.findall(
+        r"^    #!/bin/sh\n(?:    .*\n)*?    mv -T /srv/boots/link .*\n", _PAGE.read_text(), re.MULTILINE
+    )
+    return textwrap.dedent(found).replace("/srv/boots", str(boots))
+
+
+def clone_for_checkouts(remote: Path, folder: Path) -> Path:
+    """Return a bare clone in which the page's script runs."""
+    clone = folder / "boots.git"
+    subprocess.run(["git", "clone", "--bare", "--quiet", remote, clone], env=ENVIRONMENT, check=True)
+    return clone

@@ -14,7 +14,7 @@ import pygit2
 
 from gitboot.git.remote import Remote
 from gitboot.publish.targets.sync_steps import FollowedTree
-from tests.checkouts import checkout_script, clone_for_checkouts
+from tests.helpers.documentation import checkout_script, clone_for_checkouts
 from tests.helpers.file_servers import caddy, nginx
 from tests.helpers.repositories import ENVIRONMENT
 from tests.helpers.s3_server import Store, s3_server

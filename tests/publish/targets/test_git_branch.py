@@ -22,7 +22,7 @@ from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.sync_steps import FollowedTree, after, next_step
 from gitboot.render.paths import File
-from tests.checkouts import checkout_script, clone_for_checkouts
+from tests.helpers.documentation import checkout_script, clone_for_checkouts
 from tests.helpers.git_servers import HttpsServer, Relay, SshServer, git_daemon
 from tests.helpers.repositories import ENVIRONMENT
 from tests.publish.targets.test_s3 import ENTRY, fleet, split
