@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.copy_script import CALLS, COMMANDS, SCRIPT, CopyScript
+from tests.helpers.documentation import CALLS, COMMANDS, SCRIPT, CopyScript
 from tests.helpers.failing_disk import fill, small_disk
 from tests.publish.targets.test_folder import ENTRIES, Site, assert_no_chain_is_mixed, files_of
 

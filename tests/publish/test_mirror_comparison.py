@@ -40,7 +40,7 @@ from gitboot.publish.mirror_comparison import (
     left_over,
 )
 from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, content_type_of, kind_of
-from tests.copy_script import RSYNC, page_script
+from tests.helpers.documentation import RSYNC, page_script
 from tests.helpers.fleets import SEED, fleet, policy, server
 from tests.helpers.git_servers import free_port, listening, program
 from tests.helpers.served_tree import BEFORE, ENTRY, MAC, Site, planned

@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests import copy_script
+from tests.helpers import documentation
 from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.site_lives.book import Window
 from tests.helpers.site_lives.hosts import LateCall, SharedSite
@@ -187,7 +187,9 @@ def a_target_follows(site: Site, replaced: int, path: str, is_new: bool) -> None
     site.boot_from_mirror(path)
 
 
-@step(kinds=MIRRORS, weight=4, call=chosen_from(tuple(range(1, copy_script.CALLS + 1))), path=PATHS, is_killed=BOOLEANS)
+@step(
+    kinds=MIRRORS, weight=4, call=chosen_from(tuple(range(1, documentation.CALLS + 1))), path=PATHS, is_killed=BOOLEANS
+)
 def a_mirror_copies_the_tree(site: Site, call: int, path: str, is_killed: bool) -> None:
     """The copy is killed, or a commit asks for an installation meanwhile; the machine boots from the mirror then."""
 

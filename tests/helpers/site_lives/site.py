@@ -46,8 +46,8 @@ from gitboot.resolve.provisioning_record import Record, record_facts
 from gitboot.resolve.server_plan import Stoppage
 from gitboot.review.guards import Guard, Limits, trailer
 from gitboot.system_clock import Uptime
-from tests.copy_script import CopyScript
 from tests.helpers.configuration import give_credentials
+from tests.helpers.documentation import CopyScript
 from tests.helpers.fleets import mac_of, uuid_of
 from tests.helpers.instance_doubles import UNGUARDED
 from tests.helpers.instance_in_process import Parts, in_process
