@@ -26,10 +26,9 @@ import pygit2
 
 import gitboot.publish.mirror_program
 from gitboot.publish.signed_list import make_list_keys
-from tests.caches import CACHES
 from tests.helpers import httpx_client
 from tests.helpers.configuration import configured, give_credentials
-from tests.helpers.file_servers import caddy, nginx
+from tests.helpers.file_servers import CACHES, caddy, nginx
 from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server
 from tests.helpers.git_servers import SshServer, free_port, listening
 from tests.helpers.git_servers import program as program_of

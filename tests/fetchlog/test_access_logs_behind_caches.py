@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from gitboot.fetchlog.spool import take
-from tests.caches import CACHES, TURN_HEAD_INTO_GET
 from tests.helpers import httpx_client
-from tests.helpers.file_servers import Mirror, caddy, nginx
+from tests.helpers.file_servers import CACHES, TURN_HEAD_INTO_GET, Mirror, caddy, nginx
 from tests.helpers.fleets import SEED, fleet, mac_of, policy, server
 from tests.helpers.forked_commands import captured
 from tests.helpers.served_tree import ENTRY, IPXE, LOADER, MAC, UUID, Site, eventually, planned

@@ -24,8 +24,7 @@ from gitboot.render.endpoint_files import ListedFile as Listed
 from gitboot.render.endpoint_files import name_in_listing, render_listing, shared_listing
 from gitboot.render.paths import File
 from gitboot.resolve.boot_composer import MIRRORED_NAMES
-from tests.caches import KEEP_ANSWERS
-from tests.helpers.file_servers import nginx
+from tests.helpers.file_servers import KEEP_ANSWERS, nginx
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.forked_commands import captured
 from tests.helpers.served_tree import ENTRY, MAC, UUID, Site, planned

@@ -17,9 +17,8 @@ import pytest
 
 from gitboot.fetchlog.spool import take
 from gitboot.render.paths import File, content_type_of, delivery_of
-from tests.caches import CACHES
 from tests.helpers import fleet_of_every_path, httpx_client
-from tests.helpers.file_servers import broken, unconfigured_nginx
+from tests.helpers.file_servers import CACHES, broken, unconfigured_nginx
 from tests.helpers.fleets import SEED, at, fleet, maintenance, policy, server
 from tests.helpers.forked_commands import captured
 from tests.helpers.instance_with_bmcs import POOL
