@@ -21,8 +21,7 @@ from gitboot.ledger.location import PostgresAddress
 from tests.helpers.configuration import configured
 from tests.helpers.instance_process import Instance, children, eventually
 from tests.helpers.instance_with_bmcs import Blade, Rack
-from tests.helpers.postgresql import PostgresServer, postgresql
-from tests.wires import CarriedConnections
+from tests.helpers.postgresql import CarriedConnections, PostgresServer, postgresql
 
 LEASE_S: Final = 10  # long enough for a host that is slow; who is killed is not waited for so long
 

@@ -50,8 +50,7 @@ from gitboot.resolve.server_decision import BootFile
 from gitboot.status.events import Event
 from tests.helpers.fleets import at
 from tests.helpers.instance_process import eventually
-from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
-from tests.wires import CarriedConnections
+from tests.helpers.postgresql import CarriedConnections, PostgresServer, postgresql, public_folder
 
 NOON = at("20T12:00")
 ONE, TWO = Holder("one", "host-a:/state", 3600), Holder("two", "host-b:/state", 3600)
