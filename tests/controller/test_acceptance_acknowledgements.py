@@ -30,9 +30,8 @@ from tests.helpers.fleets import at, fleet, image, policy, profile, server
 from tests.helpers.instance_in_process import Parts, in_process
 from tests.helpers.instance_process import eventually, running
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.repositories import ENVIRONMENT, Work
+from tests.helpers.repositories import ENVIRONMENT, Work, commit_by_git
 from tests.helpers.signers import Person, allowed, gpg_people, ssh_person, stored
-from tests.malformed import commit_by_git
 
 NOON = at("20T12:00")
 

@@ -23,9 +23,8 @@ from tests.helpers.fleets import image
 from tests.helpers.git_servers import git_daemon
 from tests.helpers.instance_process import eventually, running
 from tests.helpers.instance_with_bmcs import Done, typed
-from tests.helpers.repositories import Work
+from tests.helpers.repositories import MALFORMED, Work, commit_by_git, commit_malformed
 from tests.helpers.reviewed_changes import FLEET
-from tests.malformed import MALFORMED, commit_by_git, commit_malformed
 
 
 @pytest.fixture
