@@ -29,8 +29,7 @@ from tests.helpers.forked_commands import nursery
 from tests.helpers.git_servers import HttpsServer, Relay, git_daemon
 from tests.helpers.instance_process import Instance, Repository, alive, eventually, fetchers, git, peak_mib, running
 from tests.helpers.instance_with_bmcs import until_condition
-from tests.helpers.repositories import Work
-from tests.packs import push_differences
+from tests.helpers.repositories import Work, push_differences
 
 MEBIBYTES = 80  # of a file that comes as a difference: twice that is what to unpack it takes
 
