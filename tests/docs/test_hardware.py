@@ -1,6 +1,6 @@
 """docs/hardware.md, walked: each commit applied, what `diff` prints of it compared, and an instance with a BMC.
 
-Where `diff` says something else than the page: ``pytest tests/docs/test_hardware.py --write-hardware``, then read the page.
+If `diff` prints something else, run ``pytest tests/docs/test_hardware.py --write-hardware``, and read the page.
 """
 
 from __future__ import annotations

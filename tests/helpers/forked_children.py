@@ -1,4 +1,4 @@
-"""What a forked command starts of gitboot is forked too, as a child of that command: see tests/helpers/forked_commands.py.
+"""Fork the programs of gitboot that a forked command starts, as children of the command: see `forked_commands`.
 
 A process that has threads cannot fork safely, so a sibling that has none does it: the kernel lets it make children for
 its own parent. Whoever waits for them, kills them or dies before them has them as if they had been started.

@@ -135,7 +135,8 @@ def start() -> str:
 def for_shells() -> str:
     """A script that is such a command: where a shell looks for `gitboot`."""
     root = str(Path(__file__).parents[2])
-    passed = f"import sys\nsys.path.append({root!r})\nfrom tests.helpers.forked_commands_client import pass_on\npass_on({start()!r})\n"
+    passed = f"import sys\nsys.path.append({root!r})\n"
+    passed += f"from tests.helpers.forked_commands_client import pass_on\npass_on({start()!r})\n"
     return f"#!{sys.executable} -IS\n{passed}"
 
 

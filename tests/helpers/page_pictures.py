@@ -1,4 +1,4 @@
-"""The pictures of the page in the documentation: `python -m tests.helpers.page_pictures [FOLDER]`, of a fleet at night."""
+"""The pictures of the page for docs/, of a fleet at night: `python -m tests.helpers.page_pictures [FOLDER]`."""
 
 from __future__ import annotations
 

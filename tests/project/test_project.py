@@ -71,11 +71,6 @@ def test_each_module_says_its_job_in_one_sentence() -> None:
     assert {path: text for path, text in said.items() if not _is_one_sentence(text)} == {}
 
 
-def _room(path: Path) -> str:
-    """The package below gitboot that a module is in, or the module itself."""
-    return path.parts[1].removesuffix(".py")
-
-
 @pytest.mark.parametrize(
     ("modules", "without"),
     [
@@ -98,51 +93,21 @@ def test_a_program_starts_without_what_it_may_never_need(modules: tuple[str, ...
     assert not without & set(done.stdout.split())
 
 
-# What goes through several rooms, or is about what stands beside them.
-ACROSS = {
-    *(
-        "benchmarks",
-        "boots_page",
-        "chain",
-        "ci",
-        "ci_hostile",
-        "docs",
-        "drills",
-        "faults",
-        "first_hour",
-        "first_server",
-        "flip",
-        "fuzz",
-        "golden",
-        "kill",
-        "hardware",
-        "kill_hand_over",
-        "kill_overrides",
-        "laws",
-    ),
-    *(
-        "machine_lives",
-        "mirrors",
-        "mutations",
-        "packaging",
-        "project",
-        "redfish_double",
-        "reported",
-        "run",
-        "run_example",
-        "security_page",
-        "mirror_program_run",  # a module of its own, which a mirror runs
-        "site_faults",
-        "site_lives",
-        "upgrade",
-        "vectors",
-    ),
-}
+# Folders of tests that mirror no package: what they show goes through several packages, or is beside them.
+NOT_OF_A_PACKAGE = {"boots", "docs", "packages", "project", "scenarios"}
 
 
-def test_each_test_file_is_named_for_its_room() -> None:
-    names = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}
-    assert {name.partition("_")[0] for name in names - ACROSS - set(map(_room, MODULES))} <= set(map(_room, MODULES))
+def _names_a_module(path: Path) -> bool:
+    modules = {each.stem for each in (ROOT / "gitboot" / path.parent).glob("*.py")} - {"__init__", "__main__"}
+    name = path.stem.removeprefix("test_")
+    return any(name == module or name.startswith(f"{module}_") for module in modules)
+
+
+def test_each_test_file_is_named_for_a_module_of_the_package_that_its_folder_mirrors() -> None:
+    paths = [path.relative_to(ROOT / "tests") for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+    mirrored = [path for path in paths if path.parts[0] not in NOT_OF_A_PACKAGE]
+    assert len(mirrored) > 150
+    assert [str(path) for path in mirrored if not _names_a_module(path)] == []
 
 
 # Faults that were found, each with a test whose name begins with it. Add a row here when you fix one, and drop none.

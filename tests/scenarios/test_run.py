@@ -340,7 +340,8 @@ def test_a_signal_ends_an_instance_while_its_bmcs_hang(tmp_path: Path, number: s
 @pytest.mark.parametrize("typed", ["--version", "validate", "validate {missing}", "nonsense"])
 def test_a_command_that_tests_fork_is_as_one_that_is_started(tmp_path: Path, typed: str) -> None:
     arguments = typed.format(missing=tmp_path / "missing").split()
-    script = f"import sys; sys.path.append({str(ROOT)!r}); from tests.helpers.forked_commands_client import pass_on; pass_on({start()!r})"
+    script = f"import sys; sys.path.append({str(ROOT)!r}); "
+    script += f"from tests.helpers.forked_commands_client import pass_on; pass_on({start()!r})"
     ran = [
         subprocess.run(
             [sys.executable, *command, *arguments], capture_output=True, text=True, cwd=ROOT / "example-repo"

@@ -12,8 +12,9 @@ The BMCs are the Redfish double of these tests. The archive contains three serve
 
 The fleet also has an image that writes no disk, and a profile for it. No server boots them.
 
-Wait a minute after the script has ended before you run `tests/scenarios/test_upgrade.py`. Until then web01 may fetch its install
-boot again. Two archives differ in identities and times only. All files in an archive have the same owner and time.
+Wait a minute after the script has ended before you run `tests/scenarios/test_upgrade.py`. Until then web01 may fetch
+its install boot again. Two archives differ in identities and times only. All files in an archive have the same owner
+and time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Git says of the one server of `tests.helpers.site_lives.lives`, and a repository in which commits cost nothing."""
+"""The commits of the one server of a life, and a repository in which commits cost nothing."""
 
 from __future__ import annotations
 

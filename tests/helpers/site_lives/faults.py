@@ -1,9 +1,9 @@
 """Lives of a site under faults: slow syncs, ledgers that hang or take no write, moved addresses, halves of mirrors.
 
-Each search draws its steps from one table. ``python -m tests.helpers.site_lives.faults recording --lives 1000 --seed 1`` searches
-one table for long; the tables are ``recording``, ``windows``, ``identities``, ``mirrors`` and ``hosts``. The site of
-``hosts`` has a PostgreSQL ledger and two hosts (`tests.helpers.site_lives.hosts`). To search another commit, copy ``tests/site*.py``
-and ``tests/scenarios/test_site_faults.py`` into a worktree of that commit, and start there.
+Each search draws its steps from one table. To search one table for long, run
+``python -m tests.helpers.site_lives.faults recording --lives 1000 --seed 1``. The tables are ``recording``,
+``windows``, ``identities``, ``mirrors`` and ``hosts``. The site of ``hosts`` has a PostgreSQL ledger and two hosts
+(`tests.helpers.site_lives.hosts`).
 
 A life checks these promises, besides those of `tests.helpers.site_lives.book`:
 
