@@ -295,7 +295,7 @@ def note(event, arguments):
         os.write(noted, f"{os.getpid()} {event}\\n".encode())
 noted = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 sys.addaudithook(note)
-from gitboot.cli import program
+from gitboot.cli.main import program
 del sys.argv[1]
 program()
 """

@@ -24,8 +24,7 @@ import yaml
 from pygit2 import LIBGIT2_VERSION
 
 from gitboot import __version__, errors
-from gitboot.cli import main
-from gitboot.cli.main import Exit, cli, exit_of
+from gitboot.cli.main import Exit, cli, exit_of, main
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger

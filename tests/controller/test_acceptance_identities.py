@@ -207,7 +207,7 @@ from gitboot.render import grub, ipxe, peers, schedule, userdata
 judging.check_acceptable = lambda *_: None
 for module in (grub, ipxe, peers, schedule, userdata):
     module.lookup_uuids = byte_orders
-from gitboot.cli import program
+from gitboot.cli.main import program
 program()
 """
 

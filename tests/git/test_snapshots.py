@@ -16,7 +16,6 @@ from zlib import compressobj
 import pygit2
 import pytest
 
-from gitboot import source
 from gitboot.cli import evaluator_process
 from gitboot.cli.evaluator_process import evaluation_limits
 from gitboot.errors import InvalidRepository, SourceError, UsageError
@@ -563,12 +562,6 @@ def test_a_snapshot_is_read_without_what_fetches() -> None:
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "gitboot.git.snapshots" in modules
     assert not {"gitboot.git.remote", "gitboot.git.fetch", "gitboot.git.signatures"} & {*modules}
-
-
-def test_nothing_is_imported_that_there_is_not() -> None:
-    assert {each: getattr(source, each) is not None for each in source.__all__} == dict.fromkeys(source.__all__, True)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = source.nothing
 
 
 def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:

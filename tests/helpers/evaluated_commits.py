@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from gitboot.child_processes import encode
-from gitboot.controller.instance import assembly
+from gitboot.controller.instance import assembly, git_source
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotEvaluated
 from gitboot.evaluator import protocol
@@ -65,7 +65,7 @@ def evaluated_here() -> Iterator[None]:
     ) -> Here:
         return Here(Reader(state), site)
 
-    with patch.object(assembly, "Evaluation", here), patch.object(assembly, "FetchProcess", _FetchesHere):
+    with patch.object(assembly, "Evaluation", here), patch.object(git_source, "FetchProcess", _FetchesHere):
         yield
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from unittest.mock import patch
 
-from gitboot.cli import main
+from gitboot.cli.main import main
 from gitboot.ledger.location import PostgresAddress
 from tests.helpers.configuration import give_credentials
 from tests.helpers.evaluated_commits import evaluated_here

@@ -710,7 +710,7 @@ def test_a_copy_is_not_ended_by_what_wakes_an_instance(postgres_server: Postgres
     code = f"""
 import os, signal
 from click.testing import CliRunner
-from gitboot.cli import cli
+from gitboot.cli.main import cli
 from gitboot.ledger import moving
 for each in (signal.SIGUSR1, signal.SIGHUP):  # nohup, or a test before this one, may have it ignored
     signal.signal(each, signal.SIG_DFL)

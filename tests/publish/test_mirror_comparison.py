@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli import main
+from gitboot.cli.main import main
 from gitboot.http_client import MinimumRate
 from gitboot.publish.mirror_comparison import (
     SAMPLE,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli import main
+from gitboot.cli.main import main
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorAnswer, MirrorFault, WebMirror
 from gitboot.publish.mirror_program import FileVersion
 from gitboot.publish.signed_mirror import ListedFile, compare_with_list, judge_listed

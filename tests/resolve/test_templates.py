@@ -446,7 +446,7 @@ EXPENSIVE_SYNTAX = {
 # In a process of its own: what has no end there ends it, and not the tests.
 RENDER_ALL = """
 import json, resource, sys, time
-from gitboot.resolve import TemplateFault, TemplateSet
+from gitboot.resolve.templates import TemplateFault, TemplateSet
 resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
 resource.setrlimit(resource.RLIMIT_CPU, (600, 600))
 for name, source in json.load(sys.stdin).items():
@@ -594,7 +594,7 @@ def test_data_url_holds_the_text(text: str) -> None:
 def test_hash_seed_changes_nothing() -> None:
     source = "".join(text for text, _ in FILTERS.values()) + "{{ consol }}"
     code = (
-        "import json, sys; from gitboot.resolve import *\n"
+        "import json, sys; from gitboot.resolve.templates import *\n"
         "source, context = json.load(sys.stdin)\n"
         "print(repr(TemplateSet({}).render_text(source[:-12], context)))\n"
         "try: TemplateSet({}).render_text(source, context)\n"

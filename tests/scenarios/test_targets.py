@@ -238,7 +238,7 @@ def faulty(target):
         raise MemoryError("2.9 GB")
     return load(target)
 StoreTarget.load = faulty
-from gitboot.cli import program
+from gitboot.cli.main import program
 program()
 """
 
@@ -277,7 +277,7 @@ _PATIENT = """
 from gitboot.publish.targets import follower
 follower._LONGEST_RETRY_S = 3600.0
 follower.Follower.__init__.__kwdefaults__["first_retry_s"] = 3600.0
-from gitboot.cli import program
+from gitboot.cli.main import program
 program()
 """
 
