@@ -86,6 +86,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "approve": "operator_requests:approve_command",
     "boot-script": "plan:boot_script_command",
     "comment": "diff:comment_command",
+    "completion": ".main:command",
     "events": "status:events_command",
     "import": "import_:command",
     "new": "new_server:new_command",
@@ -139,7 +140,7 @@ class _Commands(click.Group):
         if name not in _COMMANDS and name not in _OWN:
             return None
         module, _, attribute = _HOMES.get(name, f"{name.replace('-', '_')}:command").partition(":")
-        command: click.Command = getattr(import_module(f"gitboot.cli.commands.{module}"), attribute)
+        command: click.Command = getattr(import_module(f".{module}", "gitboot.cli.commands"), attribute)
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
