@@ -1,1 +1,1 @@
-"""Check, download and sign for kernels, images and boot loaders, in files, web servers and OCI registries."""
+"""Check that kernels, images and boot loaders are there and unchanged, download them, and verify their signatures."""

@@ -1,1 +1,1 @@
-"""Set boot overrides, power and media of one BMC or of many."""
+"""Read and set boot overrides, power and virtual media of BMCs, over Redfish or IPMI."""

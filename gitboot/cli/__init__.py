@@ -1,1 +1,1 @@
-"""Turn arguments and configuration into calls, and results into output and exit codes."""
+"""Parse the command line and the configuration file, run commands, and print their results."""

@@ -1,1 +1,1 @@
-"""Run one instance: fetch, accept, learn, plan, publish, set BMCs and report."""
+"""Run one instance: accept commits, learn what machines did, plan, publish boot files, set BMCs, and report."""

@@ -1,1 +1,1 @@
-"""Answer machines and operators over HTTP: boot files, one-time boots, API and metrics."""
+"""Serve boot files, one-time boots, the API and metrics to machines and operators over HTTP."""

@@ -1,1 +1,1 @@
-"""Evaluate commits in a process of its own, by content keys."""
+"""Evaluate commits in a process with limits, and reuse cached results of what did not change."""

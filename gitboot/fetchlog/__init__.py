@@ -1,1 +1,1 @@
-"""Bring fetches of machines to the controller, from endpoints and from access logs of mirrors."""
+"""Store what machines fetched from endpoints and mirrors until the controller reads it."""

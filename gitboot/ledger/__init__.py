@@ -1,1 +1,1 @@
-"""Store records, overrides and events durably in SQLite or PostgreSQL."""
+"""Store provisioning records, overrides, approvals and events durably, in SQLite or PostgreSQL."""

@@ -1,1 +1,1 @@
-"""Declare the seven kinds of documents: fields, scalars, selectors and JSON Schema."""
+"""Declare the seven kinds of documents: their fields, the values that are valid, and their JSON Schema."""

@@ -1,1 +1,1 @@
-"""Write and check the output tree, its index, manifest and signed list, and compare mirrors with it."""
+"""Write the output tree with its index, manifest and signed list, and compare mirrors with the tree."""

@@ -1,1 +1,1 @@
-"""Render plans to boot files, and the fleet to DHCP and web-server configuration and a page."""
+"""Render plans to boot files, and the fleet to DHCP configuration, web-server configuration and the page."""

@@ -1,1 +1,1 @@
-"""Decide what each server of a commit boots, and plan what it boots at a time."""
+"""Decide what each server boots by a commit, and plan what the server boots at a given time."""

@@ -1,4 +1,4 @@
-"""Compare the decisions of commits: changes, guards, reinstalls, rollout steps and their review."""
+"""Compare commits: what changes for which server, which guards hold it, and what a rollout does next."""
 
 from gitboot.review.review import Review, ReviewOutcome, review
 

@@ -1,1 +1,1 @@
-"""Define conditions, events and progress, which controller, endpoint and commands share."""
+"""Define the conditions, events and progress that the controller, endpoints and commands share."""

@@ -1,1 +1,1 @@
-"""Speak Redfish with a BMC: connections, resources and the quirks of vendors."""
+"""Read and change one BMC over Redfish: its connection, its resources, and the differences between vendors."""

@@ -1,1 +1,1 @@
-"""Define the commands, one module for a command or for a group of related commands."""
+"""Implement the commands, one module for each command or group of commands."""

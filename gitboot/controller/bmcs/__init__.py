@@ -1,1 +1,1 @@
-"""Decide which BMCs the instance sets, when, and in which order."""
+"""Decide which BMCs get a task, when, and in which order."""

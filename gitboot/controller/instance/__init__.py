@@ -1,1 +1,1 @@
-"""Set up an instance: settings, state directory, parts and standby."""
+"""Assemble an instance from its settings and its state directory, and wait as a standby."""

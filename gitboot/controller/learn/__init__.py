@@ -1,1 +1,1 @@
-"""Learn from fetches, BMC results and requests what changes in the ledger."""
+"""Decide what fetches, BMC results and operator requests change in the ledger."""

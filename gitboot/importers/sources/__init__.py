@@ -1,1 +1,1 @@
-"""Read the data of other systems, one module for a format."""
+"""Read the data of other provisioning systems, one module for each format."""

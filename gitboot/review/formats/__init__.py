@@ -1,1 +1,1 @@
-"""Write a review as text for people, JSON or Markdown."""
+"""Write a review as text, JSON or Markdown."""
