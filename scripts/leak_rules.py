@@ -14,7 +14,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-OUTPUT = Path(__file__).parent.parent / "gitboot" / "resolve" / "tokens.py"
+OUTPUT = Path(__file__).parent.parent / "gitboot" / "resolve" / "betterleaks_patterns.py"
 
 # The rule -> what it finds, and words one of which stands in whatever it finds, in lower case.
 WANTED: dict[str, tuple[str, tuple[str, ...]]] = {

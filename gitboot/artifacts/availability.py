@@ -265,7 +265,7 @@ class Content(NamedTuple):
 class Fetcher(Protocol):
     """Whoever knows where the artifacts of a kind of URL are; it may be asked from many threads at once.
 
-    It says what is there, and judges nothing: sizes and digests are compared by who asks (`gitboot.artifacts.availability`).
+    It says what is there, and judges nothing: sizes and digests are compared by who asks.
     Both raise `ArtifactMissing` where it is known that there is none, and `HostUnreachable` where nothing is known.
     """
 

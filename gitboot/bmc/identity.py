@@ -273,7 +273,7 @@ Place = tuple[str, str | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharing:
-    """A value: `gitboot.bmc.identity.shared` of these pins and machines."""
+    """A value: `shared` of these pins and machines."""
 
     values: frozenset[str] = frozenset()  # what tells no machine from another
     pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)

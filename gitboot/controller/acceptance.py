@@ -41,7 +41,7 @@ from gitboot.text import count, more, some
 
 
 class CommitSource(Protocol):
-    """Where commits come from, as far as accepting one needs it; errors as those of `gitboot.git.Source`."""
+    """Where commits come from, as far as accepting one needs it; errors as those of `gitboot.git.clone.Source`."""
 
     @property
     def has_fetched(self) -> bool:

@@ -186,7 +186,7 @@ SECRET: Final = PathKind("s/{token}/{id}/{name}", None, Kind.MAC, Role.SEALED, C
 PROVISIONED: Final = PathKind("v1/boot/{id}/provisioned/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 REPORTS: Final = (PROVISIONED, FAILED)
-# What clients of other systems ask for (docs/paths.md), where the path says whose it is; see `aliases` for the others.
+# What clients of other systems ask for (docs/paths.md), where the path says whose it is; see `emulated_apis` for others.
 SMEE: Final = PathKind("{colons}/auto.ipxe", "smee", Kind.MAC, Role.ENTRY, ContentType.TEXT)
 SMEE_SCRIPT: Final = PathKind("ipxe/script/{colons}/auto.ipxe", "smee", Kind.MAC, Role.ENTRY, ContentType.TEXT)
 NETBOOT_XYZ: Final = PathKind("MAC-{bare}.ipxe", "netboot.xyz", Kind.MAC, Role.ENTRY, ContentType.TEXT)

@@ -63,7 +63,7 @@ class Why(StrEnum):
     MAINTENANCE = "maintenance"  # added, or its image, networkBoot, run or window changed
     UNCOVERED = "uncovered"  # a maintenance that had hidden it is gone
     STOPPED = "stopped"  # boots that write disks were, and are no more
-    CLAIM = "claim"  # an image that claims for the first time to write no disk: see `gitboot.review.reinstalls`
+    CLAIM = "claim"  # an image that claims for the first time to write no disk
     CLAIM_OF_BOOT = "claim of boot"  # such an image, with what no server was offered with it
 
 

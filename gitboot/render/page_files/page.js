@@ -418,7 +418,7 @@ async function showUnknown() {
     [each.macs.join(" ") || null, each.uuid, each.client, instant(each.last), String(each.times), inventoryOf(each.inventory)]))];
 }
 
-// What an image has sent of a machine, in a line; gitboot/observe/components.py says it likewise
+// What an image has sent of a machine, in a line; gitboot/fetchlog/unknown_machines.py says it likewise
 function inventoryOf(found) {
   if (!found) return null;
   const size = (bytes) => !bytes ? "" : bytes < 1e12 ? ` ${Math.round(bytes / 1e9)} GB` : ` ${(bytes / 1e12).toPrecision(3)} TB`;

@@ -506,7 +506,7 @@ def main(arguments: list[str]) -> int:
         differ = [name for name, text in schemas().items() if _read(directory / name) != text]
         extra = sorted({path.name for path in directory.glob("*.json")} - schemas().keys())
         for name in differ + extra:
-            hint = f"python -m gitboot.model.json_schema {directory}"
+            hint = f"python -m gitboot.review.formats.json {directory}"
             sys.stdout.write(f"{directory / name} is not what the models say: {hint}\n")
         return 1 if differ or extra else 0
     directory.mkdir(parents=True, exist_ok=True)
