@@ -26,8 +26,7 @@ from gitboot.publish.mirror_program import SIGNED, TIMESTAMP, TOLERANCE, FileVer
 from gitboot.publish.signed_list import list_version
 from gitboot.publish.signed_mirror import ListedFile, ListReader
 from gitboot.publish.targets.folder import TargetFolder
-from gitboot.publish.targets.s3 import Claim
-from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.store_target import Claim, StoreTarget
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     Expected,

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.targets.follower import FollowedBy
-from gitboot.publish.targets.s3 import Claim
-from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.store_target import Claim, StoreTarget
 from gitboot.publish.targets.sync_steps import FileStore, FollowedTree, after, next_step
 
 _place = Disk.place

@@ -25,8 +25,8 @@ from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_mirror import compare_with_list
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.follower import BucketAddress, parse_target
-from gitboot.publish.targets.s3 import Bucket, Claim
-from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.s3 import Bucket
+from gitboot.publish.targets.store_target import Claim, StoreTarget
 from gitboot.publish.targets.sync_steps import FollowedTree
 from gitboot.render.paths import FIRST_SCRIPT, File
 from tests.helpers.configuration import give_credentials

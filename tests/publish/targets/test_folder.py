@@ -22,8 +22,7 @@ from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import replace_list_keys
 from gitboot.publish.targets import folder as folder_module
 from gitboot.publish.targets.folder import TargetFolder, folder_opener
-from gitboot.publish.targets.s3 import Claim
-from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.store_target import Claim, StoreTarget
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -131,6 +132,12 @@ def test_a_bucket_without_the_extra_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.delitem(sys.modules, "gitboot.publish.targets.s3", raising=False)
     with pytest.raises(UsageError, match=r"pip install 'gitboot\[s3\]'"):
         import_module("gitboot.publish.targets.s3")
+
+
+def test_other_targets_and_repairs_need_no_extra() -> None:
+    modules = "gitboot.controller.target_followers, gitboot.publish.mirror_repair"
+    script = f"import sys; sys.modules['obstore'] = None; import {modules}"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 # What a plain file server may serve

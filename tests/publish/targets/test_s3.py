@@ -24,8 +24,7 @@ from gitboot.publish.mirror_comparison import WebMirror, compared, expected
 from gitboot.publish.publisher import Directory
 from gitboot.publish.targets import s3 as bucket_module
 from gitboot.publish.targets.follower import BucketAddress
-from gitboot.publish.targets.s3 import Claim
-from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.store_target import Claim, StoreTarget
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
