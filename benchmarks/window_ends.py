@@ -24,7 +24,7 @@ from typing import Final
 
 import pygit2
 
-import gitboot.publish.mirror_program
+from gitboot.publish.mirror_repair import join_program
 from gitboot.publish.signed_list import make_list_keys
 from tests.helpers import httpx_client
 from tests.helpers.configuration import configured, give_credentials
@@ -166,7 +166,8 @@ class Copies:
     @contextmanager
     def _mirror_program(self) -> Iterator[None]:
         """Run the program of a mirror as its timer does: again 30 s after the last run has ended."""
-        command = [sys.executable, "-I", gitboot.publish.mirror_program.__file__, "--from", f"{self._daemon}/output"]
+        program = self._folder / "program/gitboot-mirror.py"
+        command = [sys.executable, "-I", str(program), "--from", f"{self._daemon}/output"]
         command += ["--to", f"{self._folder}/program/boot", "--key", f"{self._folder}/keys/root.pub"]
         command += ["--state", f"{self._folder}/program/state"]
         over = threading.Event()
@@ -177,6 +178,7 @@ class Copies:
                 over.wait(TIMER_S)
 
         (self._folder / "program/boot").mkdir()
+        program.write_bytes(join_program())
         thread = threading.Thread(target=repeat)
         thread.start()
         try:

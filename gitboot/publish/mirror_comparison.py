@@ -19,7 +19,8 @@ from gitboot.errors import HostUnreachable, PublishError
 from gitboot.fetchlog.log_entries import CHECKER
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
 from gitboot.publish.manifest import MANIFEST, Manifest, digest_of
-from gitboot.publish.mirror_program import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, artifact_digest, paths_in
+from gitboot.publish.mirror_program import artifact_digest, paths_in
+from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP
 from gitboot.publish.tree_reader import read_manifest, read_state
 from gitboot.render.endpoint_files import PublishedServer, Turn, server_of
 from gitboot.render.paths import (

@@ -11,19 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from inspect import getsource
 from itertools import groupby, islice
 from pathlib import Path
 from stat import S_IMODE
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-import gitboot.publish.mirror_program
 from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.jsonio import format_instant
+from gitboot.publish import mirror_program, signed_list_reader
 from gitboot.publish.durable_files import Disk, TreeModes
 from gitboot.publish.manifest import MANIFEST, Head, digest_of, parse_head
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, expected
-from gitboot.publish.mirror_program import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
 from gitboot.publish.signed_list import list_version
+from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
 from gitboot.publish.signed_mirror import ListedFile, ListReader
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.store_target import Claim, StoreTarget
@@ -642,11 +643,17 @@ def mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
         written=_word(folder),
     )
     return {
-        PROGRAM: Path(gitboot.publish.mirror_program.__file__).read_bytes(),
+        PROGRAM: join_program(),
         KEY: keys.encode(),
         f"{_NAME}.service": service.encode(),
         f"{_NAME}.timer": _TIMER.encode(),
     }
+
+
+def join_program() -> bytes:
+    """Return the program of a mirror as one file: the source of the reader replaces its import."""
+    before, _, after = getsource(mirror_program).partition("from gitboot.publish.signed_list_reader import (")
+    return (before + getsource(signed_list_reader) + after.partition(")\n")[2]).encode()
 
 
 def _word(text: str) -> str:

@@ -15,7 +15,7 @@ from gitboot.errors import HostUnreachable
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import digest_of
 from gitboot.publish.mirror_comparison import MirrorAnswer, MirrorFault, MirrorFile, MirrorFinding, judge, judge_absence
-from gitboot.publish.mirror_program import (
+from gitboot.publish.signed_list_reader import (
     DAMAGED,
     MAX_TARGETS_BYTES,
     MISSING,

@@ -25,7 +25,7 @@ from tuf.api.metadata import (
 
 from gitboot.jsonio import canonical, format_instant
 from gitboot.publish.manifest import MANIFEST, digest_of
-from gitboot.publish.mirror_program import hashed_path
+from gitboot.publish.signed_list_reader import hashed_path
 from gitboot.render.paths import BOOT, MEDIUM, means, token_in
 
 BITS: Final = 8  # 256 bins, of which those exist that have targets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shlex
@@ -21,6 +22,7 @@ import pytest
 
 import gitboot.publish.mirror_program as program
 from gitboot.publish.mirror_program import main
+from gitboot.publish.mirror_repair import join_program
 from gitboot.publish.signed_list import replace_list_keys
 from gitboot.render.paths import File
 from tests.helpers import httpx_client
@@ -34,12 +36,11 @@ from tests.helpers.served_tree import ALWAYS, ENTRY, REPAIR, Fleet, eventually, 
 from tests.helpers.signed_list_clients import SignedSite, listed_server, made_keys
 from tests.helpers.signed_lists import ListSigner, sign_tree
 from tests.publish.test_mirror_comparison import BY_MAC, FIRST
-from tests.publish.test_mirror_program import _interpreters
+from tests.publish.test_signed_list_reader import _interpreters
 
 INSIDE, ENDS = at("20T23:00"), at("21T04:00")
 AFTER = ENDS + timedelta(minutes=1)
 SECOND = timedelta(seconds=1)
-SOURCE = Path(program.__file__)
 CONTENT = "o/5e1f/script"
 
 
@@ -67,6 +68,8 @@ class MirrorHost:
         self.served.mkdir()
         self.source, self.state, self.key = str(publisher.boot), folder / "state", folder / "root.pub"
         shutil.copy(publisher.public, self.key)
+        self.program = folder / "gitboot-mirror.py"
+        self.program.write_bytes(join_program())
 
     @property
     def arguments(self) -> list[str]:
@@ -225,7 +228,7 @@ sys.exit(program["main"](sys.argv[3:], clock=lambda: now))
 
 def _program(host: MirrorHost, now: datetime, interpreter: str = sys.executable) -> subprocess.CompletedProcess[str]:
     """Run the file as a mirror does, without gitboot, at a time."""
-    command = [interpreter, "-I", "-c", WITH_CLOCK, str(SOURCE), f"{now:%Y-%m-%dT%H:%M:%S}", *host.arguments]
+    command = [interpreter, "-I", "-c", WITH_CLOCK, str(host.program), f"{now:%Y-%m-%dT%H:%M:%S}", *host.arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -461,7 +464,7 @@ def test_a_window_ends_while_a_copy_hangs(publisher: SignedSite, host: MirrorHos
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(300)
         host.source = f"rsync://127.0.0.1:{silent.getsockname()[1]}/boot"
-        command = [sys.executable, "-I", "-c", CLOCK_IN_FILE, str(SOURCE), str(clock), *host.arguments]
+        command = [sys.executable, "-I", "-c", CLOCK_IN_FILE, str(host.program), str(clock), *host.arguments]
         with subprocess.Popen(command, start_new_session=True) as process:
             try:
                 connection, _ = silent.accept()
@@ -589,7 +592,7 @@ def test_mistakes_are_named(host: MirrorHost, capsys: pytest.CaptureFixture[str]
             main(["--from", host.source, "--to", str(host.served), "--key", str(key), "--state", str(state)])
         assert (ended.value.code, "outside DIR" in capsys.readouterr().err) == (2, True)
     copied = host.served / "gitboot-mirror.py"
-    copied.write_bytes(SOURCE.read_bytes())
+    copied.write_bytes(host.program.read_bytes())
     done = subprocess.run([sys.executable, str(copied), *host.arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, "this program: name a file outside DIR" in done.stderr) == (2, True)
     host.key.write_text("none")
@@ -634,7 +637,7 @@ def test_a_program_that_is_killed_at_any_step_leaves_whole_chains_and_goes_on(
         fleet = _chained(names)
         publisher.publish(fleet, INSIDE + SECOND * number)
         sign_tree(publisher.root, signer, made=INSIDE + SECOND * number)
-        command = [sys.executable, "-I", "-c", KILLED, str(SOURCE), str(number)]
+        command = [sys.executable, "-I", "-c", KILLED, str(host.program), str(number)]
         done = subprocess.run([*command, f"{INSIDE:%Y-%m-%dT%H:%M:%S}", *host.arguments], check=False)
         assert done.returncode in (0, -signal.SIGKILL)
         for path in entries:
@@ -665,6 +668,22 @@ def _naming(path: str, file: File, name: str) -> File:
 # The files that gitboot writes for a mirror
 
 
+def test_the_program_is_one_file_of_python_3_6_that_imports_the_standard_library_only() -> None:
+    parsed = ast.parse(join_program(), feature_version=(3, 6))
+    imported = {each.module or "" for each in ast.walk(parsed) if isinstance(each, ast.ImportFrom)}
+    imported |= {name.name for each in ast.walk(parsed) if isinstance(each, ast.Import) for name in each.names}
+    assert imported <= sys.stdlib_module_names, imported - sys.stdlib_module_names
+
+
+def test_the_program_and_the_reader_of_lists_define_no_name_twice() -> None:
+    body = ast.parse(join_program()).body
+    defined = [each.name for each in body if isinstance(each, ast.ClassDef | ast.FunctionDef)]
+    defined += [
+        name.id for each in body if isinstance(each, ast.Assign) for name in each.targets if isinstance(name, ast.Name)
+    ]
+    assert sorted(defined) == sorted(set(defined))
+
+
 @pytest.fixture
 def written(publisher: SignedSite, host: MirrorHost, tmp_path: Path) -> Path:
     out = tmp_path / "for-mirror"
@@ -674,7 +693,6 @@ def written(publisher: SignedSite, host: MirrorHost, tmp_path: Path) -> Path:
 
 
 def test_the_written_service_runs_the_written_program(publisher: SignedSite, host: MirrorHost, written: Path) -> None:
-    assert (written / "gitboot-mirror.py").read_bytes() == SOURCE.read_bytes()
     service = (written / "gitboot-mirror.service").read_text().replace("\\\n", " ")
     command = shlex.split(next(line for line in service.splitlines() if line.startswith("ExecStart="))[10:])
     places = {"/usr/local/lib/gitboot-mirror": str(written), "/var/lib/gitboot-mirror": str(host.folder)}

@@ -19,9 +19,9 @@ from gitboot.errors import ForeignTree, PublishError
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault
-from gitboot.publish.mirror_program import TOLERANCE
 from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, RightFile, repair
 from gitboot.publish.publisher import Directory
+from gitboot.publish.signed_list_reader import TOLERANCE
 from gitboot.publish.signed_mirror import compare_with_list
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.follower import BucketAddress, parse_target

@@ -27,7 +27,6 @@ from gitboot.publish import signed_list
 from gitboot.publish.durable_files import staged
 from gitboot.publish.manifest import Stamp
 from gitboot.publish.mirror_comparison import FolderMirror
-from gitboot.publish.mirror_program import Listing, ListProblem, parse_keys, parse_listing, read_list
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import (
     VALID,
@@ -39,6 +38,7 @@ from gitboot.publish.signed_list import (
     read_list_keys,
     replace_list_keys,
 )
+from gitboot.publish.signed_list_reader import Listing, ListProblem, parse_keys, parse_listing, read_list
 from gitboot.publish.signed_mirror import compare_with_list
 from gitboot.render.endpoint_files import ListedFile, listing_path, render_listing
 from gitboot.render.paths import File, Files

@@ -18,7 +18,7 @@ import pytest
 
 from gitboot.cli.main import main
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorAnswer, MirrorFault, WebMirror
-from gitboot.publish.mirror_program import FileVersion
+from gitboot.publish.signed_list_reader import FileVersion
 from gitboot.publish.signed_mirror import ListedFile, compare_with_list, judge_listed
 from gitboot.render.endpoint_files import ListedFile as Listed
 from gitboot.render.endpoint_files import name_in_listing, render_listing, shared_listing

@@ -103,7 +103,7 @@ def command(
     """
     from gitboot.errors import UsageError
     from gitboot.publish.mirror_comparison import MirrorFault, compared, expected
-    from gitboot.publish.mirror_program import SIGNED, TIMESTAMP
+    from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP
     from gitboot.render.paths import BOOT
 
     if program_folder is not None:
@@ -248,7 +248,7 @@ def _folder(mirror: str) -> Path:
 def _public_keys(text: str) -> list[bytes]:
     """Return the public keys that an option names."""
     from gitboot.errors import UsageError
-    from gitboot.publish.mirror_program import parse_keys
+    from gitboot.publish.signed_list_reader import parse_keys
 
     try:
         if len(text) == 64 and not Path(text).exists():
