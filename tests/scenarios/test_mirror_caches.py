@@ -25,7 +25,7 @@ from tests.helpers.instance_with_bmcs import POOL
 from tests.helpers.served_tree import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, planned, site
 from tests.helpers.signed_list_clients import SignedSite
 from tests.helpers.ways_to_publish import WAYS, Way, endpoint_at
-from tests.publish.test_mirror_program_run import MirrorHost
+from tests.publish.test_mirror_program import MirrorHost
 from tests.render.test_boot_files_copies import ALL_LOADERS, ENTRIES, LIVE, boots, installs
 
 INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
