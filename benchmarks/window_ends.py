@@ -24,8 +24,8 @@ from typing import Final
 
 import pygit2
 
+from gitboot.publish.list_root import make_list_keys
 from gitboot.publish.mirror_repair import join_program
-from gitboot.publish.signed_list import make_list_keys
 from tests.helpers import httpx_client
 from tests.helpers.configuration import configured, give_credentials
 from tests.helpers.file_servers import CACHES, caddy, nginx

@@ -17,7 +17,8 @@ import pytest
 from tuf.api.exceptions import ExpiredMetadataError
 
 from gitboot.cli.main import Exit
-from gitboot.publish.signed_list import VALID, replace_list_keys
+from gitboot.publish.list_root import replace_list_keys
+from gitboot.publish.signed_list import VALID
 from gitboot.status.conditions import Condition
 from tests.helpers.configuration import configured
 from tests.helpers.file_servers import nginx

@@ -12,8 +12,8 @@ from typing import Any
 from tuf.api.exceptions import DownloadHTTPError
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
+from gitboot.publish.list_root import make_list_keys
 from gitboot.publish.publisher import Directory
-from gitboot.publish.signed_list import make_list_keys
 from gitboot.publish.signed_list_reader import parse_keys
 from gitboot.render.endpoint_files import FileVersion, Listing, listing_path, render_listing
 from gitboot.render.paths import File, Files

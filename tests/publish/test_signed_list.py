@@ -25,6 +25,7 @@ from gitboot.errors import PublishError
 from gitboot.jsonio import canonical
 from gitboot.publish import signed_list
 from gitboot.publish.durable_files import staged
+from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.manifest import Stamp
 from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.publisher import Directory
@@ -36,7 +37,6 @@ from gitboot.publish.signed_list import (
     amend_list,
     bin_of,
     read_list_keys,
-    replace_list_keys,
 )
 from gitboot.publish.signed_list_reader import Listing, ListProblem, parse_keys, parse_listing, read_list
 from gitboot.publish.signed_mirror import compare_with_list

@@ -69,7 +69,7 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
 
 def _list_keys(folder: Path, root_key: Path | None, new_root_key: Path | None) -> str:
     """Make or replace the keys of a signed list; return the public root key as PEM."""
-    from gitboot.publish.signed_list import has_root, make_list_keys, replace_list_keys
+    from gitboot.publish.list_root import has_root, make_list_keys, replace_list_keys
 
     if has_root(folder):
         return replace_list_keys(folder, root_key, new_root_key, now()).decode()

@@ -134,9 +134,10 @@ def test_a_bucket_without_the_extra_says_what_to_install(monkeypatch: pytest.Mon
         import_module("gitboot.publish.targets.s3")
 
 
-def test_other_targets_and_repairs_need_no_extra() -> None:
-    modules = "gitboot.controller.target_followers, gitboot.publish.mirror_repair"
-    script = f"import sys; sys.modules['obstore'] = None; import {modules}"
+@for_each("extra", ["obstore", "psycopg", "tuf"])
+def test_an_instance_and_the_repair_of_a_mirror_start_without_an_extra(extra: str) -> None:
+    modules = "gitboot.controller.instance.assembly, gitboot.publish.mirror_repair"
+    script = f"import sys; sys.modules['{extra}'] = None; import {modules}"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
