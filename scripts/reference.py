@@ -173,7 +173,8 @@ def bmcs_page() -> str:
     lines = [
         "# Every BMC that differs",
         "",
-        "Made from the table in `gitboot/bmc/redfish/quirks.py` by `scripts/reference.py`. What a BMC says of itself counts",
+        "Made from the table in `gitboot/bmc/redfish/quirks.py` by `scripts/reference.py`. What a BMC says of itself "
+        "counts",
         "first: [BMCs](../bmcs.md).",
         "",
         "| BMC | known by | what is different | who says so |",

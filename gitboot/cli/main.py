@@ -168,7 +168,7 @@ def _print_version(context: click.Context, _: click.Parameter, is_asked: bool) -
         return
     import platform
 
-    from pygit2 import LIBGIT2_VERSION  # a library that few commands need before they run
+    from gitboot.git.repository import LIBGIT2_VERSION  # its library takes time to load
 
     click.echo(f"gitboot {__version__} (Python {platform.python_version()}, libgit2 {LIBGIT2_VERSION})")
     context.exit()

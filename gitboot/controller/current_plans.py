@@ -110,10 +110,10 @@ class Plans:
         """How many servers are to boot a version below the one that their stream wants at least, by stream."""
         minimum = self.commit.minimum_versions if self.commit is not None else {}
         found = dict.fromkeys((each.stream for each in minimum.values()), 0)
-        for (profile, version), count in self.versions.items():
+        for (profile, version), servers in self.versions.items():
             wanted = minimum.get(profile)
             if wanted is not None and version_key(version) < version_key(wanted.version):
-                found[wanted.stream] += count
+                found[wanted.stream] += servers
         return found
 
     @property

@@ -80,7 +80,8 @@ class Question(msgspec.Struct, frozen=True):
 class ResultKind(StrEnum):
     """The kinds of results that a cache stores for evaluations and for commands.
 
-    `gitboot.evaluator.decision_history` describes those of a history, and `gitboot.artifacts.availability` those of artifacts.
+    `gitboot.evaluator.decision_history` describes those of a history, and `gitboot.artifacts.availability` those of
+    artifacts.
     """
 
     PARSED = "parsed"  # blob id -> the Server documents of a file that has no others

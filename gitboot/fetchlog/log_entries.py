@@ -322,7 +322,6 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of a check, before the version
 _MOST_FIELDS: Final = 100  # of a query
 # User-Agents, from the beginning.
 _LOADERS: Final = re.compile(r"(?:iPXE|gPXE|GRUB|UefiHttpBoot|Syslinux|PXELINUX|U-Boot|petitboot)\b", re.IGNORECASE)

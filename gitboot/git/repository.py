@@ -75,6 +75,9 @@ def lacks_memory(error: BaseException | None) -> bool:
 _NO_MEMORY: Final = re.compile(r"out of memory|cannot allocate memory|failed to mmap|error code=7\b", re.IGNORECASE)
 
 
+LIBGIT2_VERSION: Final = pygit2.LIBGIT2_VERSION
+
+
 def features() -> dict[str, bool]:
     """What this machine's libgit2 can be asked for, by name."""
     wanted = {"https": Feature.HTTPS, "ssh": Feature.SSH, "threads": Feature.THREADS}

@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
-from gitboot.fetchlog.log_entries import CHECKER
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
 from gitboot.publish.manifest import MANIFEST, Manifest, digest_of
 from gitboot.publish.mirror_program import artifact_digest, paths_in
@@ -26,6 +25,7 @@ from gitboot.render.endpoint_files import PublishedServer, Turn, server_of
 from gitboot.render.paths import (
     BOOT,
     CHECK,
+    CHECKER,
     REVALIDATED,
     TABLE,
     ContentType,

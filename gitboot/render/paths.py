@@ -186,7 +186,7 @@ SECRET: Final = PathKind("s/{token}/{id}/{name}", None, Kind.MAC, Role.SEALED, C
 PROVISIONED: Final = PathKind("v1/boot/{id}/provisioned/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 REPORTS: Final = (PROVISIONED, FAILED)
-# What clients of other systems ask for (docs/paths.md), where the path says whose it is; see `emulated_apis` for others.
+# What clients of other systems ask for (docs/paths.md), where the path says whose it is; `emulated_apis` has others.
 SMEE: Final = PathKind("{colons}/auto.ipxe", "smee", Kind.MAC, Role.ENTRY, ContentType.TEXT)
 SMEE_SCRIPT: Final = PathKind("ipxe/script/{colons}/auto.ipxe", "smee", Kind.MAC, Role.ENTRY, ContentType.TEXT)
 NETBOOT_XYZ: Final = PathKind("MAC-{bare}.ipxe", "netboot.xyz", Kind.MAC, Role.ENTRY, ContentType.TEXT)
@@ -195,6 +195,7 @@ NOCLOUD: Final = PathKind("nocloud/{id}/{name}", "nocloud", Kind.UUID, Role.DATA
 USER_DATA: Final = PathKind("v1/boot/{id}/user-data/{name}", "matchbox", Kind.MAC, Role.DATA, ContentType.TEXT)
 BOOT_PARAMETERS: Final = PathKind("v1/boot/{id}/bootparameters.json", "bss", Kind.MAC, Role.LOOK, ContentType.JSON)
 CHECK: Final = "check"  # in the query of a request by gitboot itself, which never counts as a machine's
+CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of such a request, before the version
 # A folder that no copy has. The endpoint answers a path below it as the path without it.
 ASKED: Final = "asked/"
 HOP: Final = "hop"  # in the query of who was sent on, so that it is sent to no third one

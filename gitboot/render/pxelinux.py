@@ -75,7 +75,8 @@ def _configuration(boot: Boot | None, who: str, how: str | None = None) -> str:
     except _NotForPxelinux as reason:
         return f"{announced}say {ipxe_text(f'gitboot: {reason}')}\n{boot_script_parts.pxelinux_alone(how)}"
     label = "".join(f"  {step}\n" for step in steps)
-    return f"{announced}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label}{boot_script_parts.pxelinux_to_disk(how)}"
+    to_disk = boot_script_parts.pxelinux_to_disk(how)
+    return f"{announced}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label}{to_disk}"
 
 
 class _NotForPxelinux(Exception):

@@ -182,9 +182,9 @@ class _Explaining:
         key = Id("Maintenance", maintenance.metadata.name)
         yield self._reason("maintenance", key.name, "R2", "it is active and selects the server", key, "spec", "select")
         spec = maintenance.spec
-        for field, value in (("window.start", spec.window.start), ("window.end", spec.window.end)):
+        for edge, value in (("window.start", spec.window.start), ("window.end", spec.window.end)):
             if value is not None:
-                yield self._reason(field, value.isoformat(), "R2", "half-open", key, "spec", *field.split("."))
+                yield self._reason(edge, value.isoformat(), "R2", "half-open", key, "spec", *edge.split("."))
         yield self._reason("networkBoot", spec.network_boot, "R5", "the maintenance's", key, "spec", "networkBoot")
         profile = self._repository.profiles[spec.profile]
         yield self._reason("profile", spec.profile, "R2", "the maintenance's", key, "spec", "profile")
@@ -224,10 +224,10 @@ class _Explaining:
             yield self._reason("policy", pool.name, "R3", chosen.why, self._id, "spec", "policy")
         else:
             yield self._reason("policy", pool.name, "R3", chosen.why, key, "spec", "select")
-        for field, name in (("networkBoot", "network_boot"), ("profile", "profile")):
+        for spelling, name in (("networkBoot", "network_boot"), ("profile", "profile")):
             owner = self._owner(pool, name)
             value = getattr(pool, name)
-            yield self._reason(field, value, "R3", _whose(pool, owner), Id("BootPolicy", owner), "spec", field)
+            yield self._reason(spelling, value, "R3", _whose(pool, owner), Id("BootPolicy", owner), "spec", spelling)
         yield self._reason("provision", server.spec.provision, "R5", "the number wanted", self._id, "spec", "provision")
         profile = self._repository.profiles[pool.profile]
         if profile.spec.method is Method.DISK:

@@ -304,8 +304,8 @@ def newcomer(
     """What is known of the server of ``decision``, of which ``records`` say nothing.
 
     ``seen`` are all machines that the ledger ever saw. ``introduced`` is the provision number with which the server
-    came since the accepted commit, by the first-parent line (`gitboot.review.commit_path.introduced`); None: it stood there
-    already. ``carries`` says which mark of another machine it has: a new board in the same chassis brings one.
+    came since the accepted commit, by the first-parent line (`gitboot.review.commit_path.introduced`); None: it stood
+    there already. ``carries`` says which mark of another machine it has: a new board in the same chassis brings one.
     """
     if decision.replaces is not None:
         return _replacing(decision, decision.replaces, records)

@@ -19,9 +19,8 @@ from gitboot.cli.main import Exit
 from gitboot.endpoint.age_encryption import Keys, encrypt, make_key
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.content_keys import decision_keys
-from gitboot.fetchlog.log_entries import CHECKER
 from gitboot.problems import Code
-from gitboot.render.paths import CHECK, kind_of
+from gitboot.render.paths import CHECK, CHECKER, kind_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from tests.endpoint.test_server_workers import served
 from tests.helpers import httpx_client

@@ -482,7 +482,10 @@ def test_the_users_git_configuration_counts_for_nothing(work: Work, tmp_path: Pa
     home.mkdir()
     (home / ".gitconfig").write_text(f"[core]\nexcludesFile = {home}/ignore\n")
     (home / "ignore").write_text("*.yaml\n")
-    script = "import sys; from gitboot.git.snapshots import open_snapshot; print(*sorted(open_snapshot(sys.argv[1], None).blobs))"
+    script = (
+        "import sys; from gitboot.git.snapshots import open_snapshot; "
+        "print(*sorted(open_snapshot(sys.argv[1], None).blobs))"
+    )
     environment = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "GIT_DIR": "/nonexistent"}
     command = [sys.executable, "-c", script, str(work.path)]
     shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout

@@ -14,5 +14,5 @@ _MOST = 1024
 
 def compile_once() -> None:
     """Remember in this process what a template's source was compiled to."""
-    templates.compiled = lru_cache(_MOST)(templates.compiled)  # type: ignore[attr-defined]
-    templates.names_in = lru_cache(_MOST)(templates.names_in)  # type: ignore[attr-defined]
+    templates.compiled = lru_cache(_MOST)(templates.compiled)
+    templates.names_in = lru_cache(_MOST)(templates.names_in)

@@ -59,13 +59,11 @@ def command(
 
 
 def _findings(state: Path | None, output: Path | None, credentials: Path | None) -> Iterator[Examined]:
-    from pygit2 import LIBGIT2_VERSION
-
     from gitboot.cli.instance_client import looked_at
     from gitboot.controller.instance import environment_checks
     from gitboot.controller.instance.state_directory import acting_here, check_acts, has_ledger, running
     from gitboot.errors import HeldByAnother
-    from gitboot.git.repository import features
+    from gitboot.git.repository import LIBGIT2_VERSION, features
     from gitboot.system_clock import keeping
 
     yield from environment_checks.of_git(features(), LIBGIT2_VERSION)
