@@ -437,7 +437,7 @@ def test_a_shared_listing_that_the_list_does_not_name_is_listed_though_the_manif
     """Another version had listed another one, and the process after it was killed once it had written this one."""
     signing, listing = read_list_keys(keys), tmp_path / "out" / SIGNED / "shared.json"
     with published(tmp_path / "out") as first, monkeypatch.context() as patch:
-        patch.setattr(signed_list, "render", lambda found: render_listing(found) + b"\n")
+        patch.setattr(signed_list, "render_listing", lambda found: render_listing(found) + b"\n")
         first.update_list(signing, NOW)
     listing.write_bytes(listing.read_bytes()[:-1])
     with published(tmp_path / "out") as second:
