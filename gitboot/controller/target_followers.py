@@ -32,8 +32,7 @@ from gitboot.publish.targets.follower import (
     TargetAddress,
 )
 from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.store_target import Claim, StoreTarget
-from gitboot.publish.targets.sync_steps import FollowedTree, digest_of
+from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget, digest_of
 from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import PartFiles

@@ -27,15 +27,16 @@ from gitboot.publish.signed_list import list_version
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
 from gitboot.publish.signed_mirror import ListedFile, ListReader
 from gitboot.publish.targets.folder import TargetFolder
-from gitboot.publish.targets.store_target import Claim, StoreTarget
 from gitboot.publish.targets.sync_steps import (
     HEAD,
+    Claim,
     Expected,
     FileConflict,
     FileStore,
     FollowedTree,
     Overtaken,
     StoredFile,
+    StoreTarget,
     TargetFile,
     outdated,
 )

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.targets.follower import FollowedBy
-from gitboot.publish.targets.store_target import Claim, StoreTarget
-from gitboot.publish.targets.sync_steps import FileStore, FollowedTree, after, next_step
+from gitboot.publish.targets.sync_steps import Claim, FileStore, FollowedTree, StoreTarget, after, next_step
 
 _place = Disk.place
 

@@ -26,8 +26,7 @@ from gitboot.publish.signed_mirror import compare_with_list
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket
-from gitboot.publish.targets.store_target import Claim, StoreTarget
-from gitboot.publish.targets.sync_steps import FollowedTree
+from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget
 from gitboot.render.paths import FIRST_SCRIPT, File
 from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import at

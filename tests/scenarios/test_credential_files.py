@@ -24,7 +24,7 @@ from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
 from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageError
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.s3 import bucket_opener
-from gitboot.publish.targets.store_target import Claim, StoreTarget
+from gitboot.publish.targets.sync_steps import Claim, StoreTarget
 from tests.controller.test_notifications_delivery import NOON, NOTICE
 from tests.controller.test_reconcile import fleet_files
 from tests.helpers import httpx_client

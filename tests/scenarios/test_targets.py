@@ -231,7 +231,7 @@ def test_finding_s8_a_record_that_a_stranger_put_into_the_bucket_makes_the_targe
 # A fault of gitboot that is not known: reading a target raises MemoryError as long as there is a file.
 _FAULTY = """
 import os, sys
-from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.sync_steps import StoreTarget
 fault, load = sys.argv.pop(1), StoreTarget.load
 def faulty(target):
     if os.path.exists(fault):

@@ -38,8 +38,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.folder import TargetFolder
-from gitboot.publish.targets.store_target import Claim, StoreTarget
-from gitboot.publish.targets.sync_steps import FollowedTree
+from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget
 from gitboot.publish.tree_reader import Words, folders, say, take_back
 from gitboot.resolve.provisioning_record import Record, record_facts
 from gitboot.resolve.server_plan import Stoppage

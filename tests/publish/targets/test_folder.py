@@ -22,12 +22,13 @@ from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list_reader import read_list
 from gitboot.publish.targets import folder as folder_module
 from gitboot.publish.targets.folder import TargetFolder, folder_opener
-from gitboot.publish.targets.store_target import Claim, StoreTarget
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
+    Claim,
     FileStore,
     FollowedTree,
+    StoreTarget,
     TargetFile,
     TargetHead,
     TargetStep,

@@ -24,11 +24,12 @@ from gitboot.publish.mirror_comparison import WebMirror, compared, expected
 from gitboot.publish.publisher import Directory
 from gitboot.publish.targets import s3 as bucket_module
 from gitboot.publish.targets.follower import BucketAddress
-from gitboot.publish.targets.store_target import Claim, StoreTarget
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
+    Claim,
     FollowedTree,
+    StoreTarget,
     TargetHead,
     after,
     next_step,
