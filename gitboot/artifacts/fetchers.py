@@ -207,7 +207,7 @@ class RegistryFetcher:
     def head(self, url: str) -> ArtifactHead:
         """What the registry says of a blob."""
         with _told(), self._registries.blob(OciReference.parse(url), method="HEAD") as answer:
-            return _head_of_registries(answer, url)
+            return _head_of_blob(answer, url)
 
     @contextmanager
     def read(self, url: str, offset: int = 0) -> Iterator[Content]:
@@ -215,9 +215,7 @@ class RegistryFetcher:
         wanted = {"Range": f"bytes={offset}-"} if offset else {}
         with _told(), self._registries.blob(OciReference.parse(url), headers=wanted) as answer:
             if answer.status != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                yield Content(
-                    _head_of_registries(answer, url), _offset_of_registries(answer, offset), _chunks_registries(answer)
-                )
+                yield Content(_head_of_blob(answer, url), _offset_of_blob(answer, offset), _chunks(answer))
                 return
         with self.read(url) as content:
             yield content
@@ -234,27 +232,18 @@ def _told() -> Iterator[None]:
         raise HostUnreachable(str(error)) from error
 
 
-def _head_of_registries(answer: AnswerStream, url: str) -> ArtifactHead:
+def _head_of_blob(answer: AnswerStream, url: str) -> ArtifactHead:
     """A blob's version is its digest: it changes with the content."""
     given = answer.headers.get("Content-Length", "")
     if answer.status == HTTPStatus.PARTIAL_CONTENT:
         given = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    return ArtifactHead(size=_number_registries(given), version=url.rpartition("@")[2])
+    return ArtifactHead(size=_number(given), version=url.rpartition("@")[2])
 
 
-def _offset_of_registries(answer: AnswerStream, wanted: int) -> int:
+def _offset_of_blob(answer: AnswerStream, wanted: int) -> int:
     """Where a body begins in the whole."""
     if answer.status != HTTPStatus.PARTIAL_CONTENT:
         return 0
     if not answer.headers.get("Content-Range", "").startswith(f"bytes {wanted}-"):
         raise HostUnreachable(f"asked for what follows {wanted} bytes, and was given something else")
     return wanted
-
-
-def _chunks_registries(answer: AnswerStream) -> Generator[bytes, None, None]:
-    while chunk := answer.read(CHUNK):
-        yield chunk
-
-
-def _number_registries(text: str) -> int | None:
-    return int(text) if text.isdecimal() and text.isascii() else None

@@ -472,16 +472,15 @@ def _image(reference: OciReference, registries: Registries) -> dict[str, Any]:
 def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[str, Any]:
     """As a BootImage has them, in its order."""
     found = files(layers, str(reference))
-    artifacts = {role: [_artifact(each, reference) for each in several] for role, several in found.items()}
+    artifacts = {
+        role: [{"url": str(reference.at(each.sha256)), "sha256": each.sha256, "size": each.size} for each in several]
+        for role, several in found.items()
+    }
     return {
         role: artifacts[role] if role == "initrds" else artifacts[role][0]
         for role in ("kernel", "initrds", "rootfs", "uki", "iso")
         if role in artifacts
     }
-
-
-def _artifact(layer: Descriptor, reference: OciReference) -> dict[str, Any]:
-    return {"url": str(reference.at(layer.sha256)), "sha256": layer.sha256, "size": layer.size}
 
 
 def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[Problem, ...]:
