@@ -17,14 +17,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import IO, Final, NamedTuple
-
-import msgspec
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.terminal import guard_output
+
+if TYPE_CHECKING:
+    from msgspec import Struct
+    from msgspec.msgpack import Encoder
 
 LOG_FORMAT: Final = "GITBOOT_LOG_FORMAT"  # by which workers and children are told, too
 _SET_PDEATHSIG: Final = 1  # prctl(2)
@@ -208,10 +210,21 @@ _LENGTH: Final = struct.Struct(">I")
 _PIECE: Final = 2**20  # bytes
 _END_S: Final = 10.0  # of a process that was killed
 _NICE: Final = 10  # machines are answered first
-encode: Final = msgspec.msgpack.Encoder().encode
 
 
-def write_frame(stream: IO[bytes], message: msgspec.Struct) -> None:
+@cache
+def _encoder() -> Encoder:
+    from msgspec.msgpack import Encoder  # only here: an endpoint sends no frames
+
+    return Encoder()
+
+
+def encode(value: object) -> bytes:
+    """Return a value as msgpack."""
+    return _encoder().encode(value)
+
+
+def write_frame(stream: IO[bytes], message: Struct) -> None:
     stream.write(framed(encode(message)))
     stream.flush()
 
@@ -274,7 +287,7 @@ class Child:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def send(self, question: msgspec.Struct, left_s: Callable[[], float] | None = None) -> None:
+    def send(self, question: Struct, left_s: Callable[[], float] | None = None) -> None:
         """Send a frame. Raises BrokenPipeError if the process has ended, TimeoutError if no seconds are left."""
         assert self._process.stdin is not None  # noqa: S101
         pipe, rest = self._process.stdin.fileno(), memoryview(framed(encode(question)))

@@ -12,8 +12,6 @@ from hashlib import sha256
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NewType, TypeVar
 
-import msgspec
-
 if TYPE_CHECKING:
     from msgspec.json import Encoder
 
@@ -111,18 +109,32 @@ _making: Final = RLock()
 
 def decoder(kind: Any) -> Callable[[bytes], Any]:
     """Return a function that decodes msgpack as a type. It looks into the type at its first call, which takes time."""
-    return _later(lambda: msgspec.msgpack.Decoder(kind).decode)
+
+    def make() -> Callable[[bytes], Any]:
+        from msgspec.msgpack import Decoder
+
+        return Decoder(kind).decode
+
+    return _later(make)
 
 
 def json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:
     """Return a function that decodes JSON as a type. It looks into the type at its first call, which takes time."""
-    return _later(lambda: msgspec.json.Decoder(kind).decode)
+
+    def make() -> Callable[[bytes | str], T]:
+        from msgspec.json import Decoder
+
+        return Decoder(kind).decode
+
+    return _later(make)
 
 
 def convert(value: object, kind: type[T]) -> T:
     """Return a JSON value as a type. Raises `msgspec.ValidationError`."""
+    from msgspec import convert as converted
+
     with _making:
-        return msgspec.convert(value, kind)
+        return converted(value, kind)
 
 
 def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:

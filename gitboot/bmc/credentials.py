@@ -512,3 +512,17 @@ def _authorities_passwords(root: Path, name: str) -> tuple[Path, Path]:
 def _fingerprint(credentials: Credentials, trust: Trust) -> str:
     said = f"{credentials.username}\0{credentials.password}\0{trust!r}"
     return hashlib.blake2b(said.encode(), key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
+
+
+# How far a BMC is reached
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sign:
+    """What one BMC tells of the way to it."""
+
+    waited_s: float | None = None  # until its last answer began; None: it gave none
+    is_lost: bool = False  # it gave none, and did the time before
+
+
+NO_SIGN: Final = Sign()

@@ -16,11 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from gitboot.bmc.credentials import CredentialDirectory, Entrusted, Trust
+from gitboot.bmc.credentials import NO_SIGN, CredentialDirectory, Entrusted, Sign, Trust
 from gitboot.bmc.identity import known_at
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.bmc.redfish.transport import NO_SIGN, Sign
 from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.fleet.identities import BmcAccess

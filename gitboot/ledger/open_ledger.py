@@ -1,4 +1,4 @@
-"""A ledger as a file: opened if every book in it can be read, copied, or set aside where it is damaged."""
+"""A ledger as a file: opened if every table in it can be read, copied, or set aside where it is damaged."""
 
 from __future__ import annotations
 
@@ -101,22 +101,21 @@ def _lease(database: Database) -> Leased | None:
 
 
 def check(store: Store) -> None:
-    """Raise `DamagedLedger` if there is a book that cannot be read: it is noticed now, and not in use."""
-    books = (
-        instance_tables,
-        server_tables,
-        server_tables,
-        server_tables,
-        server_tables,
-        server_tables,
-        server_tables,
-        server_tables,
-        instance_tables,
-        server_tables,
-    )
-    for book in books:
-        book.read(store)
-    server_tables.pending(store)
+    """Raise `DamagedLedger` if a table cannot be read: it is noticed now, and not in use."""
+    for read in (
+        instance_tables.read,
+        server_tables.read_machines,
+        server_tables.read_lost_identities,
+        server_tables.read_records,
+        server_tables.read_overrides,
+        server_tables.read_switches,
+        server_tables.read_pins,
+        server_tables.read_known_bmcs,
+        instance_tables.read_requests,
+        server_tables.read_secret_fetches,
+        server_tables.pending,
+    ):
+        read(store)
 
 
 def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:

@@ -458,13 +458,13 @@ def take(tx: Transaction, taken: Mapping[str, int]) -> None:
     tx.executemany("INSERT INTO spool VALUES (?, ?)", sorted(taken.items()))
 
 
-def read(store: Store) -> frozenset[Pair]:
+def read_known_bmcs(store: Store) -> frozenset[Pair]:
     """The pairs; what a ledger of 0.1.0 knew of machines is spelt as documents did."""
     with store.reading():
         return frozenset((origin_of(address), name) for address, name in store.rows("SELECT * FROM known_bmcs"))
 
 
-def write(tx: Transaction, pairs: Iterable[Pair]) -> None:
+def write_known_bmcs(tx: Transaction, pairs: Iterable[Pair]) -> None:
     """Replace them all."""
     tx.execute("DELETE FROM known_bmcs")
     tx.executemany("INSERT INTO known_bmcs VALUES (?, ?)", sorted(pairs))

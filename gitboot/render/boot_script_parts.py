@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from gitboot.resolve.server_plan import BootPlan
+if TYPE_CHECKING:
+    from gitboot.resolve.server_plan import BootPlan
 
 # Below \EFI without `.efi`, in the order in which they are tried; {cpu} is x64 or aa64. A distribution's shim comes
 # before its GRUB, for under Secure Boot firmware trusts only the former; what it refuses is passed over. The last is
@@ -26,6 +27,7 @@ EFI_LOADERS: Final = (
     "systemd/systemd-boot{cpu}",
     "BOOT/BOOT{cpu}",
 )
+WHO: Final = "?uuid=${uuid}&serial=${serial:uristring}"  # so that an endpoint can tell it from another machine
 # To UEFI, success means that something was booted: it stops at its menu. Only an error lets it go on (2.10, 3.1.2).
 IPXE: Final = """\
 iseq ${platform} efi && exit 1 ||

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gitboot.jsonio import canonical
 from gitboot.model.boot_image import UserDataFormat
@@ -13,12 +13,14 @@ from gitboot.model.scalars import Malformed, is_placeholder_serial, lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.quoting import ipxe_url
 from gitboot.render import paths
-from gitboot.render.ipxe import WHO
+from gitboot.render.boot_script_parts import WHO
 from gitboot.render.paths import BOOT, BUNDLED, ContentType, File, Kind, PathKind, Role
 from gitboot.render.user_data_files import told_by
 from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.resolve.server_plan import BootPlan
 from gitboot.resolve.user_data_formats import family
+
+if TYPE_CHECKING:
+    from gitboot.resolve.server_plan import BootPlan
 
 ALIASES: Final = "ops/aliases.json"
 FORMAT: Final = 1

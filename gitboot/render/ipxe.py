@@ -9,7 +9,7 @@ from gitboot.model.scalars import lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.quoting import ipxe_arguments, ipxe_text, ipxe_url
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.boot_script_parts import heading
+from gitboot.render.boot_script_parts import WHO, heading
 from gitboot.render.paths import ContentType, File, PathKind
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
@@ -149,7 +149,6 @@ _ANSWER_MS: Final = 8000  # without a byte of the answer
 
 _LOOKUPS: Final = 3
 _NICS: Final = 16
-WHO: Final = "?uuid=${uuid}&serial=${serial:uristring}"  # so that an endpoint can tell it from another machine
 
 
 def first_script(prefix: str = "") -> str:

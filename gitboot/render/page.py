@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-from gitboot.fleet.identities import Machine
 from gitboot.jsonio import canonical, format_instant
 from gitboot.render.paths import File
 from gitboot.render.plan_and_record_files import PAGE
 from gitboot.resolve.server_decision import Written
 from gitboot.resolve.server_plan import BootPlan, Cause
+
+if TYPE_CHECKING:
+    from gitboot.fleet.identities import Machine
 
 DATA: Final = f"{PAGE}data/"
 INDEX: Final = f"{PAGE}index.html"

@@ -6,15 +6,17 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars import lookup_uuids
 from gitboot.render import paths
 from gitboot.render.paths import ContentType, File
 from gitboot.resolve.server_decision import Decision, UserDataFiles
-from gitboot.resolve.server_plan import BootPlan
 from gitboot.resolve.user_data_formats import family, meta_data, volume
+
+if TYPE_CHECKING:
+    from gitboot.resolve.server_plan import BootPlan
 
 _SECTOR: Final = 2048
 _DESCRIPTORS: Final = 16  # the sectors before are for whoever boots from the disc, which nobody does

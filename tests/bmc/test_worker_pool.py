@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.redfish.transport import NO_SIGN, Sign
+from gitboot.bmc.credentials import NO_SIGN, Sign
 from gitboot.bmc.worker_pool import FIRST, Crew, Task
 
 PATIENCE_S = 300

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gitboot.bmc.redfish.transport import NO_SIGN, Sign
+from gitboot.bmc.credentials import NO_SIGN, Sign
 from gitboot.bmc.worker_pool import FIRST, LEAST, Pace
 
 LOST = Sign(is_lost=True)

@@ -514,15 +514,15 @@ def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Pa
     for name in ("validate", "run", "events", "status", "reconcile"):
         command(name)  # is imported while it can be read, as is what it imports when it runs
     for module in (
-        "instance.accept",
-        "bmc.pool",
+        "bmc.worker_pool",
+        "controller.acceptance",
+        "controller.loop",
+        "controller.operator_requests",
+        "controller.reconcile",
         "evaluator.client",
-        "ledger",
-        "instance.loop",
-        "instance.requests",
-        "publish.look",
-        "instance.reconcile",
-        "source",
+        "git.clone",
+        "ledger.open_ledger",
+        "publish.publisher",
     ):
         import_module(f"gitboot.{module}")
     (tmp_path / "closed").chmod(0)

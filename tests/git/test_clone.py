@@ -382,7 +382,7 @@ def test_packs_are_merged_and_nothing_is_lost(work: Work, state: Path, monkeypat
 @pytest.fixture
 def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 MiB are 1,000 bytes."""
-    for module in ("leftout", "tree"):
+    for module in ("repository", "snapshots"):
         monkeypatch.setattr(f"gitboot.git.{module}.MAX_FILE_BYTES", 1000)
 
 

@@ -507,8 +507,9 @@ import resource, sys
 from pathlib import Path
 import pygit2
 from gitboot.errors import InvalidRepository, SourceError
-from gitboot.fleet import Oversized, Revision
-from gitboot.git import Remote, Source
+from gitboot.fleet.revision import Oversized, Revision
+from gitboot.git.clone import Source
+from gitboot.git.remote import Remote
 from gitboot.git.repository import Stored, blaming
 from gitboot.git.snapshots import of_commit
 limit = 120 << 20

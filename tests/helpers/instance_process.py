@@ -213,7 +213,7 @@ def evaluators(parent: int) -> list[int]:
 
 def fetchers(parent: int) -> list[int]:
     """The processes that fetch for one."""
-    return _children(parent, "source")
+    return _children(parent, "git")
 
 
 def alive(process: int) -> bool:

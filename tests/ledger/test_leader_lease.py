@@ -104,7 +104,7 @@ class Time:
 @pytest.fixture
 def clock(path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Time:
     made = Time(postgres_server, schema_of(path))
-    for module in ("lease", "postgresql"):
+    for module in ("leader_lease", "postgresql"):
         monkeypatch.setattr(f"gitboot.ledger.{module}.now_s", made.now_s)
     return made
 

@@ -711,15 +711,15 @@ def test_a_copy_is_not_ended_by_what_wakes_an_instance(postgres_server: Postgres
 import os, signal
 from click.testing import CliRunner
 from gitboot.cli.main import cli
-from gitboot.ledger import moving
+from gitboot.ledger import move_ledger
 for each in (signal.SIGUSR1, signal.SIGHUP):  # nohup, or a test before this one, may have it ignored
     signal.signal(each, signal.SIG_DFL)
-finish = moving._finish
+finish = move_ledger._finish
 def wake(new):
     for each in (signal.SIGUSR1, signal.SIGHUP):
         os.kill(os.getpid(), each)
     finish(new)
-moving._finish = wake
+move_ledger._finish = wake
 print(CliRunner().invoke(cli, {["ledger", "copy", "--state", str(tmp_path), "--to", postgres_server.address().url]!r}))
 assert (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGHUP)) == (signal.SIG_DFL, signal.SIG_DFL)
 """

@@ -910,17 +910,19 @@ _CHILD = """
 import os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from gitboot.ledger import facts, overrides, records
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import open_ledger
-from gitboot.bmc.override_steps import OFF, OverrideRecord, Marks, State
-from gitboot.resolve.server_plan import Record
+from gitboot.bmc.override_state import OverrideRecord, State
+from gitboot.bmc.override_steps import OFF
+from gitboot.bmc.reboot_detection import Marks
+from gitboot.resolve.provisioning_record import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = open_ledger(Path(sys.argv[1]))
 set = OverrideRecord(reason="r", plan_digest="d", override=OFF, marks=Marks(), state=State.RECORDED, at=at)
 for write in (
-    lambda tx: facts.accept(tx, "c0ffee"),
-    lambda tx: records.write(tx, [(sys.argv[2], "web01", Record(provision=1))]),
-    lambda tx: overrides.write(tx, [(sys.argv[2], set)]),
+    lambda tx: instance_tables.accept(tx, "c0ffee"),
+    lambda tx: server_tables.write_records(tx, [(sys.argv[2], "web01", Record(provision=1))]),
+    lambda tx: server_tables.write_overrides(tx, [(sys.argv[2], set)]),
 ):
     with ledger.writing() as tx:
         write(tx)

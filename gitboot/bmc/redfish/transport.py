@@ -24,7 +24,7 @@ from sushy.connector import Connector
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.response import HTTPResponse as Urllib3Response
 
-from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.credentials import Credentials, Sign
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
 from gitboot.http_client import (
     LimitedConnection,
@@ -389,15 +389,6 @@ def is_conditional(if_match: str | None) -> bool:
     return if_match not in (ANY, None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sign:
-    """What one BMC tells of the way to it."""
-
-    waited_s: float | None = None  # until its last answer began; None: it gave none
-    is_lost: bool = False  # it gave none, and did the time before
-
-
-NO_SIGN: Final = Sign()
 SESSIONS: Final = "/redfish/v1/SessionService/Sessions"  # DSP0266 13.3.4.2: without a slash at its end, and to all
 _TOKEN: Final = "X-Auth-Token"  # noqa: S105 - the header's name
 _NOT_AGAIN_FOR_S: Final = 3600  # after a session could not be opened, or its token was not accepted

@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gitboot.bmc.credentials import pair_of
+from gitboot.bmc.credentials import NO_SIGN, Sign, pair_of
 from gitboot.bmc.identity import Described, Identified, Pinned, identify, known_at
 from gitboot.bmc.override_state import (
     AskOperator,
@@ -44,7 +44,6 @@ from gitboot.bmc.power_steps import (
     next_power,
     next_switch,
 )
-from gitboot.bmc.redfish.transport import NO_SIGN, Sign
 from gitboot.bmc.step_runner import look, method_of, would_send
 from gitboot.bmc.worker_pool import Connections, Crew, Task
 from gitboot.controller.bmcs.desired_state import PowerAsk, media_of, power_wanted, wanted_by

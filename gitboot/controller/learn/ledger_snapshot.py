@@ -424,7 +424,7 @@ def known(store: Store) -> Knowledge:
         overrides=server_tables.read_overrides(store),
         switches=server_tables.read_switches(store),
         pins=server_tables.read_pins(store),
-        known_pairs=server_tables.read(store),
+        known_pairs=server_tables.read_known_bmcs(store),
         pending=pending,
         noted=server_tables.last_noted(store),
         secret_fetches=server_tables.read_secret_fetches(store),
@@ -460,7 +460,7 @@ def _write(tx: Transaction, news: News) -> None:
     server_tables.write_pins(tx, news.pins.items())
     server_tables.write_secret_fetches(tx, news.secret_fetches)
     if news.known_pairs is not None:
-        server_tables.write(tx, news.known_pairs)
+        server_tables.write_known_bmcs(tx, news.known_pairs)
     server_tables.note(tx, news.pending)
     server_tables.judge(tx, news.verdicts)
     if news.taken is not None:
