@@ -11,7 +11,7 @@ import click
 import pytest
 from rich.cells import cell_len
 
-import gitboot.cli
+import gitboot.cli.commands
 from tests.helpers.fleets import document, image, policy, profile
 from tests.helpers.instance_with_bmcs import Rack, typed
 

@@ -422,7 +422,7 @@ def test_a_rewind_does_not_make_an_acknowledgement_count_again(
         work.git("reset", "--quiet", "--hard", first)
     limits = Limits(allow_rewind=True, max_reinstalls=99, max_update_percent=100)
     with in_process(work.path.parent, work.path, limits=limits, trust=trust) as parts:
-        turn(parts, 3)
+        settle(parts, 3)
         assert applied(parts) == first
     with instance(work, trust) as parts:
         work.git("reset", "--quiet", "--hard", signed)
@@ -522,7 +522,7 @@ def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
         work.git("reset", "--quiet", "--hard", first)
         limits = Limits(allow_rewind=True, max_reinstalls=99, max_update_percent=100)
         with in_process(folder, work.path, limits=limits, trust=trust) as parts:
-            turn(parts, 3)
+            settle(parts, 3)
             assert applied(parts) == first
     without_acknowledgements(folder)
     replayed = in_another_form(work, signed, NARROW)

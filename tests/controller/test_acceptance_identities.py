@@ -201,11 +201,11 @@ def test_finding_p2_no_path_looks_up_an_identity_that_many_machines_show(path: s
 # An earlier version, which accepted such a commit and published it.
 _EARLIER = """
 import sys
-from gitboot.controller import judging
+from gitboot.controller import commit_verdicts
 from gitboot.model.scalars import byte_orders
-from gitboot.render import grub, ipxe, peers, schedule, userdata
-judging.check_acceptable = lambda *_: None
-for module in (grub, ipxe, peers, schedule, userdata):
+from gitboot.render import emulated_apis, grub, ipxe, server_states, user_data_files
+commit_verdicts.check_acceptable = lambda *_: None
+for module in (emulated_apis, grub, ipxe, server_states, user_data_files):
     module.lookup_uuids = byte_orders
 from gitboot.cli.main import program
 program()

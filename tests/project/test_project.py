@@ -41,7 +41,7 @@ STRAY = {
     "upwards": ("errors.py", "import gitboot.fleet", "gitboot.errors -> gitboot.fleet"),
     "sushy outside bmc": ("status/instance_status.py", "import sushy", "gitboot.status.instance_status -> sushy"),
     "starlette outside endpoint": ("ledger/schema.py", "import starlette", "gitboot.ledger.schema -> starlette"),
-    "pygit2 for S3": ("publish/targets/s3.py", "import pygit2", "gitboot.publish.targets.s3 -> pygit2"),
+    "pygit2 for S3": ("publish/bucket.py", "import pygit2", "gitboot.publish.bucket -> pygit2"),
 }
 
 
