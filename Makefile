@@ -51,7 +51,7 @@ check: $(READY) ## all else that CI checks: style, types, architecture, dependen
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/deptry . --no-ansi
 	$(BIN)/vulture
-	$(BIN)/python -m gitboot.model.schema --check schemas
+	$(BIN)/python -m gitboot.review.formats.json --check schemas
 	$(BIN)/python scripts/reference.py --check
 	$(BIN)/gitboot validate example-repo
 
@@ -63,7 +63,7 @@ audit: $(READY) ## ask for known vulnerabilities of what gitboot stands on; need
 	$(BIN)/python scripts/audit.py
 
 reference: $(READY) ## write schemas/ and docs/reference/ anew, from the code
-	$(BIN)/python -m gitboot.model.schema schemas
+	$(BIN)/python -m gitboot.review.formats.json schemas
 	$(BIN)/python scripts/reference.py
 
 format: $(READY) ## format the code, and fix what ruff can fix

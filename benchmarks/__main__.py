@@ -16,16 +16,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from benchmarks.cost import median
+from benchmarks.cost import Cost, median
 from benchmarks.gitboot_version import Gitboot, find_gitboot
 from benchmarks.page import write_page
 from benchmarks.place import Place, disk, memory
 from benchmarks.row import CannotRun, Row
 from benchmarks.rows import ROWS
-from benchmarks.run import Result, Run, describe_machine, read_run, write_run
+from benchmarks.run import LARGEST, Result, Run, describe_machine, read_run, write_run
 
 SIZES: Final = (1000, 10_000, 100_000)
-LARGEST: Final = 100_000  # servers that one instance supports
 ROUNDS: Final = 5
 _RUN: Final = Path("build/benchmarks.json")
 
@@ -66,7 +65,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"default: all of {', '.join(names)}")
     parser.add_argument("--sizes", type=_sizes, default=SIZES, help="numbers of servers; default: 1000,10000,100000")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of which the page shows the median: %(default)s")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=ROUNDS,
+        help=f"of which the page shows the median: %(default)s; one round at {LARGEST:,} servers",
+    )
     parser.add_argument("--on", choices=("memory", "disk"), default="memory", help="where files are: %(default)s")
     parser.add_argument(
         "--python",
@@ -97,17 +101,18 @@ def _line(result: Result) -> str:
     head = f"{result.row:15} {result.version:8} {result.servers:>8,}"
     if not result.rounds:
         return f"{head}  {result.failure}"
-    cost = median(result.rounds)
+    beside = [f"{name}: {_words(median(costs))}" for name, costs in result.beside.items()]
+    return f"{head}  {'; '.join(filter(None, (_words(median(result.rounds)), *beside, result.note)))}"
+
+
+def _words(cost: Cost) -> str:
     memory_mib = " + ".join(f"{each:,.0f}" for each in cost.memory_mib)
-    floors = [(name, median(costs)) for name, costs in result.beside.items()]
-    beside = [f"{name}: {floor.cpu_s:.4g} s of CPU, {floor.wall_s:.4g} s" for name, floor in floors]
-    found = (
-        f"{cost.cpu_s:.4g} s of CPU, {cost.wall_s:.4g} s",
-        memory_mib and f"{memory_mib} MiB",
-        *beside,
-        result.note,
+    parts = (
+        f"{cost.cpu_s:.4g} s of CPU" if cost.cpu_s else "",
+        f"{cost.wall_s:.4g} s" if cost.wall_s else "",
+        f"{memory_mib} MiB" if memory_mib else "",
     )
-    return f"{head}  {'; '.join(filter(None, found))}"
+    return "; ".join(filter(None, parts))
 
 
 def measure(
@@ -133,7 +138,9 @@ def measure(
                 )
                 continue
             places = [
-                stack.enter_context(Place(folder / each.name, size, each, tools=scratch, rounds=rounds))
+                stack.enter_context(
+                    Place(folder / each.name, size, each, tools=scratch, rounds=rounds if size < LARGEST else 1)
+                )
                 for each in versions
             ]
             for row in chosen:

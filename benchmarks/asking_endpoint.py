@@ -1,4 +1,4 @@
-"""How long a boot script that asks the endpoint first waits, by loader: `python -m benchmarks.asking_endpoint`.
+"""The delay of a boot script that first asks the endpoint, by loader: `python -m benchmarks.asking_endpoint`.
 
 Each row is one boot in QEMU from a copy of a server in a maintenance window. The delay is the time between the requests
 of the boot script and of the kernel. Needs the programs of tests/boots/packages.txt.

@@ -1,4 +1,4 @@
-"""The cost of a process and of all that it starts: processor time, wall time, and the memory of each process."""
+"""The cost of a process and its descendants: processor time, wall time, and the memory of each process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-_LAST_BYTES: Final = 500  # of what a failed program printed
+_LAST_BYTES: Final = 500  # of the output of a failed program
 _SAMPLE_EVERY_S: Final = 0.02  # the memory of the processes of a command
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _NOT_BEGUN: Final = 8  # `gitboot run --once` exits with 8 before `gitboot records begin`
@@ -110,24 +110,29 @@ def _memory(sampled: Iterable[float], largest: float) -> tuple[float, ...]:
 
 
 def last_words(printed: bytes) -> str:
-    """Return the end of what a failed program printed."""
+    """Return the end of the output of a failed program."""
     return printed.decode(errors="replace").strip()[-_LAST_BYTES:] or "it printed nothing"
 
 
 def cost_so_far(pid: int) -> Cost:
-    """Return what a process and its descendants have cost since their start. The wall time is a clock reading."""
+    """Return the cost of a process and its descendants since their start. The wall time is a clock reading."""
     family = [pid, *_descendants(pid)]
     return Cost(cpu_s=sum(map(_cpu_s, family)), wall_s=time.perf_counter(), memory_mib=_sorted(map(_peak_mib, family)))
 
 
 def between(before: Cost, after: Cost) -> Cost:
-    """Return what was spent between two results of `cost_so_far`."""
+    """Return the difference of two results of `cost_so_far`."""
     return Cost(cpu_s=after.cpu_s - before.cpu_s, wall_s=after.wall_s - before.wall_s, memory_mib=after.memory_mib)
 
 
 def resident_mib(pid: int) -> tuple[float, ...]:
     """Return the memory that a process and each of its descendants have now, the largest first."""
     return _sorted(_status_mib(each, "VmRSS:") for each in (pid, *_descendants(pid)))
+
+
+def descriptors(pid: int) -> int:
+    """Return how many files a process and its descendants have open."""
+    return sum(len(os.listdir(f"/proc/{each}/fd")) for each in (pid, *_descendants(pid)))
 
 
 def _sorted(sizes_mib: Iterable[float]) -> tuple[float, ...]:

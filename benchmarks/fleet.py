@@ -39,7 +39,7 @@ spec:
     - {{name: ens3f1, mac: "40:a6:b8:{mac}", boot: false}}
 """
 
-# Of a serial number: digits alone may be a pattern that gitboot refuses as a placeholder.
+# A serial number of digits alone may look like a placeholder, which gitboot rejects.
 _AS_LETTERS: Final = str.maketrans("0123456789", "GQWRTZPLMX")
 
 _BMC: Final = """\
@@ -143,7 +143,7 @@ def _rack_path(number: int) -> str:
 
 
 def _policies() -> Iterator[tuple[str, str]]:
-    """Twenty; the pools take what a worker has, which takes what every node has."""
+    """Yield twenty policies. Pools inherit from the worker policy, which inherits from the policy of all nodes."""
     node = "  select: None\n  profile: worker\n  networkBoot: OnImageChange\n  vars: {kubernetes: 1.34.1}\n"
     yield _policy("node", node + '  kernelArguments: ["mitigations=auto,nosmt"]\n')
     yield _policy("worker", "  inherits: node\n" + _selects("worker") + _labelled("worker"))

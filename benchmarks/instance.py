@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.cost import Cost, between, cost_so_far, last_words, measure_command, resident_mib
+from benchmarks.cost import Cost, between, cost_so_far, descriptors, last_words, measure_command, resident_mib
 from benchmarks.fleet import Fleet
 from benchmarks.gitboot_version import Gitboot
 from benchmarks.repository import Repository
@@ -39,7 +39,7 @@ class Instance:
         self._options = (
             *("--out", str(self.output), "--state", str(self.state), "--poll", "3600"),
             *("--check-assets", "off"),  # the images of the fleet do not exist
-            *("--spool", str(folder / "spool")),  # without it, gitboot warns for each server that nothing proves a boot
+            *("--spool", str(folder / "spool")),  # without it, gitboot warns for each server that it cannot see fetches
             *gitboot.run_options(folder / "run.toml", settings),
             *options,
         )
@@ -51,7 +51,7 @@ class Instance:
         return self.gitboot.command("run", str(self._repository.path), *self._options, *options)
 
     def begin(self, records: str = "adopt") -> Cost:
-        """Publish the fleet into an empty OUTPUT, then record what is installed; return the cost of the former."""
+        """Publish the fleet into an empty OUTPUT and return the cost. Then record all servers as installed."""
         (first_pass,) = measure_command(self.command("--once"), rounds=1)
         begin = ("records", "begin", records, "--yes", "--state", str(self.state))
         measure_command(self.gitboot.command(*begin), rounds=1)
@@ -70,7 +70,7 @@ class Instance:
             self.end()
 
     def start(self, *options: str) -> None:
-        """Start the instance, and wait for nothing."""
+        """Start the instance without waiting for it."""
         (self.state / "status.json").unlink(missing_ok=True)
         with self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(self.command(*options), stderr=stderr)
@@ -88,12 +88,16 @@ class Instance:
         return self._process.pid
 
     def cost_so_far(self) -> Cost:
-        """Return what the instance has cost since its start."""
+        """Return the cost of the instance since its start."""
         return cost_so_far(self.pid)
 
     def resident_mib(self) -> tuple[float, ...]:
         """Return the memory of each of its processes now."""
         return resident_mib(self.pid)
+
+    def descriptors(self) -> int:
+        """Return how many files its processes have open."""
+        return descriptors(self.pid)
 
     def wait_until_standby(self) -> None:
         """Wait until the instance reports that another one is active."""
@@ -139,6 +143,11 @@ class Instance:
         commit: str | None = status["applied"]["commit"] if status["plannedAt"] is not None else None
         return commit
 
+    def commit(self, edit: Edit) -> None:
+        """Make one commit, and wait until it is published."""
+        self._commits += 1
+        self.wait_until_published(self._repository.commit(edit(self._fleet, self._commits)))
+
     def measure_commits(self, edit: Edit, rounds: int) -> list[Cost]:
         """Return the cost of each commit. The wall time is from the commit in the repository to the last file."""
         costs = []
@@ -152,7 +161,7 @@ class Instance:
             time.sleep(_QUIET_S)
             cost = between(before, self.cost_so_far())
             costs.append(Cost(cpu_s=cost.cpu_s, wall_s=took_s, memory_mib=cost.memory_mib))
-        return costs[1:]  # the first one does work that later ones find done
+        return costs[1:]  # the first commit does extra work once
 
 
 # Commits

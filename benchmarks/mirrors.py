@@ -1,9 +1,9 @@
-"""Copies of a published tree: what the first copy, a change of one server, and a verification cost.
+"""The cost of copies of a published tree: the first copy, a change of one server, a verification.
 
     python -m benchmarks.mirrors --sizes 1000,10000
 
-It prints the table of docs/mirrors.md. A real instance follows a real repository, and writes to real servers on this
-machine, whose requests, connections and bytes are counted. Everything lies in memory.
+The program prints the table of docs/mirrors.md. A real instance follows a real repository, and writes to real servers
+on this machine. The program counts their requests, connections and bytes. All files are in memory.
 """
 
 from __future__ import annotations
@@ -35,26 +35,25 @@ from benchmarks.gitboot_version import find_gitboot
 from benchmarks.instance import Instance, edit_one_server
 from benchmarks.repository import Repository
 from benchmarks.row import CannotRun
-from gitboot.publish.directory import Directory
-from gitboot.publish.list_keys import read_list_keys
 from gitboot.publish.list_root import make_list_keys
-from gitboot.publish.signed_list import RENEWED_BELOW
-from gitboot.publish.tree import read_manifest
-from gitboot.targets.mirror_units import PROGRAM
-from tests.buckets import KEY, Store
-from tests.credentials import give_credentials
-from tests.git_servers import HttpsServer, Relay, SshServer, free_port, listening
-from tests.mirrors import nginx
+from gitboot.publish.mirror_repair import PROGRAM
+from gitboot.publish.publisher import Directory
+from gitboot.publish.signed_list import RENEWED_BELOW, read_list_keys
+from gitboot.publish.tree_reader import read_manifest
+from tests.helpers.configuration import give_credentials
+from tests.helpers.file_servers import nginx
+from tests.helpers.git_servers import HttpsServer, Relay, SshServer, free_port, listening
+from tests.helpers.s3_server import KEY, Store
 
 _SIZES: Final = (1000, 10_000)
 _ROUNDS: Final = 3
 _TIMESTAMP: Final = "boot/signed/timestamp.json"  # the last file of each publication
 _LOOK_S: Final = 0.02
-_QUIET_S: Final = 1.0  # without another byte, after which a target has ended its step
+_QUIET_S: Final = 1.0  # a target has ended its step after so long without another byte
 
 
 class Traffic(NamedTuple):
-    """What was counted: requests, connections or files, and bytes."""
+    """A number of requests, connections or files, and their bytes."""
 
     number: int
     size_bytes: int
@@ -63,7 +62,7 @@ class Traffic(NamedTuple):
         return Traffic(self.number - before.number, self.size_bytes - before.size_bytes)
 
 
-UNTIMED: Final = Cost(cpu_s=0, wall_s=0)  # of what was counted alone
+UNTIMED: Final = Cost(cpu_s=0, wall_s=0)  # of figures that have only a count
 
 
 class Figures(NamedTuple):
@@ -78,16 +77,16 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """A target of an instance, and how it looks from outside."""
+    """A target of an instance, and functions that observe the copy."""
 
     target: str  # the value of --target
     unit: str  # what `mark` counts, in the singular
-    mark: Callable[[], Any]  # now
-    since: Callable[[Any], Traffic]  # a mark
-    timestamp: Callable[[], bytes | None]  # that the copy serves
+    mark: Callable[[], Any]  # returns the counts so far
+    since: Callable[[Any], Traffic]  # returns the traffic since a mark
+    timestamp: Callable[[], bytes | None]  # returns the timestamp file of the copy
 
 
-Way = Callable[[Path], AbstractContextManager[Copy]]  # of a folder for whatever it needs
+Way = Callable[[Path], AbstractContextManager[Copy]]  # makes a copy; its own files are in the folder
 
 
 # Ways out
@@ -233,7 +232,7 @@ Files = Mapping[str, tuple[int, int, int]]  # by path: inode, time of the last c
 
 
 def files_below(folder: Path) -> Files:
-    """Return what tells that a file was written anew, for each file."""
+    """Return values for each file that differ after the file is written."""
     found = {}
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -292,7 +291,7 @@ class Site:
 
 
 def target_figures(site: Site, name: str, way: Way) -> Iterator[Figures]:
-    """Yield what the first copy to a target costs, and a change of one server.
+    """Yield the costs of the first copy to a target and of a change of one server.
 
     The first copy is timed from the start of an instance whose tree is published, and a change from its commit.
     """
@@ -310,7 +309,7 @@ def target_figures(site: Site, name: str, way: Way) -> Iterator[Figures]:
         yield Figures(name, "first copy", copy.since(mark), copy.unit, first)
         instance.wait_until_idle()
         costs, traffic = list[Cost](), list[Traffic]()
-        for _ in range(site.rounds + 1):  # the first makes what the others find made
+        for _ in range(site.rounds + 1):  # the first round does extra work once
             mark, before = copy.mark(), instance.cost_so_far()
             began = time.perf_counter()
             instance.wait_until_published(site.commit())
@@ -342,7 +341,7 @@ def _median(traffic: Iterable[Traffic]) -> Traffic:
 
 
 def program_figures(site: Site, name: str) -> Iterator[Figures]:
-    """Yield what the program of a mirror costs, and which part of the signed list each change rewrites."""
+    """Yield the cost of the program of a mirror, and the part of the signed list that each change rewrites."""
     folder = site.own_folder("program")
     (mirror := folder / "mirror").mkdir()
     with ExitStack() as stack:
@@ -375,7 +374,7 @@ def program_figures(site: Site, name: str) -> Iterator[Figures]:
 
 
 def list_figures(site: Site) -> Iterator[Figures]:
-    """Yield the size of the signed list, and what its renewal rewrites."""
+    """Yield the size of the signed list, and the size of the part that a renewal rewrites."""
     yield Figures("signed list", "all", written(site.boot / "signed", {}), "file", UNTIMED)
     manifest = read_manifest(site.output)
     assert manifest is not None
@@ -391,7 +390,7 @@ def list_figures(site: Site) -> Iterator[Figures]:
 
 
 def verification_figures(site: Site) -> Iterator[Figures]:
-    """Yield what `gitboot verify-mirror` costs: of a folder, and of nginx that serves it."""
+    """Yield the cost of `gitboot verify-mirror`, for a folder and for nginx that serves the folder."""
     folder = site.own_folder("verified")
     copy = folder / "copy"
     subprocess.run(["cp", "-a", site.boot, copy], check=True)

@@ -10,7 +10,7 @@ from typing import Final
 from benchmarks.cost import Cost, median
 from benchmarks.plot import COLOURS, Line, draw
 from benchmarks.rows import ROWS
-from benchmarks.run import Result, Run
+from benchmarks.run import LARGEST, Result, Run
 
 _DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 _SHOWN_PROCESSES: Final = 3
@@ -47,7 +47,15 @@ def _times(factor: float) -> str:
 
 def _memory(result: Result) -> str:
     """Return the memory of each process."""
-    sizes_mib = median(result.rounds).memory_mib
+    return _sizes(result.rounds)
+
+
+def _memory_beside(result: Result) -> str:
+    return _sizes(_first_beside(result))
+
+
+def _sizes(costs: Sequence[Cost]) -> str:
+    sizes_mib = median(costs).memory_mib
     if not sizes_mib:
         return ""
     each = " + ".join(f"{size:,.0f}" for size in sizes_mib[:_SHOWN_PROCESSES])
@@ -65,7 +73,7 @@ def _largest_per_server(result: Result) -> str:
 
 
 def _beside(result: Result) -> str:
-    """Return the processor time of what is compared, and how many times as much gitboot takes."""
+    """Return the processor time of the other program, and how many times as much gitboot takes."""
     cpu_s = median(result.rounds).cpu_s
     floors_s = [median(costs).cpu_s for costs in result.beside.values()]
     return "; ".join(f"{_seconds(each)} ({_times(cpu_s / each)})" if each else "0" for each in floors_s)
@@ -96,7 +104,7 @@ class _Section:
     other: _Column  # of each other version
     plotted: Callable[[Result], float] | None = None
     y_title: str = ""
-    floors: bool = False  # whether the plot has what is compared
+    floors: bool = False  # whether the plot has lines of the other programs
 
 
 def _cpu(result: Result) -> float:
@@ -133,9 +141,9 @@ SECTIONS: Final = (
         title="Start",
         text=(
             "The first pass and a restart end when everything is published. A take-over ends when the standby serves "
-            "boot scripts of servers all over the fleet. Its wall time includes the lease."
+            "boot scripts of servers all over the fleet. Its wall time includes the lease, unless OUTPUT is empty."
         ),
-        rows=("first-pass", "restart", "take-over"),
+        rows=("first-pass", "restart", "take-over", "take-over-empty"),
         columns=(*_COSTS[:3], ("a server", _memory_per_server), *_COSTS[3:]),
         other=("CPU, wall", lambda result: f"{_seconds(_cpu(result))}, {_seconds(_wall(result))}"),
         plotted=_cpu,
@@ -148,6 +156,13 @@ SECTIONS: Final = (
         rows=("memory",),
         columns=(("memory", _memory), ("a server", _memory_per_server), ("largest, a server", _largest_per_server)),
         other=("largest, a server", _largest_per_server),
+    ),
+    _Section(
+        title="Memory after many commits",
+        text="Each commit changes one server. The instance rests before and after.",
+        rows=("many-commits",),
+        columns=(("before", _memory_beside), ("after", _memory), ("", lambda result: result.note)),
+        other=("after", _memory),
     ),
     _Section(
         title="Commands",
@@ -249,7 +264,7 @@ have Ignition, a tenth have autoinstall, and a fifth have cloud-init. Each serve
 **The floors** (`benchmarks/floors/`) are C programs that do only the work that cannot be left out.
 
 [Copies of the tree](mirrors.md#what-copies-cost) and the [modules that three flows
-call](architecture.md#what-three-flows-call) are measured by programs of their own.
+call](../CONTRIBUTING.md#flows) are measured by programs of their own.
 """
 
 
@@ -266,7 +281,7 @@ def _introduction(run: Run) -> Iterator[str]:
     yield (
         f"One run of `make bench` measured all figures of this page, on {run.date}, on one machine: {run.machine}. "
         f"Files were {'in memory' if run.files == 'memory' else 'on a new ext4'}. "
-        f"Each figure is the median of {run.rounds} rounds.\n"
+        f"Each figure is the median of {run.rounds} rounds, at {LARGEST:,} servers of one.\n"
     )
     yield (
         f"gitboot is commit {now['commit']}, with Python {now['python']}."
@@ -315,7 +330,7 @@ def _of_other(run: Run, section: _Section, result: Result, version: str) -> str:
 
 
 def _legend(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the names of what is beside the rows."""
+    """Yield the names of the programs in the column "beside it"."""
     titles: dict[str, dict[str, None]] = {}  # by names, in the order of the rows
     for result in results:
         if result.beside:

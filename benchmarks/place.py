@@ -20,7 +20,7 @@ from benchmarks.row import CannotRun
 
 
 class Place:
-    """A folder for one gitboot and a fleet of ``servers``. Rows share what they need; it is made at first use."""
+    """A folder for one gitboot and a fleet of ``servers``. Rows share its files, which are made at first use."""
 
     def __init__(self, folder: Path, servers: int, gitboot: Gitboot, *, tools: Path, rounds: int) -> None:
         self.folder, self.servers, self.gitboot, self.tools, self.rounds = folder, servers, gitboot, tools, rounds

@@ -30,7 +30,7 @@ class Line:
 
     name: str
     points: Sequence[tuple[float, float]]
-    colour: str | None = None  # None: a dashed grey line, for what is compared
+    colour: str | None = None  # None: a dashed grey line, for another program
     is_dashed: bool = False
 
 

@@ -20,7 +20,7 @@ class Repository:
         subprocess.run(["git", "init", "--quiet", "--bare", "--initial-branch=main", str(path)], check=True)
 
     def commit(self, files: Iterable[tuple[str, bytes | None]]) -> str:
-        """Commit these files on what there is; None takes one away. Its name is returned."""
+        """Commit changes of these files, and return the name of the commit. None deletes a file."""
         command = ["git", "-C", str(self.path), "fast-import", "--quiet", "--done"]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
             assert process.stdin is not None

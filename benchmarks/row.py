@@ -21,7 +21,7 @@ class Figure:
     """What one row measured, round by round."""
 
     rounds: Sequence[Cost]
-    beside: Mapping[str, Sequence[Cost]] = field(default_factory=dict)  # what it is compared with, by name
+    beside: Mapping[str, Sequence[Cost]] = field(default_factory=dict)  # of other programs for the same work, by name
     note: str = ""
 
 

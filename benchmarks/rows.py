@@ -49,7 +49,7 @@ def _measure_first_pass(place: Place) -> Figure:
 
 
 class _Made(NamedTuple):
-    """What is below a folder."""
+    """The files and folders below a folder."""
 
     files: int  # a file with several names counts once
     folders: int
@@ -135,10 +135,28 @@ def _replace_files(place: Place, files: int) -> list[Cost]:
 
 
 def _measure_memory(place: Place) -> Figure:
-    """The instance rests after commits."""
+    """The memory of an instance that has no work after commits."""
     place.instance.measure_commits(edit_readme, 1)
     place.instance.wait_until_idle()
     return Figure(rounds=[Cost(cpu_s=0, wall_s=0, memory_mib=place.instance.resident_mib())])
+
+
+_COMMITS: Final = 1000
+
+
+def _measure_many_commits(place: Place) -> Figure:
+    """Compare the memory after a hundred commits, each of one server, with that after a thousand more."""
+    instance = place.instance
+    found = []
+    for commits in (_COMMITS // 10, _COMMITS):
+        for _ in range(commits):
+            instance.commit(edit_one_server)
+        instance.wait_until_idle()
+        cost = Cost(cpu_s=0, wall_s=0, memory_mib=instance.resident_mib())
+        found.append((cost, instance.descriptors()))
+    (before, open_before), (after, open_after) = found
+    note = f"{open_before} files are open before, {open_after} after"
+    return Figure(rounds=[after], beside={f"before these {_COMMITS:,} commits": [before]}, note=note)
 
 
 # Commands
@@ -210,6 +228,11 @@ ROWS: Final = (
     Row(name="first-pass", title="The first pass into an empty OUTPUT", measure=_measure_first_pass),
     Row(name="restart", title="A restart, nothing changed", measure=_measure_restart),
     Row(name="take-over", title="A standby takes over", measure=take_over.measure),
+    Row(
+        name="take-over-empty",
+        title="A standby takes over, full cache and empty OUTPUT",
+        measure=take_over.measure_empty,
+    ),
     Row(name="readme", title="A commit changes a README", measure=_measure_readme),
     Row(name="one-server", title="A commit changes one server", measure=_measure_one_server),
     Row(
@@ -219,6 +242,12 @@ ROWS: Final = (
         smallest=1000,
     ),
     Row(name="memory", title="An instance at rest", measure=_measure_memory),
+    Row(
+        name="many-commits",
+        title=f"An instance after {_COMMITS:,} commits",
+        measure=_measure_many_commits,
+        sizes=(1000,),
+    ),
     Row(name="validate", title="`gitboot validate`, no cache", measure=_measure_validate),
     Row(name="validate-again", title="`gitboot validate`, again", measure=_measure_validate_again),
     Row(name="diff", title="`gitboot diff`, one server changed", measure=_measure_diff),

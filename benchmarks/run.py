@@ -14,12 +14,13 @@ from benchmarks.cost import Cost
 from benchmarks.gitboot_version import Gitboot
 from benchmarks.row import Figure, Row
 
+LARGEST: Final = 100_000  # servers that one instance supports
 _FORMAT: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """A row, of one version and one number of servers. It has rounds, or says why it could not be measured."""
+    """A row of one version and one number of servers. It has rounds, or the reason why it could not be measured."""
 
     row: str
     version: str
@@ -87,7 +88,7 @@ def write_run(path: Path, run: Run) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Read what `write_run` has written. Raises ValueError if the file has another format."""
+    """Read a file of `write_run`. Raises ValueError if the file has another format."""
     document = json.loads(path.read_text())
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise ValueError(f"{path} is not a run of this version of the benchmarks. Measure again: make bench")

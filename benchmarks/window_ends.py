@@ -1,4 +1,4 @@
-"""How late a maintenance window ends at each kind of copy: `python -m benchmarks.window_ends`.
+"""The delay of the end of a maintenance window at each kind of copy: `python -m benchmarks.window_ends`.
 
 Each run starts an instance with copies of its OUTPUT, opens a window of some seconds, and fetches the boot script of a
 server from every copy until the script no longer boots the maintenance. `dead` kills the instance inside the window.
@@ -24,23 +24,21 @@ from typing import Final
 
 import pygit2
 
-import gitboot.mirror_program
 from gitboot.publish.list_root import make_list_keys
-from tests import plain
-from tests.buckets import KEY, s3_server
-from tests.caches import CACHES
-from tests.configured import configured
-from tests.credentials import give_credentials
-from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server
-from tests.git_servers import SshServer, free_port, listening
-from tests.git_servers import program as program_of
-from tests.instance import Repository, eventually, git, running
-from tests.mirrors import caddy, nginx
-from tests.serving import LOADER
+from gitboot.publish.mirror_repair import join_program
+from tests.helpers import httpx_client
+from tests.helpers.configuration import configured, give_credentials
+from tests.helpers.file_servers import CACHES, caddy, nginx
+from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server
+from tests.helpers.git_servers import SshServer, free_port, listening
+from tests.helpers.git_servers import program as program_of
+from tests.helpers.instance_process import Repository, eventually, git, running
+from tests.helpers.s3_server import KEY, s3_server
+from tests.helpers.served_tree import LOADER
 
 ENTRY: Final = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 WINDOW, ALONE = "memtest-7", "live-1"  # the images of the maintenance and of the policy
-TIMER_S: Final = 30  # gitboot/targets/mirror_units.py: OnUnitInactiveSec
+TIMER_S: Final = 30  # gitboot/publish/mirror_repair.py: OnUnitInactiveSec
 
 Fetch = Callable[[], str]
 
@@ -64,11 +62,11 @@ def main() -> int:
 
 
 class _Measured(Exception):
-    """The end of an instance that is not told to end."""
+    """Raised to end an instance without a signal."""
 
 
 def measure(folder: Path, asks: bool, lives: bool, opens_s: int, watch_s: int) -> dict[str, float | None]:
-    """Return how many seconds after its end a window is over at each copy; None: not while it was watched."""
+    """Return how many seconds after its end a window is over at each copy. None: it was not over in time."""
     found: dict[str, float | None] = {}
     with ExitStack() as stack, suppress(_Measured):
         site = Copies(folder, stack)
@@ -168,7 +166,8 @@ class Copies:
     @contextmanager
     def _mirror_program(self) -> Iterator[None]:
         """Run the program of a mirror as its timer does: again 30 s after the last run has ended."""
-        command = [sys.executable, "-I", gitboot.mirror_program.__file__, "--from", f"{self._daemon}/output"]
+        program = self._folder / "program/gitboot-mirror.py"
+        command = [sys.executable, "-I", str(program), "--from", f"{self._daemon}/output"]
         command += ["--to", f"{self._folder}/program/boot", "--key", f"{self._folder}/keys/root.pub"]
         command += ["--state", f"{self._folder}/program/state"]
         over = threading.Event()
@@ -179,6 +178,7 @@ class Copies:
                 over.wait(TIMER_S)
 
         (self._folder / "program/boot").mkdir()
+        program.write_bytes(join_program())
         thread = threading.Thread(target=repeat)
         thread.start()
         try:
@@ -224,15 +224,15 @@ _NAMES: Final = {
 
 
 def _of_web(base: str) -> Fetch:
-    return lambda: plain.get(f"{base}{ENTRY}", headers=LOADER).text
+    return lambda: httpx_client.get(f"{base}{ENTRY}", headers=LOADER).text
 
 
 def _asking(fetch: Fetch, endpoint: str) -> Fetch:
-    """Return what boots from a copy: what the endpoint answers if the script of the copy asks."""
+    """Return a function that fetches a script from a copy, or from the endpoint if the copy's script asks there."""
 
     def asked() -> str:
         script = fetch()
-        return plain.get(f"{endpoint}{ENTRY}", headers=LOADER).text if f"{endpoint}{ENTRY}" in script else script
+        return httpx_client.get(f"{endpoint}{ENTRY}", headers=LOADER).text if f"{endpoint}{ENTRY}" in script else script
 
     return asked
 

@@ -7,6 +7,6 @@ import sys
 if not sys.flags.safe_path and sys.path[0] == os.getcwd():
     del sys.path[0]
 
-from gitboot.cli import program
+from gitboot.cli.main import program
 
 program()

@@ -1,4 +1,4 @@
-"""One SQLite file of results that gitboot can compute again; you can delete or damage the file at any time."""
+"""A cache of results in one SQLite file, which you can delete or damage at any time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from typing import Final, Self, TypeVar
 T = TypeVar("T")
 Warn = Callable[[str], None]
 
-MAX_BYTES: Final = 2**30  # of the file; then the entries go that nobody has used for longest
+MAX_BYTES: Final = 2**30  # of the file; beyond this, the least recently used entries are deleted
 MAX_VALUE_BYTES: Final = 2**26  # of one value, so that a damaged length cannot take all memory
 
-_BUSY_MS: Final = 200  # what another command may keep us waiting; the results are not worth more
-_FRESH: Final = 8  # insertions after which an entry that is read counts as used again: a read rarely writes
+_BUSY_MS: Final = 200  # to wait for a lock; computing the results again is cheaper than a longer wait
+_FRESH: Final = 8  # a read stores the use of an entry only after so many insertions, so that reads rarely write
 _BATCH: Final = 500
 _OVERHEAD_BYTES: Final = 100  # of an entry, beside its value
 
@@ -33,7 +33,7 @@ _SCHEMA: Final = (
 )
 _PRAGMAS: Final = (
     "mmap_size = 0",  # a file that is truncated while it is mapped kills by SIGBUS
-    "synchronous = OFF",  # a power failure damages the file, and gitboot makes the file anew
+    "synchronous = OFF",  # a power failure may damage the file; then gitboot replaces it
     "trusted_schema = OFF",
     "cell_size_check = ON",
     "temp_store = MEMORY",
@@ -42,28 +42,28 @@ _PRAGMAS: Final = (
 _ROLLBACK_JOURNAL: Final = b"\1\1"  # https://sqlite.org/fileformat2.html, 1.3.3; 2 is WAL, whose -shm is mapped
 _JOURNAL_AT: Final = 18
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-_REFUSED: Final = _BUSY | {  # by the system; everything else that SQLite reports is damage
+_REFUSED: Final = _BUSY | {  # errors of the system; all other errors of SQLite mean that the file is damaged
     *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL),
     *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_NOLFS),
 }
 
 
 class DiskCache:
-    """Values by kind and key. An entry that is missing, damaged or of another gitboot is a miss.
+    """Values by kind and key. A missing or damaged entry, or one of another version of gitboot, is a miss.
 
-    Methods never raise because of the file: if the file cannot be used, each lookup is a miss, and ``warn`` gets the
+    Methods never raise because of the file. If the file cannot be used, each lookup is a miss, and ``warn`` gets the
     reason once. Each call is one transaction. Several threads may use one object, and several processes one file. In
-    one process, use one object for a file: closing a file gives up the locks of the whole process (fcntl(2)).
+    one process, use one object for a file, because closing a file releases the locks of the whole process (fcntl(2)).
     """
 
     def __init__(self, path: Path | None, warn: Warn, *, max_bytes: int = MAX_BYTES, writes: bool = True) -> None:
-        """Use the file at ``path``, which gitboot makes if it is missing. None: each lookup is a miss.
+        """Use the file at ``path``, and create it if it is missing. None: each lookup is a miss.
 
-        Without ``writes``, nothing changes the file or its folder: insertions are ignored.
+        Without ``writes``, ignore insertions and deletions, and do not change the file or its folder.
         """
         self.max_bytes = max_bytes
         self._path, self._warn, self._writes = path, warn, writes
-        self._program = this_program() if path is not None else b""  # now: an upgrade may replace the sources later
+        self._program = this_program() if path is not None else b""  # early, because an upgrade may replace the sources
         self._connection: sqlite3.Connection | None = None
         self._fd = -1  # of the same file
         self._warnings: set[str] = set()
@@ -103,15 +103,15 @@ class DiskCache:
         return {wanted[entry]: value for entry, value in values.items()}
 
     def find_keys(self, kind: str, keys: Iterable[bytes]) -> frozenset[bytes]:
-        """Return the keys for which the cache has entries. An entry may turn out to be damaged when it is read."""
+        """Return the keys for which the cache has entries. Their values are not checked for damage."""
         wanted = {self._entry_id(kind, key): key for key in keys}
         found = self._transact(partial(_find, ids=sorted(wanted)), "BEGIN") or ()
         return frozenset(wanted[entry] for entry in found if entry in wanted)
 
     def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
-        """Store values that the cache does not have yet. A value that it has stays as it is.
+        """Store values for keys that are not in the cache yet. Never replace a value.
 
-        Of more than half of the cache's size, the rest is left out.
+        Values beyond half of the cache's size are ignored.
         """
         if not self._writes:
             return
@@ -137,7 +137,7 @@ class DiskCache:
         return blake2b(key, digest_size=32, key=self._program, person=kind.encode()).digest()
 
     def _transact(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T | None:
-        """Return the result of work in one transaction. None: the file cannot be used now."""
+        """Run ``work`` in one transaction and return its result. None: the file cannot be used now."""
         with self._lock:
             for _ in range(2):  # the second time with a new file
                 try:
@@ -150,12 +150,12 @@ class DiskCache:
                 except sqlite3.Error as error:
                     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
                     if code in _BUSY:
-                        self._set_busy_ms(0)  # until the other process is done, or stopped for good
+                        self._set_busy_ms(0)  # do not wait again until a transaction succeeds
                         return None
                     if code in _REFUSED:
                         self._say("is not used", error)
                         return None
-                    if not self._writes:  # another process has the file, and makes it anew
+                    if not self._writes:  # the process that writes the file replaces it
                         self.close()
                         return None
                     self._say("is made anew", error)
@@ -187,7 +187,7 @@ class DiskCache:
         if self._path.is_symlink():
             raise OSError(errno.ELOOP, "it is a symlink; remove it")
         flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        for _ in range(2):  # the second time after a file that is no good is gone
+        for _ in range(2):  # the second time after an unusable file was removed
             self._fd = os.open(self._path, flags, 0o600)
             if (fault := self._fault(self._path)) is None:
                 self._connection = _connect(self._path, self._busy_ms)
@@ -197,7 +197,7 @@ class DiskCache:
         raise OSError(errno.EPERM, "gitboot cannot replace it")
 
     def _read_only_connection(self, path: Path) -> sqlite3.Connection | None:
-        """Return a connection to the file if there is one that counts. Raises OSError, `sqlite3.Error`."""
+        """Return a connection to the file if it exists and is usable. Raises OSError, `sqlite3.Error`."""
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -209,7 +209,7 @@ class DiskCache:
         return None
 
     def _fault(self, path: Path) -> str | None:
-        """Return why the open file must not be used any more. Raises OSError if it must not be replaced either."""
+        """Return why the open file is unusable, or None. Raises OSError if gitboot must not replace the file either."""
         try:
             folder, there, here = path.parent.stat(), path.lstat(), os.fstat(self._fd)
             journal = os.pread(self._fd, 2, _JOURNAL_AT) if stat.S_ISREG(here.st_mode) else b""
@@ -223,7 +223,7 @@ class DiskCache:
             return "another file is in its place"
         if here.st_uid != os.geteuid() or here.st_mode & 0o077:
             return "it belongs to another user, or other users may read or write it"
-        if journal not in (b"", _ROLLBACK_JOURNAL) or os.path.lexists(f"{path}-wal"):  # either is enough for SQLite
+        if journal not in (b"", _ROLLBACK_JOURNAL) or os.path.lexists(f"{path}-wal"):  # with either, SQLite uses WAL
             return "it has a write-ahead log"
         return "it is too large" if here.st_size > 2 * self.max_bytes else None
 
@@ -256,13 +256,13 @@ def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connec
     uri = f"{path.absolute().as_uri()}?mode={'rw' if writes else 'ro'}"
     connection = sqlite3.connect(uri, busy_ms / 1000, isolation_level=None, check_same_thread=False, uri=True)
     try:
-        connection.text_factory = bytes  # a value of another type is damage, and no reason to decode it
+        connection.text_factory = bytes  # text in the file is damage, so it is not decoded
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES + 2**16)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
         if writes and not _statements(connection):
             connection.execute("BEGIN IMMEDIATE")
-            if not _statements(connection):  # still, now that no other process makes them
+            if not _statements(connection):  # no other process has created the tables meanwhile
                 for statement in _SCHEMA:
                     connection.execute(statement)
             connection.execute("COMMIT")
@@ -275,12 +275,12 @@ def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connec
 
 
 def _statements(connection: sqlite3.Connection) -> list[object]:
-    """Return what the schema is made of."""
+    """Return the SQL statements of the schema."""
     return [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY rowid")]
 
 
 def _newest(connection: sqlite3.Connection) -> int:
-    """Return the number of the last insertion, which is the clock by which entries age."""
+    """Return the number of the last insertion. Ages of entries are counted in insertions."""
     (found,) = connection.execute("SELECT coalesce(max(used), 0) FROM entry").fetchone()
     if not isinstance(found, int) or found >= 2**62:
         raise sqlite3.DatabaseError("it has an entry from the future")
@@ -288,7 +288,7 @@ def _newest(connection: sqlite3.Connection) -> int:
 
 
 def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes, bytes], list[bytes], list[bytes], int]:
-    """Return values, ids of damaged entries, ids of entries whose use is to be noted, and the newest use."""
+    """Return values, ids of damaged entries, ids of entries whose use should be stored, and the newest use."""
     values: dict[bytes, bytes] = {}
     damaged, stale = [], []
     newest = _newest(connection)
@@ -351,10 +351,10 @@ _LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pydantic", "pydantic_co
 
 @cache
 def this_program() -> bytes:
-    """Return a digest of gitboot's own files, of Python's version and of the versions of the libraries beside it.
+    """Return a digest of gitboot's own files, of Python's version and of the versions of installed libraries.
 
-    The digest differs for two checkouts of one version of gitboot if a file differs. Call it early: after an upgrade
-    it would describe the new files, while the process still runs the old ones.
+    Two checkouts of one version have different digests if a file differs. Call this early. After an upgrade, it would
+    return the digest of the new files, while the process still runs the old ones.
     """
     program = sha256(repr(sys.version).encode())
     top = os.path.dirname(__file__)
@@ -370,7 +370,7 @@ def this_program() -> bytes:
 
 
 def _installed_beside(libraries: Iterable[str]) -> set[str]:
-    """Return the names of all distributions in the folders of these libraries, which end in a version."""
+    """Return the names of all distributions in the folders of these libraries. The names include the versions."""
     specs = filter(None, map(find_spec, libraries))
     folders = {Path(spec.origin).parent.parent for spec in specs if spec.origin is not None}
     return {name for folder in folders for name in os.listdir(folder) if name.endswith(("-info", ".egg"))}

@@ -44,8 +44,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from gitboot.problems.dated import DatedProblem, holding
-from gitboot.problems.problem import Problem
+from gitboot.problems import DatedProblem, Problem, holding
 
 
 class GitbootError(Exception):

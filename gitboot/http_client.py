@@ -1,7 +1,7 @@
 """HTTP requests with a deadline for the whole request, limits for its size, and a rule for credentials.
 
 Every HTTP request that gitboot makes itself goes through `HttpClient`. Redfish goes through sushy, whose connections
-obey the same `RequestLimits` (`gitboot.bmc.transport`). Other libraries: docs/adr/0067-one-http-client.md.
+obey the same `RequestLimits` (`gitboot.bmc.redfish.transport`). Other libraries: docs/adr/0067-one-http-client.md.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Text from outside, made safe to print: control and invisible characters, and commands of CI systems, are escaped.
-
-Text comes from outside if a machine, a BMC, a commit, a forge, a registry, a vendor or the ledger supplied any part of
-the text. The escapes are those of JSON, such as ``\\u001b``, so JSON that is printed stays valid and keeps its meaning.
-"""
+"""Text: counts, near names and escaped control characters."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 # Printable for Python, but without a glyph of their own: Unicode 15, Default_Ignorable_Code_Point. A .NET comparison,
@@ -17,14 +14,12 @@ _INVISIBLE: Final = re.compile(
 )
 # U+FE0F after a symbol only chooses the coloured glyph of that symbol.
 _GLYPH_CHOICE: Final = re.compile("[\u2000-\u33ff\U0001f000-\U0001faff]\ufe0f")
-
 # GitHub's runner reads ``::error::`` at the start of a line after any white space, and ``##[error]`` anywhere in a line
 # (actions/runner, src/Runner.Common/ActionCommand.cs, TryParseV2 and TryParse). Azure Pipelines reads ``##vso[``
 # anywhere (microsoft/azure-pipelines-agent, Command.TryParse), and TeamCity ``##teamcity[`` (TeamCity, "Service
 # Messages"). The commands of GitLab and Buildkite contain control characters.
 _COMMAND_ANYWHERE: Final = re.compile(r"#(?=#(?:vso|teamcity)?\[)", re.IGNORECASE)
 _COMMAND_AT_START: Final = re.compile(r"^([ \t]*):(?=:)", re.MULTILINE)
-
 _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -71,3 +66,45 @@ def _escape(char: str) -> str:
     """Return a character as JSON writes the character in ASCII: two escapes above U+FFFF."""
     units = char.encode("utf-16-be", "surrogatepass")
     return _SHORT.get(char) or "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+_LONGEST_WORD: Final = 300  # characters that are compared: a file's path is one, a page of text is none
+
+
+def count(number: int, noun: str) -> str:
+    """A count and its noun, in the plural unless it is one: 1 server, 2,000 servers."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def more(number: int, noun: str = "") -> str:
+    """What is left out: and 3 more, and 1 more server; nothing where all is shown."""
+    if number <= 0:
+        return ""
+    return f"and {number:,} more" + (f" {noun}{'' if number == 1 else 's'}" if noun else "")
+
+
+def in_one_line(error: BaseException) -> str:
+    """What an error says, or is called where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first ``most`` names, and how many more there are: a, b and 3 more."""
+    return " ".join(filter(None, (", ".join(names[:most]), more(len(names) - most))))
+
+
+def near(found: object, known: Iterable[str]) -> str | None:
+    """The known word that ``found`` is most like, whatever their case; None where none is like it."""
+    if len(text := str(found)) > _LONGEST_WORD:
+        return None
+    from difflib import get_close_matches  # wanted by errors only
+
+    words = {word.lower(): word for word in sorted(known)}
+    close = get_close_matches(text.lower(), words, n=1)
+    return words[close[0]] if close else None
+
+
+def did_you_mean(found: object, known: Iterable[str], otherwise: str = "") -> str:
+    """ "did you mean …?" with the known word that is most like ``found``, or ``otherwise``."""
+    word = near(found, known)
+    return f"did you mean {word}?" if word is not None else otherwise

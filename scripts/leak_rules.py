@@ -1,4 +1,4 @@
-"""Write gitboot/resolve/tokens.py anew: what tokens of others look like, by the rules of betterleaks.
+"""Write gitboot/resolve/betterleaks_patterns.py anew: what tokens of others look like, by the rules of betterleaks.
 
     pip install kingfisher-secret-scanner && python scripts/leak_rules.py
 
@@ -14,7 +14,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-OUTPUT = Path(__file__).parent.parent / "gitboot" / "resolve" / "tokens.py"
+OUTPUT = Path(__file__).parent.parent / "gitboot" / "resolve" / "betterleaks_patterns.py"
 
 # The rule -> what it finds, and words one of which stands in whatever it finds, in lower case.
 WANTED: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -117,8 +117,11 @@ def _line(name: str, pattern: str) -> str:
         pattern = r"(?<![\w~.])[\w~.]{3}\dQ~[\w~.-]{31,34}(?![\w~.-])"
     if name == "slack-webhook-url":
         pattern = pattern.replace("hooks.slack.com", r"hooks\.slack\.com")
+    # Long lines of base64 have the words of both, and what begins with a letter is sought faster than a boundary.
     if name == "twilio-api-key":
-        pattern = rf"\b{pattern}\b"
+        pattern = rf"{pattern[:2]}(?<!\w{pattern[:2]}){pattern[2:]}\b"
+    if name == "aws-access-token":
+        pattern = r"A(?<!\wA)(?:3T[A-Z0-9]|KIA|SIA|BIA|CCA)[A-Z2-7]{16}\b"
     if name == "hashicorp-tf-api-token":
         pattern = r"(?i:\b[a-z0-9]{14})\.atlasv1\.(?i:[a-z0-9\-_=]{60,70})"
     re.compile(pattern)

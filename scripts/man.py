@@ -9,7 +9,7 @@ import click
 from click_man.core import write_man_pages
 
 from gitboot import __version__
-from gitboot.cli import cli
+from gitboot.cli.main import cli
 
 
 def main(out: Path) -> None:

@@ -13,14 +13,13 @@ from typing import Any
 
 import click
 
-from gitboot.bmc.quirks import QUIRKS
-from gitboot.cli import cli
-from gitboot.cli.configuration import Setting, key_of, keys_of, variables_of
-from gitboot.cli.exit import Exit
-from gitboot.cli.init import CI, seed
-from gitboot.model.schema import KINDS, schema, schema_fields
-from gitboot.problems.codes import Code
-from gitboot.serve.catalogue import families
+from gitboot.bmc.redfish.quirks import QUIRKS
+from gitboot.cli.commands.init import CI, seed
+from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_of
+from gitboot.cli.main import Exit, cli
+from gitboot.endpoint.metrics import families
+from gitboot.model.json_schema import KINDS, schema, schema_fields
+from gitboot.problems import Code
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -174,7 +173,8 @@ def bmcs_page() -> str:
     lines = [
         "# Every BMC that differs",
         "",
-        "Made from the table in `gitboot/bmc/quirks.py` by `scripts/reference.py`. What a BMC says of itself counts",
+        "Made from the table in `gitboot/bmc/redfish/quirks.py` by `scripts/reference.py`. What a BMC says of itself "
+        "counts",
         "first: [BMCs](../bmcs.md).",
         "",
         "| BMC | known by | what is different | who says so |",
@@ -190,7 +190,7 @@ def exits_page() -> str:
     lines = [
         "# Every exit code",
         "",
-        "Made from the table in `gitboot/cli/exit.py` by `scripts/reference.py`. A script may rely on them; the help",
+        "Made from the table in `gitboot/cli/main.py` by `scripts/reference.py`. A script may rely on them; the help",
         "of [each command](commands.md) says what is special to it.",
         "",
         "| code | what it means |",

@@ -286,7 +286,7 @@ def _double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
         'networks = ["127.0.0.0/8"]\nhttp = true\nrepository-authorities = true\n'
     )
     (scratch / "bmcs").mkdir()
-    command = [PYTHON, "-m", "tests.redfish", "--port", "0", *systems, "--fetch", base, "--post", "3"]
+    command = [PYTHON, "-m", "tests.helpers.redfish_double", "--port", "0", *systems, "--fetch", base, "--post", "3"]
     command += ["--work", str(INSTALLS_S), "--hold", str(scratch / "hold")]
     if shutil.which("openssl"):  # makes the authority of the BMCs' certificates; without it they speak plain HTTP
         command += ["--tls", str(scratch / "bmcs")]

@@ -1,1 +1,1 @@
-"""The tests; one module for each module of gitboot."""
+"""The tests: folders mirror the packages of gitboot."""

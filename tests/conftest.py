@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from hypothesis import settings
 
-from gitboot.storage import filesystem_of
-from tests import newledgers, searching, templates
-from tests.asking import umask
+from gitboot.files import filesystem_of
 from tests.boots import page
+from tests.helpers import compiled_templates, new_ledgers, search_effort
+from tests.helpers.forked_commands_client import umask
 
 if TYPE_CHECKING:
-    from tests.postgresqls import PostgresServer
+    from tests.helpers.postgresql import PostgresServer
 
 _HERE: Final = Path(__file__).parent
 
@@ -42,16 +42,16 @@ def pytest_configure(config: pytest.Config) -> None:
     Machines that boot, and packages, have images that are too big. What a disk may do is for tests that make one
     (`failing_disk`).
     """
-    searching.lives = config.getoption("lives")
-    how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=searching.examples(100))
+    search_effort.lives = config.getoption("lives")
+    how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=search_effort.examples(100))
     settings.register_profile("gitboot", how)
     settings.load_profile("gitboot")
-    newledgers.make_at_once()
-    templates.compile_once()
+    new_ledgers.make_at_once()
+    compiled_templates.compile_once()
     reaches_out = any(config.getoption(folder) for folder in _LEFT_OUT)
     if not reaches_out:
         os.environ["SSL_CERT_FILE"] = str(
-            _HERE / "nobody.pem"
+            _HERE / "data" / "nobody.pem"
         )  # to read whom this machine trusts takes 40 ms each time
     if "TMPDIR" not in os.environ and not reaches_out and _has_room(_MEMORY):
         os.environ["TMPDIR"] = str(_MEMORY)
@@ -65,17 +65,23 @@ def _has_room(folder: Path) -> bool:
     return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= _ROOM
 
 
+def _name_of(path: Path) -> str:
+    """Return the path of a file below tests/, without its suffix."""
+    return path.relative_to(_HERE).with_suffix("").as_posix()
+
+
 def pytest_collection(session: pytest.Session) -> None:
     """Let each of several workers begin with other modules: what one has compiled, the others need only read."""
     gc.disable()  # nearly all that is made stays
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
         return
-    modules = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
+    paths = (path for path in _HERE.rglob("test_*.py") if path.parent.name not in _LEFT_OUT)
+    modules = sorted(_name_of(path) for path in paths)
     first = len(modules) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
     for module in (*modules[first:], *modules[:first]):
         with suppress(Exception):  # the collection says so where it comes to it
-            import_module(f"tests.{module}")
+            import_module(f"tests.{module.replace('/', '.')}")
 
 
 def pytest_collection_finish() -> None:
@@ -94,36 +100,69 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # The files that take longest, by what they took on two cores: a worker that came to one of them last would end alone.
 _FIRST: Final = (
-    *("test_debian", "test_ipxe", "test_grub", "test_ipv6", "test_whole_way", "test_paths", "test_aarch64", "test_kea"),
     *(
-        "test_run_example",
-        "test_ledger_lease",
-        "test_instance_standby",
-        "test_instance_unwritable",
-        "test_instance_prepared_tree",
-        "test_evaluator_client",
-        "test_evaluator_hostile",
-        "test_run",
-        "test_drills",
+        "packages/test_debian",
+        "boots/test_ipxe",
+        "boots/test_grub",
+        "boots/test_ipv6",
+        "boots/test_whole_way",
+        "boots/test_paths",
+        "boots/test_aarch64",
+        "boots/test_kea",
     ),
-    *("test_publish_kill", "test_ci"),
-    *("test_cli_requests", "test_serve_once", "test_kill_hand_over", "test_resolve_leaks", "test_serve_supervise"),
-    *("test_instance_days", "test_serve_certificate", "test_project", "test_instance_verdicts"),
     *(
-        "test_source_fetcher",
-        "test_laws",
-        "test_evaluator_laws",
-        "test_instance_output_laws",
-        "test_instance_standing",
-        "test_machine_lives",
+        "project/test_run_example",
+        "ledger/test_leader_lease",
+        "controller/instance/test_standby",
+        "scenarios/test_unwritable_ledger",
+        "controller/instance/test_prepared_tree",
+        "evaluator/test_client",
+        "evaluator/test_evaluation_hostile_commits",
+        "scenarios/test_run",
+        "docs/test_operations",
     ),
-    *("test_instance_overrides", "test_document", "test_diff_less", "test_source_remote"),
-    *("test_source_snapshot", "test_targets_s3", "test_serve_published", "test_serve_named", "test_template"),
-    *("test_site_lives", "test_site_faults", "test_targets_run", "test_cli"),
-    *("test_instance_switching", "test_bmc_edges"),
-    *("test_instance_edges", "test_problems_codes", "test_bmc_redfish", "test_source_clone"),
-    *("test_serve_operators", "test_hardware", "test_cli_bmc", "test_bmc_access", "test_targets_mirror"),
-    *("test_bmc_media", "test_serve_operatorspage", "test_serve_app", "test_serve_pushes", "test_instance_trust"),
+    *("publish/test_publisher_kill", "cli/commands/test_init_ci"),
+    *(
+        "cli/commands/test_operator_requests",
+        "endpoint/test_boot_gate",
+        "scenarios/test_kill_hand_over",
+        "resolve/test_secret_scan",
+        "endpoint/test_server_workers",
+    ),
+    *("scenarios/test_ordinary_days", "endpoint/test_tls", "project/test_project", "controller/test_commit_verdicts"),
+    *(
+        "git/test_fetch",
+        "resolve/test_fleet_decisions_properties",
+        "evaluator/test_evaluation_properties",
+        "controller/test_publish_stage_properties",
+        "scenarios/test_running_instances",
+        "scenarios/test_machine_lives",
+    ),
+    *("controller/bmcs/test_schedule", "fleet/test_yaml", "review/test_harmless_changes", "git/test_remote"),
+    *(
+        "git/test_snapshots",
+        "publish/targets/test_s3",
+        "endpoint/test_access_control_networks",
+        "endpoint/test_boot_responses",
+        "resolve/test_templates",
+    ),
+    *("scenarios/test_site_lives", "scenarios/test_site_faults", "scenarios/test_targets", "cli/test_main"),
+    *("controller/bmcs/test_desired_state_power", "bmc/test_override_steps_over_http"),
+    *("scenarios/test_installations", "test_problems", "bmc/redfish/test_client", "git/test_clone"),
+    *(
+        "endpoint/test_access_control",
+        "docs/test_hardware",
+        "cli/commands/test_bmc",
+        "bmc/test_credentials_access",
+        "publish/test_mirror_comparison",
+    ),
+    *(
+        "bmc/test_override_steps_virtual_media",
+        "endpoint/test_api_operators_page",
+        "endpoint/test_app",
+        "endpoint/test_webhooks",
+        "controller/learn/test_ledger_trust",
+    ),
 )
 # What a folder's tests need, which is left out without the option of its name.
 _LEFT_OUT: Final = {
@@ -135,7 +174,7 @@ _LEFT_OUT: Final = {
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(_FIRST)}
     files = {item.path for item in items}
-    places = {path: place.get(path.stem, len(place)) for path in files}
+    places = {path: place.get(_name_of(path), len(place)) for path in files}
     items.sort(key=lambda item: places[item.path])
     for folder, needs in _LEFT_OUT.items():
         left_out = {path for path in files if path.is_relative_to(_HERE / folder)}
@@ -159,13 +198,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture
 def lives() -> int:
     """How long to search: so many lives of a machine at each BMC, and of kills and commits in a row in proportion."""
-    return searching.lives
+    return search_effort.lives
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A PostgreSQL for ledgers, each in a schema of its own; a test that stops it makes one for itself."""
-    from tests.postgresqls import postgresql
+    from tests.helpers.postgresql import postgresql
 
     with postgresql() as server:
         yield server

@@ -12,22 +12,22 @@ import pytest
 
 from gitboot import background_threads
 from gitboot.background_threads import BackgroundThread
-from gitboot.status import Following
-from gitboot.targets.follower import Follower
-from tests.instance import eventually
+from gitboot.publish.targets.follower import Follower
+from gitboot.status.instance_status import Following
+from tests.helpers.instance_process import eventually
 
 GITBOOT = Path(background_threads.__file__).parent
 # Each has its reason beside it. All others are a BackgroundThread.
 PLAIN_THREADS = {
     "background_threads.py",
-    "frames.py",  # it waits for a process to end, which cannot fail
+    "child_processes.py",  # it waits for a process to end, which cannot fail
     "http_client.py",  # a name is looked up once
-    "notices/delivery.py",  # a notice is sent once, and the caller raises the error
-    "serve/server.py",  # where it ends, the process does
-    "targets/bucket.py",  # it lists once, and the caller raises the error
+    "controller/notifications.py",  # a notice is sent once, and the caller raises the error
+    "endpoint/server.py",  # where it ends, the process does
+    "publish/targets/s3.py",  # it lists once, and the caller raises the error
 }
 # Who may speak HTTP: the client, and sushy's transport. The names of errors and statuses are no transport.
-HTTP_MODULES = {"http_client.py", "bmc/transport.py", "bmc/redfish.py", "bmc/login.py"}
+HTTP_MODULES = {"http_client.py", "bmc/redfish/transport.py", "bmc/redfish/client.py"}
 HTTP_LIBRARIES = r"^ *(?:import|from) (?:urllib3|requests|httpx|aiohttp|urllib\.request|http\.client)\b"
 
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from gitboot import disk_cache
 from gitboot.disk_cache import DiskCache
-from tests.failing_disk import fill, small_disk
-from tests.searching import examples
+from tests.helpers.failing_disk import fill, small_disk
+from tests.helpers.search_effort import examples
 
 ROOT = Path(__file__).parent.parent
 ROWS = {
@@ -594,11 +594,11 @@ def test_the_digest_of_a_program_differs_by_its_files_and_by_the_versions_of_its
     assert digest_of(program, libraries) == found[0]
     (libraries / "pyyaml-6.0.1.dist-info").rename(libraries / "pyyaml-6.0.2.dist-info")
     found.append(digest_of(program, libraries))
-    with (program / "gitboot" / "phrases.py").open("a") as file:
+    with (program / "gitboot" / "text.py").open("a") as file:
         file.write("# another\n")
     found.append(digest_of(program, libraries))
-    (program / "gitboot" / "phrases.py").rename(program / "gitboot" / "sentences.py")
+    (program / "gitboot" / "text.py").rename(program / "gitboot" / "sentences.py")
     found.append(digest_of(program, libraries))
-    (program / "gitboot" / "serve" / "openapi.yaml").write_text("")
+    (program / "gitboot" / "endpoint" / "openapi.yaml").write_text("")
     found.append(digest_of(program, libraries))
     assert len(set(found)) == 5

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.errors import UsageError
 from gitboot.files import (
     check_output_folder,
@@ -22,9 +22,9 @@ from gitboot.files import (
     remove_output_file,
     write_output_file,
 )
-from tests.fleets import SEED
-from tests.preloaded import captured
-from tests.repositories import Work
+from tests.helpers.fleets import SEED
+from tests.helpers.forked_commands import captured
+from tests.helpers.repositories import Work
 
 FLEET = {"fleet.yaml": "---\n".join(SEED)}
 

@@ -14,16 +14,15 @@ from pathlib import Path
 import pytest
 
 from gitboot import http_client
-from gitboot.assets.fetching import WebFetcher
-from gitboot.bmc.access import Credentials
-from gitboot.bmc.redfish import BmcConnection
-from gitboot.cli.accepted import accepted_by
-from gitboot.cli.informant import informant_at
+from gitboot.artifacts.fetchers import WebFetcher
+from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.cli.instance_client import accepted_by, informant_at
 from gitboot.errors import BmcUnreachable, HostUnreachable, UsageError
 from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, check_credentials, is_loopback
-from tests.rack import typed
-from tests.redfish.certificates import Authority
-from tests.strange_server import Answer, Client, strange_server
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.strange_server import Answer, Client, strange_server
 
 SHORT_S = 0.4  # a deadline: whatever takes longer on any machine ends with the same words
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -7,10 +7,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from gitboot.errors import InvalidRepository
-from gitboot.problems.codes import Code
-from gitboot.problems.dated import DatedProblem, holding, longest, next_change
-from gitboot.problems.problem import Problem, Severity
-from tests.fleets import at
+from gitboot.problems import Code, DatedProblem, Problem, Severity, holding, longest, next_change
+from tests.helpers.fleets import at
 
 NOON = at("20T12:00")
 SECOND = timedelta(seconds=1)

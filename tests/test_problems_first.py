@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gitboot.problems.first import first
-from gitboot.problems.problem import Problem, Severity
-from tests.cases import for_each
+from gitboot.problems import Problem, Severity, first
+from tests.helpers.cases import for_each
 
 
 def problem(line: int, path: str = "a.yaml", severity: Severity = Severity.ERROR) -> Problem:

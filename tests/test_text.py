@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gitboot.text import one_line, printable, printable_lines, shell_words
-from tests.cases import for_each
+from tests.helpers.cases import for_each
 
 # What a stranger would write: beginnings of commands, white space of every kind, and characters without a glyph.
 HOSTILE = st.text() | st.lists(

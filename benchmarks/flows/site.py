@@ -239,7 +239,7 @@ class Site:
         ]
         options = [option for system in systems for option in ("--system", system)]
         command = (
-            *(sys.executable, "-m", "tests.redfish", "--port", "0", "--tls", str(self._folder / "bmcs")),
+            *(sys.executable, "-m", "tests.helpers.redfish_double", "--port", "0", "--tls", str(self._folder / "bmcs")),
             *("--credentials", str(self._folder / "credentials"), *options),
         )
         process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)

@@ -1,1 +1,1 @@
-"""Boot overrides, set and withdrawn through Redfish: one BMC at a time, and many."""
+"""Read and set boot overrides, power and virtual media of BMCs, over Redfish or IPMI."""

@@ -1,19 +1,15 @@
-"""Whether the system that a BMC shows is the machine that its document describes.
-
-Nothing is set on another machine. What tells them apart is the UUID, in either byte order, or the serial number:
-one that agrees is enough, as a new motherboard changes the one and BMCs write the other as they like. Values that
-nobody has set tell nothing.
-"""
+"""BMC identity: compare the system that a BMC shows with the machine's document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from typing import Final
 
-from gitboot.load.machines import BmcAccess
+from gitboot.fleet.identities import BmcAccess, Machine
+from gitboot.fleet.layered_dict import differing, replaced
 from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial, is_placeholder_uuid
 
 
@@ -27,6 +23,13 @@ class Shown:
 
     def __str__(self) -> str:
         return _named(self.uuid, self.serial, self.sku)
+
+
+def _named(uuid: SystemUuid | None, *serials: str | None) -> str:
+    named = [f"UUID {uuid}"] if uuid is not None else []
+    names = ("serial", "SKU")
+    named += [f'{name} "{value}"' for name, value in zip(names, serials, strict=False) if value is not None]
+    return ", ".join(named) or "neither UUID nor serial number"
 
 
 NOTHING: Final = Shown()
@@ -261,12 +264,51 @@ def _line_to_add(described: Described, shown: Shown) -> str:
     return f"; correct bmc.address, or add to bmc, where it is this machine: reports: {{{', '.join(fields)}}}"
 
 
-def _named(uuid: SystemUuid | None, *serials: str | None) -> str:
-    named = [f"UUID {uuid}"] if uuid is not None else []
-    names = ("serial", "SKU")
-    named += [f'{name} "{value}"' for name, value in zip(names, serials, strict=False) if value is not None]
-    return ", ".join(named) or "neither UUID nor serial number"
-
-
 def _quoted(text: str | None) -> str:
     return f'"{text}"' if text is not None else "none"
+
+
+Place = tuple[str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharing:
+    """A value: `shared` of these pins and machines."""
+
+    values: frozenset[str] = frozenset()  # what tells no machine from another
+    pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)
+    machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)
+    _places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)  # who shows a value, one for each pin
+    _several: frozenset[str] = frozenset()  # values that are shown at two places
+    _claimed: frozenset[str] | None = None  # what documents say of their machines; None: nobody had to know
+
+    def after(self, pins: Mapping[SystemUuid, Pinned], machines: Mapping[SystemUuid, Machine]) -> Sharing:
+        """With other pins, or machines."""
+        if pins is self.pins and machines is self.machines:
+            return self
+        found: dict[str, list[Place]] = {}
+        for uuid in differing(self.pins, pins):
+            if (before := self.pins.get(uuid)) is not None:
+                for value in values_of(before):
+                    self._at(found, value).remove(before.place)
+            if (now := pins.get(uuid)) is not None:
+                for value in values_of(now):
+                    self._at(found, value).append(now.place)
+        several = self._several - found.keys() | {value for value, places in found.items() if len(set(places)) > 1}
+        claimed = self._claimed if machines is self.machines else None
+        if several and claimed is None:
+            claimed = claimed_by({uuid: machine.serial for uuid, machine in machines.items()})
+        shown = {value: tuple(places) for value, places in found.items() if places}
+        return Sharing(
+            values=several - (claimed or frozenset()),
+            pins=pins,
+            machines=machines,
+            _places=replaced(self._places, shown, found.keys() - shown.keys()) if found else self._places,
+            _several=several,
+            _claimed=claimed,
+        )
+
+    def _at(self, found: dict[str, list[Place]], value: str) -> list[Place]:
+        if value not in found:
+            found[value] = list(self._places.get(value, ()))
+        return found[value]

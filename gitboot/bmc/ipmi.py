@@ -17,12 +17,13 @@ from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from gitboot.bmc.access import Credentials
-from gitboot.bmc.driver import IPMI
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override import BootTarget, Enabled, Observed, Override, has_changed, stands
-from gitboot.bmc.power import ResetType
-from gitboot.bmc.transport import AddressRefused, Reach
+from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_steps import has_changed, stands
+from gitboot.bmc.power_steps import ResetType
+from gitboot.bmc.redfish.transport import AddressRefused, Reach
+from gitboot.bmc.step_runner import IPMI
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
 from gitboot.http_client import RequestLimits
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid

@@ -1,21 +1,36 @@
-"""Looking for Redfish services in networks: who answers, and what machines are behind."""
+"""Scan of networks for Redfish services, and comparison of what they show with the fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from enum import StrEnum
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from gitboot.bmc.inventory import FoundServer, found_server
-from gitboot.bmc.payload import manager_path
+from gitboot.bmc.identity import Described, Same, Shown, identify
+from gitboot.bmc.redfish.quirks import MODE
+from gitboot.bmc.redfish.resources import Resource, manager_path, observe_identity
 from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TryAgain, UsageError
+from gitboot.fleet.identities import Machine, place_of
+from gitboot.model.scalars import (
+    MacAddress,
+    Malformed,
+    byte_orders,
+    is_placeholder_serial,
+    is_placeholder_uuid,
+    parse_lookup_mac,
+)
+from gitboot.model.server import Architecture, Firmware, Lifecycle
+from gitboot.text import one_line, some
 
 if TYPE_CHECKING:
-    from gitboot.bmc.payload import Resource
-    from gitboot.bmc.redfish import BmcConnection
+    from gitboot.bmc.redfish.client import BmcConnection
+
 
 MOST_ADDRESSES: Final = 4096
 _ROOT: Final = "/redfish/v1/"
@@ -94,7 +109,7 @@ def _look(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
 
 
 def _answers(bmc: BmcConnection) -> bool:
-    from gitboot.bmc.redfish import is_redfish
+    from gitboot.bmc.redfish.client import is_redfish
 
     try:
         return is_redfish(bmc)
@@ -131,3 +146,274 @@ def _perhaps(bmc: BmcConnection, path: str | None) -> Resource | None:
         return bmc.read(path)
     except BmcRejected:
         return None
+
+
+class DiscrepancyKind(StrEnum):
+    SWAPPED = "Swapped"  # two machines, each where the other's document says
+    MOVED = "Moved"  # it is not where its document says
+    MISSING = "Missing"  # nobody answers where its document says
+    UNKNOWN = "Unknown"  # no document describes it
+    INTERFACES = "Interfaces"  # its document has addresses that its BMC does not show
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Discrepancy:
+    """One thing that is not as the documents say."""
+
+    what: DiscrepancyKind
+    server: str | None  # by its document; None: there is none
+    address: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Which machine each found one is, and what is not as described."""
+
+    servers: Mapping[FoundServer, str]  # by name, those that a document describes
+    differences: tuple[Discrepancy, ...]
+
+
+def compare(
+    found: Iterable[FoundServer], described: Collection[Machine], asked: Collection[str], unread: Collection[str]
+) -> Comparison:
+    """Compare what was found at the ``asked`` addresses with all machines that documents describe.
+
+    Of the ``unread`` addresses somebody answered, and what is there could not be read: nothing is said of them.
+    """
+    found = sorted(found, key=lambda each: (each.address, each.system))
+    machines = dict(_recognised(found, described))
+    where = {machine.name: each for each, machine in machines.items()}
+    by_place = {each.bmc.place: each for each in described if each.bmc is not None}
+    differences = [difference for each in found for difference in _of_found(each, machines.get(each), where, by_place)]
+    silent = {place_of(address, None)[0] for address in asked} - {place_of(address, None)[0] for address in unread}
+    for machine in described:
+        if machine.bmc is not None and machine.name not in where and machine.bmc.place[0] in silent:
+            differences.append(_missing(machine, found))
+    return Comparison(
+        servers={each: machine.name for each, machine in machines.items()},
+        differences=tuple(sorted(differences, key=lambda each: (each.what, each.server or "", each.address))),
+    )
+
+
+def _recognised(found: Iterable[FoundServer], described: Iterable[Machine]) -> Iterator[tuple[FoundServer, Machine]]:
+    """Each found machine with the one that it is, by UUID in either byte order or by serial number."""
+    index: dict[str, list[Machine]] = {}
+    for machine in described:
+        for value in _values(machine):
+            index.setdefault(value, []).append(machine)
+    for each in found:
+        shown = each.shown
+        values = [value.upper() for value in (shown.uuid, shown.serial, shown.sku) if value is not None]
+        for machine in (machine for value in values for machine in index.get(value, ())):
+            if isinstance(identify(_described(machine), shown), Same):
+                yield each, machine
+                break
+
+
+def _values(machine: Machine) -> set[str]:
+    said = _described(machine)
+    return {order.upper() for uuid in said.uuids for order in byte_orders(uuid)} | {
+        each.upper() for each in said.serials
+    }
+
+
+def _described(machine: Machine) -> Described:
+    if machine.bmc is None:
+        return Described(uuid=machine.uuid, serial=machine.serial)
+    return Described.by(machine.uuid, machine.serial, machine.bmc)
+
+
+def _of_found(
+    found: FoundServer,
+    machine: Machine | None,
+    where: Mapping[str, FoundServer],
+    by_place: Mapping[tuple[str, str | None], Machine],
+) -> Iterator[Discrepancy]:
+    here = next((by_place[place] for place in found.places if place in by_place), None)
+    if machine is None:
+        instead = f", where {here.name} is described" if here is not None else ""
+        yield Discrepancy(
+            what=DiscrepancyKind.UNKNOWN,
+            server=None,
+            address=found.address,
+            message=f"no document describes {found.shown}{instead}",
+        )
+        return
+    if here is not machine:
+        yield _elsewhere(found, machine, here, where)
+    shown = {nic.mac for nic in found.nics}
+    if shown and (gone := [mac.replace("-", ":") for mac in machine.macs if mac not in shown]):
+        instead = some([nic.mac.replace("-", ":") for nic in found.nics if nic.mac not in machine.macs]) or "no other"
+        yield Discrepancy(
+            what=DiscrepancyKind.INTERFACES,
+            server=machine.name,
+            address=found.address,
+            message=f"its BMC does not show {some(gone)}; it shows {instead}",
+        )
+
+
+def _elsewhere(
+    found: FoundServer, machine: Machine, here: Machine | None, where: Mapping[str, FoundServer]
+) -> Discrepancy:
+    """It answers where its document does not say."""
+    said = machine.bmc.address if machine.bmc is not None else None
+    other = where.get(here.name) if here is not None else None
+    if here is not None and other is not None and machine.bmc is not None and machine.bmc.place in other.places:
+        what, message = DiscrepancyKind.SWAPPED, f"it is where {here.name} is described, and {here.name} is at {said}"
+    else:
+        also = f", where {here.name} is described" if here is not None else ""
+        what, message = DiscrepancyKind.MOVED, f"its document says {said or 'nothing of a BMC'}{also}"
+    return Discrepancy(what=what, server=machine.name, address=found.address, message=message)
+
+
+def _missing(machine: Machine, found: Iterable[FoundServer]) -> Discrepancy:
+    assert machine.bmc is not None  # noqa: S101 - only those that have one are looked for
+    address = machine.bmc.address
+    instead = next((each.shown for each in found if machine.bmc.place in each.places), None)
+    message = f"another machine answers there: {instead}" if instead is not None else "nobody answers there"
+    return Discrepancy(what=DiscrepancyKind.MISSING, server=machine.name, address=address, message=message)
+
+
+# Processor.InstructionSet and ProcessorArchitecture, DSP0268
+_ARCHITECTURES: Final = {
+    "x86-64": Architecture.X86_64,
+    "x86": Architecture.X86_64,
+    "ARM-A64": Architecture.AARCH64,
+    "ARM": Architecture.AARCH64,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundNic:
+    """A network interface of a machine, as its BMC shows it."""
+
+    name: str
+    mac: MacAddress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundServer:
+    """A machine, as its BMC shows it."""
+
+    address: str
+    system: str  # the path of its ComputerSystem
+    alone: bool = True  # whether its BMC has no other system
+    shown: Shown
+    maker: str = ""
+    model: str = ""
+    bios: str = ""
+    bmc: str = ""  # the BMC's firmware
+    nics: tuple[FoundNic, ...] = ()
+    architecture: Architecture | None = None  # None: not shown
+    firmware: Firmware = Firmware.UEFI
+
+    @property
+    def places(self) -> tuple[tuple[str, str | None], ...]:
+        """How a document may name its BMC."""
+        named = place_of(self.address, self.system)
+        return (named, place_of(self.address, None)) if self.alone else (named,)
+
+    @property
+    def serial(self) -> str | None:
+        """The serial number as SMBIOS has it: at Dell the service tag, which its BMC shows as SKU."""
+        shown = self.shown.sku if self.maker.lower().startswith("dell") else self.shown.serial
+        return shown if shown is not None and not is_placeholder_serial(shown) else None
+
+    @property
+    def lacks(self) -> str | None:
+        """What no document can do without, and it does not show."""
+        if self.shown.uuid is None or is_placeholder_uuid(self.shown.uuid):
+            return "it shows no UUID"
+        return None if self.nics else "it shows no MAC address"
+
+
+def found_server(
+    address: str,
+    system: Resource,
+    *,
+    alone: bool,
+    nics: Iterable[Resource] = (),
+    manager: Resource | None = None,
+    processor: Resource | None = None,
+) -> FoundServer:
+    """Put together what the resources of one system say; what is not shown stays empty."""
+    body = system.body
+    architectures = (
+        [_line(processor.body.get(name)) for name in ("InstructionSet", "ProcessorArchitecture")] if processor else []
+    )
+    return FoundServer(
+        address=address,
+        system=system.path,
+        alone=alone,
+        shown=observe_identity(body),
+        maker=_line(body.get("Manufacturer")),
+        model=_line(body.get("Model")),
+        bios=_line(body.get("BiosVersion")),
+        bmc=_line(manager.body.get("FirmwareVersion")) if manager is not None else "",
+        nics=_nics(nics),
+        architecture=next((_ARCHITECTURES[each] for each in architectures if each in _ARCHITECTURES), None),
+        firmware=Firmware.BIOS if system.boot.get(MODE) == "Legacy" else Firmware.UEFI,
+    )
+
+
+def _nics(resources: Iterable[Resource]) -> tuple[FoundNic, ...]:
+    """Network interfaces by their permanent addresses, each once; not the one between machine and BMC."""
+    found: dict[MacAddress, FoundNic] = {}
+    for each in resources:
+        if each.link("Links", "HostInterface") is not None:
+            continue
+        try:
+            mac = parse_lookup_mac(_line(each.body.get("PermanentMACAddress")) or _line(each.body.get("MACAddress")))
+        except Malformed:
+            continue
+        found.setdefault(mac, FoundNic(name=_line(each.body.get("Id")), mac=mac))
+    return tuple(sorted(found.values(), key=lambda nic: (nic.name, nic.mac)))
+
+
+def name_for(found: FoundServer, taken: Collection[str]) -> str:
+    """A name for its document that none has: its serial number, else of its UUID."""
+    plain = re.sub(r"[^a-z0-9]+", "-", (found.serial or "").lower()).strip("-")[:50]
+    name = plain or f"server-{(found.shown.uuid or '')[:8]}"
+    number = 2
+    while (chosen := name if number == 2 else f"{name}-{number - 1}") in taken:
+        number += 1
+    return chosen
+
+
+def document_for(found: FoundServer, name: str, credentials: str, *, verify: bool) -> str:
+    """The Server document of a machine that has none: parked, so that nothing is booted or set by it."""
+    known = f"{found.maker} {found.model}".strip() or "a machine"
+    versions = "".join(f", {what} {its}" for what, its in (("BIOS", found.bios), ("BMC", found.bmc)) if its)
+    assumed = "" if found.architecture else "  # not shown by its BMC: look"
+    lines = [
+        f"# {known}{versions}; found at {found.address}.",
+        "apiVersion: gitboot.dev/v1alpha1",
+        "kind: Server",
+        "metadata:",
+        f"  name: {_quoted(name)}",
+        "spec:",
+        f"  uuid: {found.shown.uuid}",
+        *([f"  serial: {_quoted(found.serial)}"] if found.serial else []),
+        f"  architecture: {found.architecture or Architecture.X86_64}{assumed}",
+        f"  firmware: {found.firmware}",
+        "  interfaces:",
+        *(f"    - {{name: {_quoted(nic.name)}, mac: {_quoted(nic.mac.replace('-', ':'))}}}" for nic in found.nics),
+        f"  lifecycle: {Lifecycle.PARKED}  # until somebody knows what it is to be: then take this line out",
+        "  bmc:",
+        f"    address: {_quoted(found.address)}",
+        *([] if found.alone else [f"    system: {_quoted(found.system)}"]),
+        f"    credentials: {_quoted(credentials)}",
+        *([] if verify else ["    tls: {verify: false}"]),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _quoted(text: str) -> str:
+    """A scalar that YAML reads as this text, whatever is in it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _line(value: Any) -> str:
+    """Return text from outside as one line, for a comment too; nothing for what is no text."""
+    return one_line(value) if isinstance(value, str) else ""

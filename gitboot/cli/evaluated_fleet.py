@@ -1,20 +1,60 @@
-"""The fleet that a command is about, loaded or evaluated within the limits for a commit."""
+"""The fleet of a command: a revision or a range of commits, evaluated within limits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
+import click
+
+from gitboot import text as phrases
 from gitboot.cli.evaluator_process import evaluation_limits, evaluation_workers, results_cache
-from gitboot.errors import InvalidRepository
-from gitboot.load import FleetRepository, Revision, Snapshot, load
-from gitboot.source import History, open_snapshot
+from gitboot.cli.terminal import wrapped
+from gitboot.controller.instance.settings import TrustSettings
+from gitboot.errors import InvalidRepository, UsageError
+from gitboot.evaluator.evaluation import CommitPair
+from gitboot.fleet.identities import machines
+from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.revision import Message, Revision, Signer, Snapshot
+from gitboot.fleet.validation import load
+from gitboot.git.history import History, Range, open_blame, open_range
+from gitboot.git.signatures import SignatureKeys, Signatures
+from gitboot.git.snapshots import of_commit, open_snapshot
+from gitboot.jsonio import canonical
+from gitboot.model.fleet import Output
+from gitboot.model.scalars import SystemUuid
+from gitboot.model.selectors import Selector
+from gitboot.problems import Problem
+from gitboot.publish.tree_reader import read_records
+from gitboot.render.boot_files import server_files
+from gitboot.render.page_shards import page_files
+from gitboot.render.paths import File
+from gitboot.render.plan_and_record_files import PartFiles
+from gitboot.render.server_states import About, RenderedState, server_state
+from gitboot.resolve.explanation import Explanations, Places, fleet_facts, source_locations
+from gitboot.resolve.fleet_decisions import sites_of
+from gitboot.resolve.install_attempts import first_records
+from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.policy_selection import opt_outs
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.resolve.server_plan import BootPlan, Cause
+from gitboot.review.commit_path import Between
+from gitboot.review.decision_changes import Changes, Side
+from gitboot.review.guards import may_acknowledge
+from gitboot.text import did_you_mean
 
 if TYPE_CHECKING:
-    from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
-    from gitboot.evaluator.remote_cache import Cache
+    from gitboot.evaluator.cache import Cache
+    from gitboot.evaluator.evaluation import Evaluation, Evaluator
+
 
 _BATCH: Final = 1000  # results that gitboot encodes at once
 WORTH: Final = 500  # files of a fleet: gitboot evaluates fewer sooner than it looks them up
@@ -51,7 +91,7 @@ class FleetEvaluator:
         ``begun`` is called with the number of its files. ``is_base``: an earlier version of gitboot may have accepted
         the snapshot.
         """
-        from gitboot.resolve.decisions import check_acceptable
+        from gitboot.resolve.server_decision import check_acceptable
 
         begun(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
@@ -93,3 +133,283 @@ def _store(evaluator: Evaluator, cache: Cache | None) -> None:
     if cache is not None:
         for kind, values in evaluator.unstored(_BATCH):
             cache.insert_many(kind, values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A fleet at an instant."""
+
+    repository: FleetRepository
+    decisions: Decisions
+    at: datetime
+    records: Mapping[SystemUuid, Record]
+
+    def decision(self, server: str) -> Decision:
+        """The decision for a server; raises `UsageError` with a near name where there is none."""
+        try:
+            return self.decisions.servers[server]
+        except KeyError:
+            hint = did_you_mean(server, self.decisions.servers, "gitboot plan lists those that there are")
+            raise UsageError(f"there is no server {server!r}; {hint}") from None
+
+    def plan(self, server: str) -> tuple[Decision, BootPlan | None]:
+        decision = self.decision(server)
+        return decision, plan(decision, self.at, self.records.get(decision.uuid))
+
+    def states(self) -> dict[str, RenderedState]:
+        """Each server as it is published, its next transitions included."""
+        about = about_all(self.repository, self.decisions)
+        return {
+            name: server_state(self.decisions, decision, self.records.get(decision.uuid), self.at, about[name])
+            for name, decision in self.decisions.servers.items()
+        }
+
+    def page(self, states: Mapping[str, RenderedState]) -> PartFiles:
+        """The page of all of them; nothing of one, where none is asked for."""
+        if Output.PAGES not in self.decisions.outputs:
+            return PartFiles(is_whole=True)
+        shown = canonical(fleet_facts(Places(self.repository), opt_outs(self.repository)))
+        return page_files(states, self.decisions.revision, shown, source_locations(self.repository))
+
+    def files(self, decision: Decision, planned: BootPlan | None) -> dict[str, File]:
+        return server_files(self.decisions, decision, planned)
+
+
+def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, About]:
+    """What a repository says of each server that decides nothing."""
+    found = {}
+    known = {machine.name: machine for machine in machines(repository).values()}
+    has_page = Output.PAGES in repository.fleet.spec.outputs
+    explanations = Explanations(repository, decisions.servers) if has_page else None
+    sites = sites_of(repository)
+    for name, server in repository.servers.items():
+        site = sites.get(name)
+        addresses = (address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses)
+        found[name] = About(
+            site=site.name if site is not None else None,
+            labels=server.metadata.labels,
+            addresses=tuple(sorted(addresses)),
+            idle=tuple(each.mac for each in server.spec.interfaces if not each.boot),
+            machine=known[name],
+            written=explanations.of(name) if explanations is not None else None,
+        )
+    return found
+
+
+def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:
+    """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
+    decided = evaluate_fleet(path, rev, at).decided
+    return Planned(
+        repository=decided.repository,
+        decisions=decided.decisions,
+        at=at,
+        records=known_records(decided.decisions, records),
+    )
+
+
+def known_records(decisions: Decisions, records: str | None) -> dict[SystemUuid, Record]:
+    """What ``--records`` says: nothing without it; fresh, adopt, or exported records in a file."""
+    if records is None:
+        return {}
+    if records not in ("fresh", "adopt"):
+        try:
+            return read_records(Path(records))  # who is not in it is unknown, as to `gitboot run`
+        except OSError as error:
+            raise UsageError(f"--records {records}: {error.strerror}; give fresh, adopt or a file") from None
+    new = first_records(decisions.servers.values(), {}, adopt_all=records == "adopt")
+    return {uuid: record for uuid, _, record in new}
+
+
+def held_back(planned: Mapping[str, BootPlan | None]) -> int:
+    """How many servers boot their disk only because nothing is known of them."""
+    return sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in planned.values())
+
+
+def tell_already_made(made: Mapping[str, Mapping[str, str]]) -> None:
+    """Say of each maintenance that it asks for nothing more, and what makes it ask again; by server, when."""
+    servers: dict[tuple[str, str], list[str]] = {}
+    for server, runs in made.items():
+        for name, at in runs.items():
+            servers.setdefault((name, at), []).append(server)
+    for (name, at), names in sorted(servers.items()):
+        click.echo(
+            f"Maintenance/{name}: already made on {at} ({phrases.some(names, 3)}). Raise its run, or let its window "
+            "start after the one in which it was made, and it is made again.",
+            err=True,
+        )
+
+
+def tell_held_back(number: int) -> None:
+    if number:
+        of_whom = "it" if number == 1 else "them"
+        said = (
+            f"{phrases.count(number, 'server')} would perhaps be provisioned: nothing is known of {of_whom} here, and "
+            "unknown never installs. Say what is known: --records fresh, adopt or FILE."
+        )
+        click.echo(wrapped(said), err=True)
+
+
+records_option = click.option(
+    "--records",
+    metavar="fresh|adopt|FILE",
+    help="What is known of provisioning: fresh (servers with provision 1 or more are not installed yet), adopt "
+    "(all are), or exported records (ops/records of a published tree); servers that they lack are unknown. Default: "
+    "nothing, and unknown never installs.",
+)
+
+
+def selected(text: str | None) -> Selector | None:
+    """``-l key=value,key!=value,key,!key``, as kubectl selects."""
+    if text is None:
+        return None
+    from pydantic import TypeAdapter, ValidationError
+
+    expressions: list[dict[str, object]] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if "!=" in part:
+            key, _, value = part.partition("!=")
+            expressions.append({"key": key.strip(), "operator": "NotIn", "values": [value.strip()]})
+        elif "=" in part:
+            key, _, value = part.replace("==", "=", 1).partition("=")
+            expressions.append({"key": key.strip(), "operator": "In", "values": [value.strip()]})
+        elif part.startswith("!"):
+            expressions.append({"key": part[1:].strip(), "operator": "DoesNotExist"})
+        else:
+            expressions.append({"key": part, "operator": "Exists"})
+    try:
+        found: Selector = TypeAdapter(Selector).validate_python({"matchExpressions": expressions})
+    except ValidationError as error:
+        reason = error.errors()[0].get("ctx", {}).get("error", "an empty selector")
+        raise UsageError(f"-l {text}: {reason}; write role=web,site!=fra1,rack,!gpu") from None
+    return found
+
+
+NO_KEYS: Final = TrustSettings()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """Both sides of a range, and what the commits between them say."""
+
+    base: Side
+    head: Side
+    messages: tuple[Message, ...]
+    met: frozenset[str] = frozenset()  # as `gitboot.git.history.Range` has it
+    changes: Callable[[], Changes] | None = None  # of HEAD against BASE, where that is known
+    line: tuple[Between, ...] = ()
+    signers: tuple[tuple[str, Signer], ...] = ()  # of commits that have to be signed
+    writer: Callable[[str, int], str | None] | None = None  # commit and author of a line of HEAD; None: not committed
+
+
+def compared(
+    path: Path,
+    range: str,
+    *,
+    merge: bool,
+    at: datetime,
+    accepted: str | None = None,
+    trust: TrustSettings = NO_KEYS,
+) -> Compared:
+    """Both sides of ``range``; one that is invalid has its problems instead of decisions.
+
+    HEAD is judged at an instant. Where a commit is ``accepted``, BASE is that. Commits that have to be signed and are
+    not are a problem of HEAD; what a merge would make is signed by nobody yet.
+    """
+    evaluator = FleetEvaluator(at)
+    base, dots, head = range.partition("..")
+    names = "accepted" if accepted is not None else base, head.removeprefix(".") or ("HEAD" if dots else "WORKTREE")
+    try:
+        with evaluation_limits():
+            found = open_range(path, range, merge=merge, accepted=accepted)
+    except InvalidRepository as error:
+        # They do not merge, so there is no HEAD to look at.
+        return Compared(
+            base=_nothing(names[0], names[0]), head=_nothing(names[1], names[1], error.problems), messages=()
+        )
+    with _signatures(found, trust) as signatures:
+        commits = _made(found)
+        fault = signatures.faults(found.base.revision, commits).get(commits[-1]) if commits else None
+        line = [each._replace(messages=_signed(each.messages, signatures)) for each in (p.merge for p in found.line)]
+        messages = _signed(found.messages, signatures)
+        signers = [(each, signatures.signer(each)) for each in commits] if trust.verify is not None else []
+    old, _ = side(names[0], found.base, evaluator, is_base=True)
+    new, pair = _nothing(names[1], found.head.revision, [fault] if fault else ()), None
+    if fault is None:
+        new, pair = side(names[1], found.head, evaluator)
+    return Compared(
+        base=old,
+        head=new,
+        changes=pair.changes if pair is not None else None,
+        messages=messages,
+        met=found.met,
+        line=tuple(
+            Between(merge.revision, merge.messages, partial(_side_of, passed.snapshot, evaluator))
+            for merge, passed in zip(line, found.line, strict=True)
+        ),
+        signers=tuple((commit, signer) for commit, signer in signers if signer is not None),
+        writer=partial(_writer, path, found),
+    )
+
+
+def _writer(path: Path, found: Range, file: str, number: int) -> str | None:
+    """Return the commit and the author of a line, 1-based, of a file of HEAD; None for a line that is not committed.
+
+    A merge that is tried out has no commit. Its line is looked up in the branch, if the merge leaves the file alone.
+    """
+    revision = found.head.revision.partition(" ")[0]
+    if revision != found.head.revision:
+        branch = of_commit(found.repository, Revision(revision), found.folder)
+        if branch.blobs.get(file) != found.head.blobs.get(file):
+            return None
+    blame = open_blame(path, revision)
+    commit = blame.line(file, number) if blame is not None else None
+    return f"{commit.author} in {commit.revision[:12]}" if commit is not None else None
+
+
+@contextmanager
+def _signatures(found: Range, trust: TrustSettings) -> Iterator[Signatures]:
+    """Whoever knows by the trusted keys, if there are any, who has signed commits."""
+    with TemporaryDirectory(prefix="gitboot-keys-") as folder:
+        keys = SignatureKeys(trust.keys, Path(folder, "keys"))
+        keys.mark()
+        yield Signatures(found.repository, keys, trust.verify)
+
+
+def _made(found: Range) -> list[Revision]:
+    """The commits of the range's first-parent line that there are: a merge that is tried out is none."""
+    line = [each.merge.revision for each in found.line] or [found.head.revision]
+    return [each for each in line if re.fullmatch("[0-9a-f]{40}", each)]
+
+
+def _signed(messages: Iterable[Message], signatures: Signatures) -> tuple[Message, ...]:
+    return tuple(signatures.signed(each) if may_acknowledge(each) else each for each in messages)
+
+
+def _nothing(named: str, revision: str, problems: Iterable[Problem] = ()) -> Side:
+    """A side that says nothing."""
+    return Side(named=named, revision=revision, decisions=None, repository=None, problems=tuple(problems))
+
+
+def _side_of(snapshot: Callable[[], Snapshot], evaluator: FleetEvaluator) -> Side:
+    with evaluation_limits():
+        found = snapshot()
+    return side(found.revision, found, evaluator)[0]
+
+
+def side(
+    named: str, snapshot: Snapshot, evaluator: FleetEvaluator, *, is_base: bool = False
+) -> tuple[Side, CommitPair | None]:
+    """A revision, loaded and decided, and where it holds together what is known of it beside the one before."""
+    try:
+        with evaluation_limits() as begun:
+            found = evaluator.evaluate(snapshot, begun, is_base=is_base)
+    except InvalidRepository as error:
+        return _nothing(named, snapshot.revision, error.problems), None
+    decided = found.head.decided
+    return Side(
+        named=named,
+        revision=snapshot.revision,
+        decisions=decided.decisions,
+        repository=decided.repository,
+        problems=decided.decisions.problems_at(evaluator.now),
+    ), found

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import evaluation_options, kept
+from gitboot.cli.main import Exit
+from gitboot.cli.options import evaluation_options, kept
 
 if TYPE_CHECKING:
     from gitboot.disk_cache import DiskCache
+    from gitboot.evaluator.cache import Cache
+    from gitboot.evaluator.evaluation import Forks
     from gitboot.evaluator.protocol import Allowance, ResultKind
-    from gitboot.evaluator.remote_cache import Cache
-    from gitboot.evaluator.workers import Forks
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Begun = Callable[[int], None]
@@ -45,7 +45,7 @@ class _Settings:
 
     workers: int | None = None  # None: one for each processor
     cache: Cache | None = None  # None: with --no-cache
-    begun: Begun | None = None  # sets the limits for a commit of so many files; None: there are none, as in tests
+    begun: Begun | None = None  # is called with the number of files, and sets the limits; None: no limits (in tests)
 
 
 _settings = _Settings()
@@ -95,7 +95,7 @@ def results_cache() -> Cache | None:
 
 def evaluation_workers() -> Forks:
     """Return the processes among which the command that runs divides a commit."""
-    from gitboot.evaluator.workers import Forks, processors
+    from gitboot.evaluator.evaluation import Forks, processors
 
     return Forks(number=_settings.workers or processors())
 
@@ -107,7 +107,7 @@ def evaluation_limits() -> Iterator[Begun]:
     Yields a function to call with the number of files of a commit, with which the limits grow. Raises
     `InvalidRepository` if the memory is not enough. If the time is not enough, this process ends.
     """
-    from gitboot.bounds import lift, uncollected
+    from gitboot.child_processes import lift, uncollected
 
     if (begun := _settings.begun) is None:
         with uncollected():
@@ -122,7 +122,7 @@ def evaluation_limits() -> Iterator[Begun]:
             yield begun
     except (MemoryError, SystemError, SourceError, LedgerError, OSError) as error:  # so end modules, and libraries
         lift()
-        from gitboot.source.repository import lacks_memory
+        from gitboot.git.repository import lacks_memory
 
         if not isinstance(error, SystemError) and not lacks_memory(error):
             raise
@@ -133,7 +133,7 @@ def evaluation_limits() -> Iterator[Begun]:
 
 def _limit(allowance: Allowance, files: int) -> None:
     """Give this process from now on what a commit of so many files may take."""
-    from gitboot.bounds import Spent
+    from gitboot.child_processes import Spent
 
     allowance.bound(Spent.now(), files)
 
@@ -145,12 +145,14 @@ def open_cache(state: Path | None) -> DiskCache:
     that the locks of SQLite take there depends on the server.
     """
     from gitboot.disk_cache import DiskCache
-    from gitboot.storage import is_on_network
+    from gitboot.files import is_on_network
 
     if state is not None:
-        from gitboot.instance import directory
+        from gitboot.controller.instance import state_directory
 
-        return directory.open_cache(state, lambda _: None, writes=False)  # the instance reports a fault of its cache
+        return state_directory.open_cache(
+            state, lambda _: None, writes=False
+        )  # the instance reports a fault of its cache
     path = kept("cache.sqlite")
     if path is not None and is_on_network(path):
         path = None
@@ -160,8 +162,8 @@ def open_cache(state: Path | None) -> DiskCache:
 def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
     """Go on as a child of this process, which has the cache open, waits, and ends as the child does."""
     import gitboot.evaluator.cache  # noqa: F401 - before the fork: both processes need it
-    from gitboot.evaluator.remote_cache import RemoteCache
-    from gitboot.processes import end_with
+    from gitboot.child_processes import end_with
+    from gitboot.evaluator.cache import RemoteCache
 
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
@@ -191,7 +193,7 @@ def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache
     code = _wait(child)
     if serving is not None:
         with suppress(OSError):
-            channel.shutdown(socket.SHUT_RDWR)  # what the child has sent can still be read; nobody can send more
+            channel.shutdown(socket.SHUT_RDWR)  # the thread reads the messages that have arrived, and then ends
         serving.join()
     if code in _EXCEEDED:
         from gitboot.evaluator.protocol import exceeded
@@ -220,7 +222,7 @@ def _wait(child: int) -> int:
 
 def _serve(channel: socket.socket, opens: Callable[[], DiskCache]) -> None:
     """Answer the lookups of the child, and store its results."""
-    from gitboot.evaluator.remote_cache import serve_cache
+    from gitboot.evaluator.cache import serve_cache
 
     with (
         suppress(OSError),
@@ -238,9 +240,9 @@ def _is_result(kind: ResultKind, value: bytes) -> bool:
     if is_result(kind, value):
         return True
     if kind == "artifact":
-        from gitboot.assets.verifying import is_read_result
+        from gitboot.artifacts.availability import is_read_result
 
         return is_read_result(value)
-    from gitboot.audit.lineage import is_history_result
+    from gitboot.evaluator.decision_history import is_history_result
 
     return is_history_result(kind, value)

@@ -1,34 +1,40 @@
-"""Results of an evaluation as bytes: the values of its cache, and what its workers send."""
+"""Cache of evaluations: results as bytes, in the disk cache or held by another process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, Generic, TypeVar
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from gitboot.decoders import decoder
+from gitboot.child_processes import encode, framed, read_frame, write_frame
+from gitboot.disk_cache import MAX_VALUE_BYTES, DiskCache
 from gitboot.evaluator import protocol
-from gitboot.frames import encode
-from gitboot.load import Id
-from gitboot.load.loaded import LoadedFile
+from gitboot.evaluator.protocol import Known, NewResults, ResultKind, Wanted
+from gitboot.fleet.resources import Id
+from gitboot.jsonio import decoder
 from gitboot.model.server import Server
-from gitboot.plan import Decision
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Severity
-from gitboot.resolve.decide import DecidedServer
-from gitboot.resolve.found import DecisionFinding
-from gitboot.resolve.hosts import Host
+from gitboot.problems import Code, Severity
+from gitboot.resolve.decision_inputs import DecisionFinding
+from gitboot.resolve.server_decision import Decision, Host
+
+if TYPE_CHECKING:
+    from gitboot.fleet.validation import LoadedFile
+    from gitboot.resolve.fleet_decisions import DecidedServer
+
 
 V = TypeVar("V")
-
-RECENT: Final = 8192  # decoded values in memory: a commit looks at each server several times
+RECENT: Final = 8192  # decoded values in memory: an evaluation reads each server several times
 
 
 class FindingRow(msgspec.Struct, frozen=True, array_like=True):
-    """A `DecisionFinding`, with both kinds of place in fields of their own."""
+    """A `DecisionFinding` with separate fields for both kinds of place."""
 
     code: Code
     message: str
@@ -42,6 +48,12 @@ class FindingRow(msgspec.Struct, frozen=True, array_like=True):
     beside: Id | None
     since: datetime | None
     until: datetime | None
+
+
+class _Named(msgspec.Struct, frozen=True, gc=False):
+    """What `Decision` and `Host` have in common."""
+
+    server: str
 
 
 class DecidedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -59,12 +71,22 @@ def encode_decided(decided: DecidedServer) -> bytes:
 
 
 def decoded_row(data: bytes) -> DecidedRow | None:
-    """Return the row, or None if the bytes are none."""
+    """Return the row, or None if the bytes are not a row."""
     try:
         row: DecidedRow = _row(data)
     except (msgspec.MsgspecError, ValueError):
         return None
     return row
+
+
+def row_of(data: bytes, server: str) -> DecidedRow | None:
+    """Return the row of a server, or None if the bytes are none: they may be the row of another server."""
+    row = decoded_row(data)
+    try:
+        is_own = row is not None and _named(row.decision).server == server == _named(row.host).server
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    return row if is_own else None
 
 
 def findings_of(row: DecidedRow) -> tuple[DecisionFinding, ...]:
@@ -82,7 +104,7 @@ def encode_servers(resources: Sequence[tuple[int, Any]]) -> bytes:
 
 
 def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
-    """Return a file's Server documents with their indexes, or None if the bytes are none."""
+    """Return a file's Server documents with their indexes, or None if the bytes are not such documents."""
     try:
         servers: list[tuple[int, Server]] = _servers(data)
     except (msgspec.MsgspecError, ValueError):
@@ -91,7 +113,7 @@ def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
 
 
 def is_result(kind: protocol.ResultKind, data: bytes) -> bool:
-    """Return whether the bytes are a value of a kind that an evaluation finds: it decodes, and is of one server."""
+    """Return whether the bytes are a valid result of an evaluation: they decode, and all parts name one server."""
     if kind is protocol.ResultKind.PARSED:
         return decoded_servers(data) is not None
     if kind is not protocol.ResultKind.DECIDED or (row := decoded_row(data)) is None:
@@ -161,4 +183,147 @@ def _finding(row: FindingRow) -> DecisionFinding:
 
 
 _row: Final[Callable[[bytes], DecidedRow]] = decoder(DecidedRow)
+_named: Final[Callable[[bytes], _Named]] = decoder(_Named)
 _servers: Final[Callable[[bytes], list[tuple[int, Server]]]] = decoder(list[tuple[int, Server]])
+MAX_KEY_BYTES: Final = 256  # of a key that `serve_cache` inserts
+MAX_MESSAGE_BYTES: Final = 2**27  # of a message that `serve_cache` reads; the largest value of the cache fits
+_BATCH_BYTES: Final = 2**24  # of new results in one message; the last value may exceed this
+
+
+class Results(Protocol):
+    """Results of earlier evaluations, by kind and key."""
+
+    def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+        """Return the known values by key."""
+
+
+class Cache(Results, Protocol):
+    """Results that can be added to."""
+
+    def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
+        """Store values that the cache does not have yet."""
+
+
+class RemoteCache:
+    """The cache of the process at the other end of two streams. If that process is gone, each lookup is a miss."""
+
+    def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
+        self._incoming, self._outgoing = incoming, outgoing
+        self._is_lost = False  # whether the other process has ended, or an error has left a part of a frame in a stream
+
+    def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        left = iter(keys)
+        while not self._is_lost and (batch := tuple(islice(left, protocol.MAX_KEYS))):
+            with self._exchange():
+                write_frame(self._outgoing, Wanted(kind, batch))
+                if (frame := read_frame(self._incoming)) is None:
+                    raise EOFError
+                found |= protocol.known(frame).values
+        return found
+
+    def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
+        for batch in _batches(rows):
+            if self._is_lost:
+                return
+            with self._exchange():
+                write_frame(self._outgoing, NewResults(kind, batch))
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        self._is_lost = True  # until the block ends without an error
+        with suppress(OSError, EOFError):
+            yield
+            self._is_lost = False
+
+
+def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
+    """Yield the results of one message after the other, without values that are too large for the cache."""
+    batch, size = dict[bytes, bytes](), 0
+    for key, value in rows.items():
+        if len(value) > MAX_VALUE_BYTES:
+            continue
+        batch[key], size = value, size + len(value)
+        if len(batch) == protocol.MAX_KEYS or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch
+
+
+def lookup(results: Results | None, wanted: Wanted) -> Known:
+    """Answer a lookup; without results, each key is a miss. Raises ValueError for too many keys."""
+    if len(wanted.keys) > protocol.MAX_KEYS:
+        raise ValueError(f"{len(wanted.keys):,} keys at once")
+    return Known(dict(results.get_many(wanted.kind, wanted.keys)) if results is not None else {})
+
+
+def serve_cache(
+    cache: Cache, incoming: IO[bytes], outgoing: IO[bytes], is_result: Callable[[ResultKind, bytes], bool]
+) -> None:
+    """Answer the lookups of a `RemoteCache` and insert its results, until its process ends or sends a wrong frame.
+
+    A frame is wrong if it has another message, too many keys, a key that is too long, or a value that ``is_result``
+    rejects. The results of a wrong frame are not inserted.
+    """
+    with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
+        while (frame := read_frame(incoming, MAX_MESSAGE_BYTES)) is not None:
+            message = _decode(frame)
+            if isinstance(message, Wanted):
+                write_frame(outgoing, lookup(cache, message))
+            elif _is_right(message, is_result):
+                cache.insert_many(message.kind, message.values)
+            else:
+                return
+
+
+def _is_right(results: NewResults, is_result: Callable[[ResultKind, bytes], bool]) -> bool:
+    if len(results.values) > protocol.MAX_KEYS or max(map(len, results.values), default=0) > MAX_KEY_BYTES:
+        return False
+    return all(is_result(results.kind, value) for value in results.values.values())
+
+
+_decode: Final[Callable[[bytes], Wanted | NewResults]] = decoder(Wanted | NewResults)
+MAX_BYTES: Final = 2**29  # of one evaluation; the rest is not stored
+
+
+class SpooledResults:
+    """Results in a temporary file without a name, which the system deletes when this process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+        self._is_full = False
+
+    def add(self, kind: ResultKind, values: Mapping[bytes, bytes]) -> None:
+        """Append results. After an error of the disk or more than MAX_BYTES, ignore all further results."""
+        if self._is_full:
+            return
+        try:
+            if self._file is None:
+                self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115 - `store` and `close` close it
+            data = framed(encode(NewResults(kind, dict(values))))
+            self._is_full = self._file.tell() + len(data) > MAX_BYTES
+            if not self._is_full:
+                self._file.write(data)
+        except OSError:
+            self._is_full = True
+
+    def store(self, cache: DiskCache, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Insert the valid results into a cache, and close the file. Stop early if ``is_over`` returns True."""
+        if (file := self._file) is None:
+            return
+        with file, suppress(OSError, msgspec.MsgspecError):
+            file.seek(0)
+            while not is_over() and (frame := read_frame(file)) is not None:
+                results = _decode_spooled_results(frame)
+                values = {key: value for key, value in results.values.items() if is_result(results.kind, value)}
+                cache.insert_many(results.kind, values)
+
+    def close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+
+
+_decode_spooled_results: Final[Callable[[bytes], NewResults]] = decoder(NewResults)

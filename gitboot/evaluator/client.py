@@ -1,4 +1,4 @@
-"""What a commit says, as far as an instance knows it: told by an evaluator, a process that may die of a commit."""
+"""The client of the evaluator process, which evaluates commits within limits and may end at any time."""
 
 from __future__ import annotations
 
@@ -13,32 +13,27 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gitboot.bounds import uncollected
+from gitboot.child_processes import OUT_OF_MEMORY, Child, ended, uncollected
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
 from gitboot.evaluator import protocol
+from gitboot.evaluator.cache import SpooledResults, lookup
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, exceeded
-from gitboot.evaluator.remote_cache import lookup
-from gitboot.evaluator.spooled_results import SpooledResults
-from gitboot.frames import OUT_OF_MEMORY, Child, ended
-from gitboot.load import Revision
-from gitboot.load.machines import Machine
-from gitboot.load.merged import merged, replaced
+from gitboot.fleet.identities import Machine
+from gitboot.fleet.layered_dict import merged, replaced
+from gitboot.fleet.revision import Revision
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Decision
-from gitboot.progress import Told, unheard
-from gitboot.resolve import Decisions
-from gitboot.resolve.hosts import Host
-from gitboot.resolve.source_locations import SourceLocations
-from gitboot.resolve.written import Written
+from gitboot.resolve.explanation import SourceLocations
+from gitboot.resolve.server_decision import Decision, Decisions, Host, Written
+from gitboot.status.progress import Told, unheard
 
 
 class Evaluation:
-    """Evaluates commits of one clone, each against another one.
+    """Evaluates commits of one clone in an evaluator process, each against a base.
 
-    The process that does it is started at the first need, and again after it has died. It ends with this one, however
-    that ends.
+    The first evaluation starts the process, and so does the first one after the process has ended. The evaluator
+    process ends when this process ends, even if this process is killed.
     """
 
     def __init__(
@@ -53,12 +48,12 @@ class Evaluation:
         cache: DiskCache | None = None,
     ) -> None:
         self._state = state
-        self._cache = cache  # of results; the process itself does not open it
-        self._site = site  # of whose servers alone is asked; None: of all
+        self._cache = cache  # of results; the evaluator process does not open it
+        self._site = site  # only its servers are evaluated; None: all servers
         self._allowance = allowance or Allowance()
-        self._waits = waits  # until the answer has come, instead of giving None
-        self._timed = timed  # is called when an evaluation begins, and returns what to call at its end
-        self._read = read  # is told how many files of a commit are
+        self._waits = waits  # whether `evaluate` waits for the answer instead of returning None
+        self._timed = timed  # is called when an evaluation begins, and returns a function to call at its end
+        self._read = read  # reports how many files of a commit the process has read
         self.on_answer: Callable[[], None] = lambda: None
         self._process: Child | None = None
         self._asked: _Asked | None = None
@@ -70,11 +65,11 @@ class Evaluation:
         self._storing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="results")
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
-        """What ``revision`` says, and what it changes against ``base``; without one all of it is new.
+        """Return the evaluation of ``revision`` and what it changes against ``base``. None: everything is new.
 
-        None while that, or what was asked before, is still being evaluated: ask again. Raises `InvalidRepository` with
-        all that speaks against it, `NotEvaluated` if the evaluation did not end, and `SourceError` where it cannot be
-        read. After the last two, the next call evaluates it again.
+        Returns None while the process evaluates this or an earlier commit: call again. Raises `InvalidRepository` with
+        all problems of the commit, `NotEvaluated` if the evaluation did not end, and `SourceError` if the clone cannot
+        be read. After the last two, the next call evaluates the commit again.
         """
         asked = self._asked
         if asked is None or (asked.answer.done() and not asked.is_of(revision, base)):
@@ -87,16 +82,16 @@ class Evaluation:
             if asked.is_again:
                 self._asked = None
                 raise NotEvaluated([exceeded(str(error))]) from None
-            self._ask(revision, base, is_again=True)  # perhaps it is no fault of the commit
+            self._ask(revision, base, is_again=True)  # the commit may not be the reason
             return self.evaluate(revision, base)
         except (SourceError, NotEvaluated):
-            self._asked = None  # the next time may do better
+            self._asked = None  # the next call may succeed
             raise
 
     def keep(self, revision: Revision) -> None:
-        """Put the results of a commit that was accepted into the cache, in a thread.
+        """Store the results of an accepted commit in the cache, in a thread.
 
-        The process may have evaluated another commit before, which was not accepted. Then nothing is stored.
+        If the process evaluated a commit before that was not accepted, ignore the results.
         """
         spooled = self._spooled.pop(revision, None)
         self._kept.add(revision)
@@ -112,12 +107,12 @@ class Evaluation:
         self._storing.submit(lambda: None).result()
 
     def settle(self, accepted: Revision | None) -> None:
-        """End the process if it evaluated any commit that was not accepted; ``accepted`` is about to be kept."""
+        """End the process if it evaluated a commit that was not accepted. ``accepted`` counts as accepted."""
         if self._evaluated - self._kept - {accepted}:
             self._end_process()
 
     def close(self) -> None:
-        """End the process, whatever it does. Results that are not stored yet are lost."""
+        """End the process at once. Results that are not stored yet are lost."""
         self._closing.set()
         self._end_process()
         for pool in (self._conversations, self._storing):
@@ -128,7 +123,7 @@ class Evaluation:
             self._cache.close()
 
     def _end_process(self) -> None:
-        """Kill the process. The thread that talks with it reaps it."""
+        """Kill the process. The thread of the conversations waits for its end."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -160,7 +155,7 @@ class Evaluation:
         return self._asked
 
     def _spool(self, revision: Revision, spooled: _Spooled) -> None:
-        """Hold results until the commit is accepted, of the last few commits."""
+        """Keep the results of the last few commits until the instance accepts one of them."""
         if (before := self._spooled.pop(revision, None)) is not None:
             before.results.close()
         self._spooled[revision] = spooled
@@ -172,33 +167,33 @@ _MOST_SPOOLED: Final = 8
 
 
 class _Spooled(NamedTuple):
-    """Results of an evaluation, and which commits that were not accepted its process had evaluated before."""
+    """Results of an evaluation."""
 
     results: SpooledResults
-    untrusted: frozenset[Revision]
+    untrusted: frozenset[Revision]  # the commits that its process had evaluated before and that were not accepted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """A question, and its answer once it has come."""
+    """A question and its answer, which may arrive later."""
 
     revision: Revision
     base: Commit | None
     answer: Future[Evaluated]
-    is_again: bool  # after a process was killed over it
+    is_again: bool  # whether the process of the first attempt was killed
 
     def is_of(self, revision: Revision, base: Commit | None) -> bool:
         return self.revision == revision and self.base is base
 
 
 class _Killed(Exception):
-    """Somebody killed the process: its limits do not do that."""
+    """Another process killed the evaluator process: its own limits do not end it in this way."""
 
 
 def assembled(base: Commit | None, revision: Revision, answers: Iterable[protocol.Answer]) -> Evaluated:
-    """What an evaluator says of a commit, put together with what is known of its base.
+    """Return a commit, assembled from the answers of an evaluator and the base.
 
-    Raises what it says instead, and EOFError where it does not come to an end.
+    Raises the error that the evaluator reports, and EOFError if the answers end early.
     """
     parts = _Assembly(base)
     for answer in answers:
@@ -225,7 +220,7 @@ _MOST_COMMITS: Final = 2  # of one question: the base, and the commit
 
 
 class _Conversation:
-    """A question to an evaluator, and what it answers until it ends or has to be ended."""
+    """A question to an evaluator process, and the answers until the last one or the end of the process."""
 
     def __init__(
         self, process: Child, question: protocol.Question, read: Told, cache: DiskCache | None, results: SpooledResults
@@ -234,11 +229,11 @@ class _Conversation:
         self._cache, self._results = cache, results
         self._began = 0.0  # monotonic
         self._wall_s, self._files = question.allowance.wall_s(0), 0
-        self._commits = 0  # that the process has begun
+        self._commits = 0  # that the process has begun to evaluate
         self._is_late = False
 
     def evaluated(self, base: Commit | None) -> Evaluated:
-        """Ask, and return the answer. If no answer comes, or a wrong one, end the process."""
+        """Send the question and return the answer. If the answer is wrong or missing, end the process."""
         self._began = time.monotonic()
         try:
             self._process.send(self._question, self._left_s)
@@ -262,7 +257,7 @@ class _Conversation:
                         self._begin()
                     case protocol.Begun(files=int() as files):
                         self._wall_s, self._files = self._question.allowance.wall_s(files), files
-                        self._read(0, files + 1)  # what was read is still to be decided
+                        self._read(0, files + 1)  # one more step, in which the servers are decided
                     case protocol.Counted(files=done) if self._files:
                         self._read(min(done, self._files), self._files + 1)
                     case protocol.Wanted() as wanted:
@@ -275,7 +270,7 @@ class _Conversation:
             self._process.kill()
 
     def _begin(self) -> None:
-        """Give the base, and then the commit, the time that each may take."""
+        """Restart the time limit. The base and the commit each have one."""
         self._commits += 1
         if self._commits > _MOST_COMMITS:
             raise ValueError("more commits than gitboot asked for")
@@ -287,16 +282,16 @@ class _Conversation:
         if self._is_late:
             return NotEvaluated([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
-            return InvalidRepository([exceeded("it takes more of the processor's time to evaluate than it may")])
-        if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # pydantic aborts where it can have no memory
+            return InvalidRepository([exceeded("it takes more processor time to evaluate than it may")])
+        if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # pydantic aborts if it gets no memory
             return InvalidRepository([exceeded("it takes more memory to evaluate than it may")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
-            return _Killed("its evaluation was killed twice, as where a machine has no memory left")
+            return _Killed("its evaluation was killed twice, perhaps because the machine has no memory left")
         return InvalidRepository([exceeded(f"its evaluation ended {ended(status)}")])
 
 
 class _Assembly:
-    """A commit in the making: its base, and what the evaluator sends of the servers that differ."""
+    """A commit that is being assembled from its base and the servers that differ."""
 
     def __init__(self, base: Commit | None) -> None:
         self._base = base
@@ -307,7 +302,7 @@ class _Assembly:
         self._labels: dict[str, Mapping[str, str]] = {}
         self._written: dict[str, Written] = {}
 
-    @uncollected()  # what is decoded stays
+    @uncollected()  # the decoded values stay in memory
     def take(self, servers: tuple[protocol.ServerPart, ...]) -> None:
         for server in servers:
             name = server.name
@@ -326,7 +321,7 @@ class _Assembly:
                 self._written[name] = written
 
     def _is_as_before(self, server: protocol.ServerPart) -> bool:
-        """Whether a server was only explained again, as its base explains it."""
+        """Return whether the part has only an explanation, which is the one of the base."""
         others = (server.decision, server.machine, server.network, server.labels)
         if self._base is None or any(each is not None for each in others):
             return False
@@ -334,9 +329,9 @@ class _Assembly:
 
     def commit(self, revision: Revision, result: protocol.CommitEnd) -> Commit:
         base, gone = self._base, result.gone
-        shared = _without_servers(result.fleetwide) if result.fleetwide is not None else base
+        shared = commit_without_servers(result.fleetwide, revision) if result.fleetwide is not None else base
         if shared is None:
-            raise ValueError("a commit without a base needs all that is said besides its servers")
+            raise ValueError("a commit without a base lacks its fleet-wide part")
         before = base or shared
         written, locations = before.written, before.locations
         if shared.shown is None:  # no page is published
@@ -366,15 +361,16 @@ class _Assembly:
         return commit
 
     def _check(self, commit: Commit, result: protocol.CommitEnd) -> None:
-        """Raise ValueError if the parts of a server are not of one server, or a server lacks a part.
+        """Raise ValueError if the parts of a server belong to different servers, or if a server lacks a part.
 
-        The base was checked before: the other servers have their parts unless a part of theirs is gone or replaced.
+        The base was checked before. So this checks the servers that differ, and that no part of another server was
+        removed or replaced.
         """
         servers, networks = commit.decisions.servers, commit.decisions.networks
         machines = self._base.machines if self._base is not None else {}
         replaced_machines = [machines[uuid] for uuid in (*self._machines, *result.gone_machines) if uuid in machines]
         if not {each.name for each in replaced_machines} <= {*self._touched, *result.gone}:
-            raise ValueError("the machine of another server is gone")
+            raise ValueError("the machine of an unchanged server was removed or replaced")
         if len({len(each) for each in (servers, networks, commit.labels, commit.machines)}) > 1:
             raise ValueError("a server lacks a part")
         for name in self._touched:
@@ -382,35 +378,35 @@ class _Assembly:
             machine = commit.machines.get(decision.uuid) if decision is not None else None
             named = [each.server for each in (decision, host) if each is not None]
             if machine is None or [machine.name, *named] != [name] * 3 or name not in commit.labels:
-                raise ValueError(f"the parts of {name} are not of one server")
+                raise ValueError(f"the parts of {name} belong to different servers")
         if not all(name in servers for name in result.come):
-            raise ValueError("a server that is new is none of the servers")
+            raise ValueError("a new server is missing from the servers")
 
 
-def _without_servers(said: protocol.FleetPart) -> Commit:
-    """A commit with what is said besides the servers."""
+def commit_without_servers(part: protocol.FleetPart, revision: Revision) -> Commit:
+    """Return a commit that has only its fleet-wide part."""
     decisions = Decisions(
-        revision="",
-        base_url=said.base_url,
-        outputs=frozenset(said.outputs),
-        evidence=said.evidence,
+        revision=revision,
+        base_url=part.base_url,
+        outputs=frozenset(part.outputs),
+        evidence=part.evidence,
         servers={},
         networks={},
-        sites=said.sites,
-        unknown=said.unknown,
-        unknown_not_found=said.unknown_not_found,
-        warnings=said.warnings,
-        dated=said.dated,
+        sites=part.sites,
+        unknown=part.unknown,
+        unknown_not_found=part.unknown_not_found,
+        warnings=part.warnings,
+        dated=part.dated,
     )
     return Commit(
-        revision=Revision(""),
-        fleet=said.fleet,
+        revision=revision,
+        fleet=part.fleet,
         decisions=decisions,
         machines={},
         sites={},
         labels={},
-        opt_outs=said.opt_outs,
-        minimum_versions=said.minimum_versions,
-        site=said.site,
-        shown=said.shown,
+        opt_outs=part.opt_outs,
+        minimum_versions=part.minimum_versions,
+        site=part.site,
+        shown=part.shown,
     )

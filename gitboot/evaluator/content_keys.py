@@ -1,4 +1,4 @@
-"""Content keys: digests of everything that a decision is made of."""
+"""Content keys: digests of all inputs of a decision."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Final
 
 from msgspec.msgpack import Encoder
 
-from gitboot.load import FleetRepository
-from gitboot.resolve.decision_inputs import SharedInputs
-from gitboot.resolve.fleet_view import FleetView, own_files
+from gitboot.fleet.resources import FleetRepository
+from gitboot.resolve.decision_inputs import FleetView, SharedInputs, own_files
 
 Key = bytes
 _encode: Final = Encoder().encode
@@ -23,10 +22,10 @@ def decision_keys(
     names: Collection[str] | None = None,
     documents: Mapping[str, bytes] | None = None,
 ) -> dict[str, Key]:
-    """Return the content key of the decision of each server, or of these servers.
+    """Return the content key of the decision of each server. ``names``: only of these servers.
 
-    ``documents``: digests of the Server documents by name, all of one length, if the caller has them. A document of
-    other content needs another digest.
+    ``documents``: digests of the Server documents by name, if the caller has them. All digests have the same length,
+    and documents that differ have digests that differ.
     """
     view, shared_digests = FleetView(repository), _SharedDigests()
     files: dict[str, bytes] = {}  # digests by path
@@ -44,10 +43,10 @@ def decision_keys(
 
 
 class _SharedDigests:
-    """The digests of what servers share, each computed once."""
+    """The digests of inputs that servers share. Each digest is computed once."""
 
     def __init__(self) -> None:
-        self._digests: dict[int, tuple[object, bytes]] = {}  # by the identity of a value, which is held
+        self._digests: dict[int, tuple[object, bytes]] = {}  # by id() of the value; the reference keeps the id unique
         self._names = tuple(each.name for each in fields(SharedInputs))
 
     def of(self, inputs: SharedInputs) -> bytes:
@@ -57,7 +56,7 @@ class _SharedDigests:
         return found[1]
 
     def _part(self, value: object) -> object:
-        """Return a value with digests in place of its structures, which other inputs may share."""
+        """Return a value with a digest in place of each dataclass, which other inputs may share."""
         if isinstance(value, tuple):
             return [self._part(each) for each in value]
         if not is_dataclass(value):

@@ -1,42 +1,48 @@
-"""Evaluate commits: look up each result by the content that it is made of, and work out what is not known yet.
-
-Nothing here tracks what changed. A file's documents are known by the file's blob, a server's decision by its content
-key (`gitboot.evaluator.content_keys`). The checks across servers look at all of them, each time.
-"""
+"""Evaluation of a commit: look up results by content key, and compute the others in parallel."""
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeVar
 
-from gitboot.diff.touched import GROUPING, Touched
+from gitboot.child_processes import Buffer, ProcessLimits, encode, end_with, framed, share_of_limits, take_off_limits
 from gitboot.evaluator.cache import (
     DecidedRow,
     Decoded,
+    Results,
     decoded_decision,
     decoded_host,
     decoded_row,
     decoded_servers,
+    encode_decided,
     encode_result,
+    encode_servers,
     findings_of,
+    row_of,
 )
 from gitboot.evaluator.content_keys import Key, decision_keys
 from gitboot.evaluator.protocol import EVALUATED, ResultKind
-from gitboot.evaluator.remote_cache import Results
-from gitboot.evaluator.workers import Forks
-from gitboot.load import BlobId, FleetRepository, Id, Loaded, ParseCache, ParsedBlob, Revision, Snapshot, load_revision
-from gitboot.load.loaded import LoadedFile, list_files
-from gitboot.resolve.decide import Decided, DecidedServer, DecidedServers, decide_all
-from gitboot.resolve.optouts import OptOut, opt_outs
-from gitboot.resolve.reading import decide_loaded
+from gitboot.fleet.documents import ParseCache, ParsedBlob, read_blob
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
+from gitboot.fleet.validation import Loaded, LoadedFile, list_files, load_revision
+from gitboot.jsonio import decoder
+from gitboot.resolve.fleet_decisions import Decided, DecidedServer, DecidedServers, decide_all, decide_loaded
+from gitboot.resolve.policy_selection import OptOut, opt_outs
+from gitboot.review.guards import GROUPING, Touched
 
 if TYPE_CHECKING:
-    from gitboot.diff.changes import Changes
-    from gitboot.diff.extent import Extent
+    from gitboot.review.decision_changes import Changes
+    from gitboot.review.guards import Extent
 
 
 class Snapshots(Protocol):
@@ -64,13 +70,13 @@ class Evaluation:
         return self.loaded.repository
 
     def results(self, kind: ResultKind) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return what a cache may keep of the commit, by key."""
+        """Return the results of the commit that a cache may store, by key."""
         if kind is ResultKind.PARSED:
             return {each.blob.encode(): each for each in self.loaded.files.values() if each.has_only_servers}
         return dict(zip(self.keys.values(), self.rows.values(), strict=True))
 
     def is_made_of(self, other: Evaluation) -> bool:
-        """Return whether this evaluation took over everything of another one."""
+        """Return whether this evaluation has the same files and decisions as another one."""
         return self.keys is other.keys and self.repository.origins is other.repository.origins
 
     @cached_property
@@ -80,7 +86,7 @@ class Evaluation:
 
     @cached_property
     def group_sizes(self) -> Mapping[tuple[str, str], int]:
-        """How many servers have each value of the labels that group servers."""
+        """The number of servers for each value of the labels that group servers."""
         labels = [server.metadata.labels for server in self.repository.servers.values()]
         return Counter((key, each[key]) for key in GROUPING for each in labels if key in each)
 
@@ -94,7 +100,7 @@ class CommitPair:
 
     @cached_property
     def servers(self) -> Collection[str]:
-        """The servers of either commit whose content keys or places differ: everything else about a server is equal."""
+        """The servers of either commit whose content keys or places differ. All other servers are equal."""
         base, head = self.base, self.head
         if base is None:
             return head.keys.keys()
@@ -121,7 +127,9 @@ class CommitPair:
 
     def changes(self) -> Changes:
         """Compare both commits."""
-        from gitboot.diff.changes import compare  # only here: `validate` does not need it, and its import takes time
+        from gitboot.review.decision_changes import (
+            compare,  # only here: `validate` does not need it, and its import takes time
+        )
 
         base, head = self.base, self.head
         old, touched = None, None
@@ -140,14 +148,14 @@ class CommitPair:
     def extent(self) -> Extent:
         if self.base is not None:
             return self.changes().extent
-        from gitboot.diff.tallying import extent_of_first  # only here, as above
+        from gitboot.review.guards import extent_of_first  # only here, as above
 
         decisions = self.head.decided.decisions
         return extent_of_first(decisions, self.head.repository, decisions.servers.values())
 
 
 class Evaluator:
-    """Evaluates commits, and holds the last two: they are where the next evaluation looks first."""
+    """Evaluates commits. The last two stay in memory, where the next evaluation looks for results first."""
 
     def __init__(
         self,
@@ -158,12 +166,12 @@ class Evaluator:
         workers: Forks | None = None,
     ) -> None:
         self._snapshots = snapshots
-        self.results = results  # None: nothing is known
-        self.workers = workers or Forks()  # for commits of which most is unknown
+        self.results = results  # of earlier evaluations; None: there is no cache
+        self.workers = workers or Forks()  # for commits with many unknown results
         self._begun = begun  # is called with the number of files of a commit before gitboot reads them
-        self._held: tuple[Evaluation, ...] = ()  # the base, and what was evaluated last
+        self._held: tuple[Evaluation, ...] = ()  # the base, and the commit that was evaluated last
         self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in EVALUATED}  # keys that the cache has
-        self._complete: Evaluation | None = None  # whose results are all among these
+        self._complete: Evaluation | None = None  # the cache has all of its results
 
     def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
         """Evaluate a commit beside ``base``.
@@ -180,9 +188,9 @@ class Evaluator:
         return any(each.revision == revision for each in self._held)
 
     def unstored(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
-        """Yield what the cache lacks of the last two commits, so many results at a time, each once.
+        """Yield the results of the last two commits that the cache lacks, at most ``number`` at a time.
 
-        The results count as stored from then on.
+        The results count as stored from then on, so the next call does not yield them.
         """
         evaluations = self._held
         if self._complete is not None and all(each.is_made_of(self._complete) for each in evaluations):
@@ -210,7 +218,7 @@ class Evaluator:
 
 
 class _Evaluating:
-    """One commit while gitboot evaluates it. ``beside`` is another one, whose results are in memory."""
+    """The evaluation of one commit. ``beside`` is another commit, whose results are in memory."""
 
     def __init__(
         self,
@@ -235,7 +243,10 @@ class _Evaluating:
         return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided)
 
     def _parsed(self, paths: Sequence[str]) -> ParseCache:
-        """Return what files say that the other commit does not have, as far as it is known or workers find it."""
+        """Return the documents of new files, if the cache has them or workers parse them.
+
+        A file is new if the commit in memory does not have it. `load_revision` parses the files that are left out.
+        """
         known = self._beside.loaded.files if self._beside is not None else {}
         blobs = self._snapshot.blobs
         unknown = {blobs[path]: path for path in paths if path not in known or known[path].blob != blobs[path]}
@@ -258,15 +269,16 @@ class _Evaluating:
         return decide_all(repository, self._servers, placed)
 
     def _servers(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
-        """Return what is decided for each server: known by its key, or worked out now."""
+        """Return the decision of each server, from memory, from the cache, or decided now."""
         keys, beside = self._keys, self._beside
         known: dict[bytes, DecidedRow] = {}
         if beside is not None:
             known = dict(zip(beside.keys.values(), beside.rows.values(), strict=True))
         unknown = [name for name in names if keys[name] not in known]
-        for key, data in self._known(ResultKind.DECIDED, [keys[name] for name in unknown]).items():
-            if (row := decoded_row(data)) is not None:
-                known[key] = row
+        stored = self._known(ResultKind.DECIDED, [keys[name] for name in unknown])
+        for name in unknown:
+            if (data := stored.get(keys[name])) is not None and (row := row_of(data, name)) is not None:
+                known[keys[name]] = row
         unknown = [name for name in unknown if keys[name] not in known]
         for name, data in zip(unknown, self._workers.decide(one, unknown), strict=True):
             row = decoded_row(data)
@@ -281,7 +293,7 @@ class _Evaluating:
 
 
 def _at(loaded: Loaded, known: Evaluation) -> Evaluation:
-    """Return an evaluation of a commit in which no file that the fleet reads differs."""
+    """Return the evaluation of a commit whose fleet files are those of a known commit."""
     decided = known.decided
     decisions = replace(decided.decisions, revision=loaded.snapshot.revision)
     decided = replace(decided, repository=loaded.repository, decisions=decisions)
@@ -312,3 +324,126 @@ def _origins_besides_servers(repository: FleetRepository) -> list[object]:
 
 def _only_servers(resources: Sequence[tuple[int, object]]) -> ParsedBlob:
     return ParsedBlob(resources=tuple(resources), problems=(), more=0, broken=(), unread=())  # type: ignore[arg-type]
+
+
+T = TypeVar("T")
+MOST: Final = 8
+_WORTH: Final = 500  # files or servers; fewer take less time than the start of a process
+BATCH: Final = 64  # files or servers in one message of a worker
+_PIECE: Final = 2**20  # bytes
+
+
+def processors() -> int:
+    """Return the default number of workers."""
+    return min(len(os.sched_getaffinity(0)), MOST)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forks:
+    """``number`` worker processes. ``seen`` is called with the number of files that they have read so far."""
+
+    number: int = 1
+    seen: Callable[[int], None] = lambda _: None
+
+    def parse(self, snapshot: Snapshot, wanted: Sequence[tuple[BlobId, str]]) -> dict[BlobId, bytes]:
+        """Return the encoded documents of the files that have nothing but valid Server documents.
+
+        ``wanted``: blobs with their paths. This process reads files that are left out.
+        """
+        if self.number < 2:
+            return {}
+        done = 0
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            self.seen(done)
+
+        found = self._shared(wanted, lambda each: _servers_in(read_blob(snapshot, *each)), count)
+        return {blob: row for (blob, _), row in zip(wanted, found, strict=True) if row is not None}
+
+    def decide(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> list[bytes]:
+        """Return what is decided for each server as an encoded `DecidedRow`."""
+        found = self._shared(names, lambda name: encode_decided(one(name)))
+        return [encode_decided(one(name)) if row is None else row for name, row in zip(names, found, strict=True)]
+
+    def _shared(
+        self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
+    ) -> list[bytes | None]:
+        """Return the result of ``work`` for each item. None: this process has to do it."""
+        if self.number < 2 or len(items) < _WORTH or threading.active_count() > 1:
+            return [None] * len(items)
+        found: list[bytes | None] = [None] * len(items)
+        work(items[0])  # fills what is created at first use, so that each worker gets a copy
+        limits = share_of_limits(self.number)
+        workers = [_begin(limits, items[number :: self.number], work) for number in range(self.number)]
+        try:
+            for number, at, said in _heard([worker.pipe for worker in workers]):
+                first = number + at * self.number
+                found[first : first + len(said) * self.number : self.number] = said
+                count(len(said))
+        finally:
+            take_off_limits(sum(worker.end() for worker in workers))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """A worker process, and the pipe on which it sends its results."""
+
+    process: int
+    pipe: int
+
+    def end(self) -> float:
+        """End the worker, and return its processor time in seconds."""
+        os.close(self.pipe)
+        os.kill(self.process, signal.SIGKILL)  # after an error, the worker may still run
+        _, _, usage = os.wait4(self.process, 0)
+        return usage.ru_utime + usage.ru_stime
+
+
+def _begin(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
+    parent = os.getpid()
+    reading, writing = os.pipe()
+    if (process := os.fork()) == 0:
+        _work(parent, limits, items, work, writing)
+    os.close(writing)
+    return _Worker(process, reading)
+
+
+def _work(
+    parent: int, limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None], writing: int
+) -> NoReturn:
+    """Do the work of a worker. On any error, end: the parent does the rest."""
+    with suppress(BaseException):
+        end_with(parent)
+        limits.hold()
+        for first in range(0, len(items), BATCH):
+            batch = [work(item) for item in items[first : first + BATCH]]
+            rest = memoryview(framed(encode((first, batch))))
+            while rest:
+                rest = rest[os.write(writing, rest) :]
+    os._exit(0)  # without flushing buffers that the parent has, too
+
+
+def _heard(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
+    """Yield results until all workers have ended: the worker's number, the index of its first item, the results."""
+    poll, buffers = select.poll(), {pipe: Buffer() for pipe in pipes}
+    numbers = {pipe: number for number, pipe in enumerate(pipes)}
+    for pipe in pipes:
+        poll.register(pipe, select.POLLIN)
+    while buffers:
+        for pipe, _ in poll.poll():
+            data = os.read(pipe, _PIECE)
+            for frame in buffers[pipe].add(data):
+                yield (numbers[pipe], *_word(frame))
+            if not data:
+                poll.unregister(pipe)
+                del buffers[pipe]
+
+
+def _servers_in(said: ParsedBlob) -> bytes | None:
+    return encode_servers(said.resources) if said.has_only_servers else None
+
+
+_word: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = decoder(tuple[int, list[bytes | None]])

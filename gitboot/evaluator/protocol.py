@@ -15,43 +15,35 @@ from typing import Final
 
 import msgspec
 
-from gitboot.bounds import Spent
-from gitboot.canonical import digest
-from gitboot.decoders import decoder
-from gitboot.diff.extent import Extent
-from gitboot.frames import encode
-from gitboot.load.machines import Machine, Moves
+from gitboot.child_processes import Spent, encode
+from gitboot.fleet.identities import Machine, Moves
+from gitboot.jsonio import decoder, digest
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, Decision
-from gitboot.problems.codes import Code
-from gitboot.problems.dated import DatedProblem
-from gitboot.problems.problem import Problem
-from gitboot.resolve.decisions import Decisions
-from gitboot.resolve.hosts import Host
-from gitboot.resolve.optouts import OptOut
-from gitboot.resolve.skew import MinimumVersion
-from gitboot.resolve.source_locations import DocumentLocation, ServerLocation
-from gitboot.resolve.written import Written
+from gitboot.problems import Code, DatedProblem, Problem
+from gitboot.resolve.explanation import DocumentLocation, ServerLocation
+from gitboot.resolve.policy_selection import MinimumVersion, OptOut
+from gitboot.resolve.server_decision import Boot, Decision, Decisions, Host, Written
+from gitboot.review.guards import Extent
 
-# What a commit takes grows with its files. Measured on two slow cores: 100,000 servers at once take about 120 s and
-# 2.5 GiB; so the defaults leave room for a machine that is five times as slow.
+# The limits of a commit grow with its files. On two slow cores, a first evaluation of 100,000 servers takes about 120 s
+# and 2.5 GiB, so the defaults fit a machine that is five times as slow.
 _SECONDS: Final = 60
 _SECONDS_A_FILE: Final = 0.006
-_MEBIBYTES: Final = 1024  # the most files that a commit may have are listed in half of it, before they are counted
+_MEBIBYTES: Final = 1024  # half of this is enough to list as many files as a commit may have
 _MEBIBYTES_A_FILE: Final = 0.064
-_WALL: Final = 3  # times the processor's time: others want it too
-_STARTING_S: Final = 10  # until a process has read its program from a slow disk
+_WALL: Final = 3  # times the processor time, because other processes use the processor too
+_STARTING_S: Final = 10  # for a process that reads its program from a slow disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allowance:
-    """What one commit may take; None: what grows with its files."""
+    """The limits of the evaluation of one commit. None: a default that grows with the number of files."""
 
-    seconds: int | None = None  # of the processor
-    mebibytes: int | None = None  # besides what the process has already
-    workers: int | None = None  # processes at once for one of which all is looked at; None: one a processor
+    seconds: int | None = None  # of processor time
+    mebibytes: int | None = None  # in addition to the memory that the process has already
+    workers: int | None = None  # processes for a commit with many unknown results; None: one for each processor
 
     def processor_s(self, files: int) -> float:
         return self.seconds if self.seconds is not None else _SECONDS + _SECONDS_A_FILE * files
@@ -60,35 +52,36 @@ class Allowance:
         return _STARTING_S + _WALL * self.processor_s(files)
 
     def bound(self, spent: Spent, files: int) -> None:
-        """Hold this process to what a commit of so many files may take besides ``spent``."""
+        """Set the limits of this process for a commit of so many files, in addition to ``spent``."""
         spent.limit(memory=self.memory(files), processor_s=self.processor_s(files))
 
     def memory(self, files: int) -> int:
-        """In bytes."""
+        """Return the limit in bytes."""
         mebibytes = self.mebibytes if self.mebibytes is not None else _MEBIBYTES + _MEBIBYTES_A_FILE * files
         return int(mebibytes * 2**20)
 
 
 def exceeded(what: str) -> Problem:
-    """The problem of a commit that took more than it may."""
+    """Return the problem of a commit that exceeded a limit."""
     code = Code.LIMITS
     return Problem(path=".", line=1, column=1, code=code, message=what, hint=code.hint)
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What does ``revision`` say, and what does it change against ``base``? None: there is nothing before it."""
+    """A request to evaluate ``revision`` and to compare it with ``base``. None: there is no base."""
 
     revision: str
     base: str | None
     allowance: Allowance
-    site: str | None = None  # of whose servers alone is said anything; None: of all
+    site: str | None = None  # the answer has only its servers; None: all servers
     stores_results: bool = False  # whether the instance has a cache
 
 
 class ResultKind(StrEnum):
-    """The kinds of results that a cache keeps for those who evaluate commits and for commands.
+    """The kinds of results that a cache stores for evaluations and for commands.
 
-    `gitboot.audit.lineage` describes those of a history, and `gitboot.assets.verifying` those of artifacts.
+    `gitboot.evaluator.decision_history` describes those of a history, and `gitboot.artifacts.availability` those of
+    artifacts.
     """
 
     PARSED = "parsed"  # blob id -> the Server documents of a file that has no others
@@ -106,7 +99,7 @@ MAX_KEYS: Final = 1000  # of one `Wanted`
 
 
 class Wanted(msgspec.Struct, frozen=True, tag=True):
-    """Which of these results does the cache have?"""
+    """A lookup of keys in the cache."""
 
     kind: ResultKind
     keys: tuple[bytes, ...]
@@ -126,22 +119,22 @@ class NewResults(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """gitboot evaluates a commit of so many files: its limits grow with them.
+    """The evaluation of a commit of so many files has begun, and its limits are set.
 
-    None: gitboot counts the files now, and the limits start anew.
+    None: the process starts to list the files, and the limits start anew.
     """
 
     files: int | None
 
 
 class Counted(msgspec.Struct, frozen=True, tag=True):
-    """So many of its files have been read so far."""
+    """The number of files that the process has read so far."""
 
     files: int
 
 
 class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What a commit says of one server, where that is not what the base says; None: the same."""
+    """The parts of one server that differ from the base. None: the part of the base."""
 
     name: str
     decision: bytes | None  # a Decision
@@ -152,13 +145,13 @@ class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
 
 
 class ServerParts(msgspec.Struct, frozen=True, tag=True):
-    """Some of the servers that are others, in the order of their names."""
+    """Some of the servers that differ from the base, sorted by name."""
 
     servers: tuple[ServerPart, ...]
 
 
 class FleetPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a commit says besides its servers."""
+    """The fleet-wide part of a commit: everything that does not belong to one server."""
 
     fleet: FleetSpec
     base_url: str
@@ -171,8 +164,8 @@ class FleetPart(msgspec.Struct, frozen=True, kw_only=True):
     dated: tuple[DatedProblem, ...]
     opt_outs: tuple[OptOut, ...]
     minimum_versions: dict[str, MinimumVersion]
-    shown: bytes | None  # what the page shows of streams and windows, as JSON; None: it is not published
-    site: str | None  # of whose servers alone is said anything; None: of all
+    shown: bytes | None  # the streams and windows on the page, as JSON; None: no page is published
+    site: str | None  # the commit has only its servers; None: all servers
 
 
 def fleet_part(
@@ -201,28 +194,28 @@ def fleet_part(
 
 
 class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of a commit that holds together."""
+    """The end of the report of a valid commit. Mappings have only entries that differ from the base."""
 
     extent: Extent
-    fleetwide: FleetPart | None  # None: the base's
-    come: tuple[str, ...]  # servers of machines that the base does not have
-    moves: Moves  # between the site that is asked for and the others, where it is asked for one
+    fleetwide: FleetPart | None  # None: that of the base
+    come: tuple[str, ...]  # servers whose machines the base does not have
+    moves: Moves  # between the site of the question and the other sites
     gone: tuple[str, ...]  # servers
-    gone_machines: tuple[SystemUuid, ...]  # that no server has any more
-    sites: dict[str, str]  # by server, likewise
+    gone_machines: tuple[SystemUuid, ...]  # machines that no server has any more
+    sites: dict[str, str]  # by server
     gone_sites: tuple[str, ...]  # servers that no site selects any more
-    locations: dict[str, ServerLocation]  # by server, likewise; only if the page is published
-    documents: dict[str, DocumentLocation]  # by document of another kind, likewise
+    locations: dict[str, ServerLocation]  # by server; only if the page is published
+    documents: dict[str, DocumentLocation]  # by document of another kind; only if the page is published
     gone_documents: tuple[str, ...]
-    no_site: Problem | None = None  # that the Fleet does not have the site that is asked for
+    no_site: Problem | None = None  # if the Fleet does not have the site of the question
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A commit that does not hold together."""
+    """The problems of an invalid commit."""
 
     problems: tuple[Problem, ...]
     dated: tuple[DatedProblem, ...]
-    fleet: FleetSpec | None = None  # what that says anyway; None: it is not well formed
+    fleet: FleetSpec | None = None  # None: the Fleet document is invalid, too
 
 
 class Unreadable(msgspec.Struct, frozen=True, tag=True):

@@ -1,45 +1,48 @@
-"""A ledger in a PostgreSQL: one writer at a time, each commit durable there, whoever fails in between.
-
-While a statement comes in, PostgreSQL ends a transaction whose client sends no more only if that is a whole query of
-the simple protocol: not in the midst of a COPY, nor between a Parse, a Bind and a Sync (before version 17 no timeout
-applies there), nor while its client takes no more of an answer. So who has the writer's lock sends simple queries
-(`psycopg.ClientCursor`) and asks for no more rows at once than a connection holds.
-"""
+"""PostgreSQL driver of the ledger, with deadlines."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from uuid import uuid4
 
+import msgspec
+import psycopg
+
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
-from gitboot.ledger.database import Database, Row
-from gitboot.ledger.lease import SHARE, HeldLease, Holder, Lease, now_s
-from gitboot.ledger.leaving import NOBODY, check_is_used, left
-from gitboot.ledger.manyrows import PostgresRows, marked, storable
-from gitboot.ledger.naming import PostgresAddress
-from gitboot.ledger.sqlite import too_new
-from gitboot.ledger.tables import NUMBERED, POSTGRESQL, POSTGRESQL_MIGRATIONS, SHARED, VERSION
-from gitboot.phrases import in_one_line
+from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s
+from gitboot.ledger.location import NOBODY, PostgresAddress, check_is_used, left
+from gitboot.ledger.schema import (
+    NUMBERED,
+    POSTGRESQL,
+    POSTGRESQL_MIGRATIONS,
+    SHARED,
+    VERSION,
+    Database,
+    ManyRows,
+    Row,
+    too_new,
+)
+from gitboot.text import in_one_line
+
+if TYPE_CHECKING:
+    pass
+
 
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.pq import TransactionStatus
 
-    from gitboot.ledger.deadline_connection import (
-        ANSWER_S,
-        LEISURE_S,
-        LOCK_S,
-        TRANSACTION_S,
-        LimitedConnection,
-    )
 except ImportError:
     raise UsageError("psycopg is not installed, which a PostgreSQL needs: pip install 'gitboot[postgresql]'") from None
+
 
 _CONNECT_S: Final = 5
 _HELD: Final = 100  # rows that are asked for at once where somebody waits: a socket holds their bytes
@@ -69,6 +72,7 @@ _FACT: Final = "SELECT value FROM facts WHERE name = %s"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
 _SHORT_S: Final = 6.0  # for a call on such a connection
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
+LOCK_S: Final = 12.0  # for one that may wait for a lock: `lock_timeout` is 10 s
 
 
 class PostgresDatabase(Database):
@@ -382,3 +386,156 @@ def arguments(address: PostgresAddress) -> dict[str, Any]:
         **asked,
         "options": f"{_SETTINGS} {asked.get('options') or ''}",
     }
+
+
+_AT_ONCE: Final = 500
+_COLUMNS: Final = (
+    "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+)
+
+
+class PostgresRows(ManyRows):
+    """By the connection that there is, whose cursors put parameters into the query themselves."""
+
+    def __init__(self, live: Callable[[], LimitedConnection]) -> None:
+        self._live = live
+        self._columns: dict[str, list[str]] = {}
+        self._names: dict[str, str] = {}  # of statements that a connection has prepared
+        self._of: LimitedConnection | None = None  # that connection
+
+    def each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        for found in _some(map(storable, rows)):
+            each = f"EXECUTE {self._prepared(statement, len(found[0]))} ({', '.join(['%s'] * len(found[0]))});"
+            self._allowing(found).execute(each * len(found), list(chain.from_iterable(found)))
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        names = ", ".join(columns)
+        for found in _some(map(storable, rows)):
+            new = f"INSERT INTO {table} ({names}) SELECT {names} FROM {_those(table)}"  # noqa: S608
+            self._allowing(found).execute(new, (_json(columns, found),))
+
+    def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        for found in _some(map(storable, rows)):
+            self._allowing(found).execute(_deleting(table, keys), (_json(keys, found),))
+
+    def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        last = {row[: len(keys)]: row for row in map(storable, rows)}  # as one replaces the other
+        for found in _some(last.values()):
+            gone, new = _deleting(table, keys), f"INSERT INTO {table} SELECT * FROM {_those(table)}"  # noqa: S608
+            self._allowing(found).execute(f"{gone}; {new}", (_json(keys, found), _json(self._columns_of(table), found)))
+
+    def _allowing(self, rows: Sequence[object]) -> LimitedConnection:
+        """Return the connection, whose transaction may take longer by these rows."""
+        connection = self._live()
+        connection.allow_rows(len(rows))
+        return connection
+
+    def _prepared(self, statement: str, count: int) -> str:
+        """The name of a statement with so many parameters, which the connection plans once."""
+        if (connection := self._live()) is not self._of:
+            self._of, self._names = connection, {}
+        if (name := self._names.get(statement)) is None:
+            name = f"many_{len(self._names)}"
+            marks = (f"${number}" for number in range(1, count + 1))
+            connection.execute(f"PREPARE {name} AS {marked(statement) % tuple(marks)}")
+            self._names[statement] = name  # which a transaction that is rolled back leaves there
+        return name
+
+    def _columns_of(self, table: str) -> list[str]:
+        if table not in self._columns:
+            self._columns[table] = [name for (name,) in self._live().execute(_COLUMNS, (table,))]
+        return self._columns[table]
+
+
+def marked(statement: str) -> str:
+    """A statement of the books, with parameters as psycopg marks them."""
+    return statement.replace("?", "%s")
+
+
+def storable(row: Sequence[Any]) -> tuple[Any, ...]:
+    """A row without the one character that PostgreSQL has no place for."""
+    return tuple(each.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(each, str) else each for each in row)
+
+
+def _some(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    rest = iter(rows)
+    while found := list(islice(rest, _AT_ONCE)):
+        yield found
+
+
+def _those(table: str) -> str:
+    """Rows of the form of a table's, which are a parameter."""
+    return f"json_populate_recordset(NULL::{table}, %s) AS those"
+
+
+def _deleting(table: str, keys: Sequence[str]) -> str:
+    same = " AND ".join(f"{table}.{key} = those.{key}" for key in keys)
+    return f"DELETE FROM {table} USING {_those(table)} WHERE {same}"  # noqa: S608
+
+
+def _json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str:
+    return msgspec.json.encode([dict(zip(columns, row, strict=False)) for row in rows]).decode()
+
+
+ANSWER_S: Final = 5.0  # for a statement that a living server answers at once
+STATEMENT_S: Final = 35.0  # for any other: `statement_timeout` is 30 s
+LEISURE_S: Final = 605.0  # for a statement while a ledger is copied: `statement_timeout` is 10 min then
+TRANSACTION_S: Final = 60.0  # for a transaction of few rows, from its begin to its commit
+ROW_S: Final = 0.01  # more of it for each row that is sent; a PostgreSQL takes some 10,000 a second
+_T = TypeVar("_T")
+
+
+class LimitedConnection(psycopg.Connection[Row]):
+    """A connection that closes itself when a call has not ended by its deadline, and then raises `OperationalError`.
+
+    What the call came to is unknown then: a commit may be durable. For one thread at a time.
+    """
+
+    _call_s = STATEMENT_S
+    _until_s = math.inf  # of the transaction, by the monotonic clock
+
+    @contextmanager
+    def answering_within(self, seconds: float) -> Iterator[None]:
+        """A block in which each call may take so long."""
+        before, self._call_s = self._call_s, seconds
+        try:
+            yield
+        finally:
+            self._call_s = before
+
+    def limit_calls(self, seconds: float) -> None:
+        """Let each call take so long from now on."""
+        self._call_s = seconds
+
+    def limit_transaction(self, seconds: float) -> None:
+        """Let all calls together take so long from now on, until this is called again."""
+        self._until_s = time.monotonic() + seconds
+
+    def end_transaction(self) -> None:
+        """Limit each call as before, and no transaction."""
+        self._call_s, self._until_s = STATEMENT_S, math.inf
+
+    def allow_rows(self, count: int) -> None:
+        """Let the transaction take longer, because it sends so many rows."""
+        self._until_s += ROW_S * count
+
+    def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
+        """Do what `psycopg.Connection.wait` does, which each call goes through, until the deadline."""
+        now_s = time.monotonic()
+        until_s = min(now_s + self._call_s, self._until_s)
+        return super().wait(self._until(gen, until_s, until_s - now_s), *args, **kwargs)
+
+    def _until(self, gen: Generator[Any, Any, _T], until_s: float, seconds: float) -> Generator[Any, Any, _T]:
+        """Go through a generator of psycopg, which it resumes several times a second even if nothing comes."""
+        try:
+            waits_for = next(gen)
+            while True:
+                ready = yield waits_for
+                if time.monotonic() >= until_s:
+                    gen.close()
+                    self.close()
+                    raise psycopg.OperationalError(f"no answer within {max(seconds, 0):.0f} s")
+                waits_for = gen.send(ready)
+        except StopIteration as ended:
+            result: _T = ended.value
+            return result

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 from gitboot.errors import DamagedLedger, LedgerError
-from gitboot.ledger.database import Database, ManyRows, Row
-from gitboot.ledger.leaving import check_is_used
-from gitboot.ledger.tables import MIGRATIONS, VERSION
+from gitboot.ledger.location import check_is_used
+from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, ManyRows, Row, too_new
 
 
 class SqliteRows(ManyRows):
@@ -218,7 +217,3 @@ def _migrate(connection: sqlite3.Connection, name: str) -> None:
     steps = "".join(MIGRATIONS[version:])
     identity = "" if version else f"INSERT INTO facts VALUES ('identity', '{uuid4()}');"  # noqa: S608 - its own
     connection.executescript(f"BEGIN IMMEDIATE; {steps} {identity} PRAGMA user_version = {VERSION}; COMMIT;")
-
-
-def too_new(name: str, version: int) -> LedgerError:
-    return LedgerError(f"{name}: the ledger is of version {version}, this gitboot knows {VERSION}; use a newer gitboot")

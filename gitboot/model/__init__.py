@@ -1,1 +1,1 @@
-"""The seven kinds that a fleet repository is written in, as frozen values."""
+"""Declare the seven kinds of documents: their fields, the values that are valid, and their JSON Schema."""

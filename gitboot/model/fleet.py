@@ -4,24 +4,28 @@ from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from gitboot.errors import Orders
-from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     BaseUrl,
     Boolean,
+    Field,
     Integer,
     Ledger,
     LocalDisk,
+    Metadata,
     NameField,
     Network,
     Percent,
     Positive,
+    Struct,
     Text,
+    WordOr,
+    check,
+    structure,
 )
 from gitboot.model.scalars import Malformed
 from gitboot.model.selectors import Select
 from gitboot.model.server import Loader
-from gitboot.model.structure import Field, Struct, WordOr, check, structure
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 
 
 class Output(StrEnum):

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from gitboot.model.fields import LabelKey, LabelValue, NameField
+from gitboot.model.fields import Field, LabelKey, LabelValue, NameField, Struct, WordOr, check, structure
 from gitboot.model.scalars import Malformed, Name
-from gitboot.model.structure import Field, Struct, WordOr, check, structure
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 
 
 class Operator(StrEnum):

@@ -4,10 +4,10 @@ import re
 from enum import StrEnum
 from typing import Final, Literal
 
-from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     BmcAddress,
     Boolean,
+    Field,
     FilePath,
     Fingerprint,
     Instant,
@@ -16,12 +16,16 @@ from gitboot.model.fields import (
     KernelArgument,
     LocalDisk,
     Mac,
+    Metadata,
     NameField,
     SecretPath,
+    Struct,
     Text,
     Uuid,
     Variable,
     VariableName,
+    check,
+    structure,
 )
 from gitboot.model.scalars import (
     MacAddress,
@@ -32,8 +36,7 @@ from gitboot.model.scalars import (
     shown,
     stand_in,
 )
-from gitboot.model.structure import Field, Struct, check, structure
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 
 PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the number that is installed, as Git says
 

@@ -1,1 +1,1 @@
-"""OUTPUT, the published tree: what changes in it, how files are written, its index, manifest and signed list."""
+"""Write the output tree with its index, manifest and signed list, and compare mirrors with the tree."""

@@ -1,9 +1,4 @@
-"""The first publication: check the room, write a tree where nobody looks for it, and move it to its place as a whole.
-
-What is written to ``FRESH`` is nobody's, and goes where its publication came to no end. Once the disk has all of it,
-it is renamed to ``READY``; from then on it is the tree, and whoever publishes next brings what is still there to its
-place. So no file needs a temporary name, and nothing is compared with what stands.
-"""
+"""First publication: fill an empty output directory."""
 
 from __future__ import annotations
 
@@ -22,28 +17,21 @@ from stat import S_IMODE
 from typing import Final, NamedTuple
 
 from gitboot.errors import PublishError
-from gitboot.model.scalars import Digest
-from gitboot.phrases import count
-from gitboot.progress import Told, counted
-from gitboot.publish import durable
-from gitboot.publish.amend import amended
-from gitboot.publish.changes import SHARED, Publication
-from gitboot.publish.changing import rendered
-from gitboot.publish.disk import NEW, NO_LINK, Disk
-from gitboot.publish.durable import refused, split
-from gitboot.publish.index import index_of
-from gitboot.publish.manifest import MANIFEST, Head, Stamp
+from gitboot.jsonio import Digest
+from gitboot.publish import durable_files
+from gitboot.publish.durable_files import NEW, NO_LINK, Disk, refused, split
+from gitboot.publish.manifest import MANIFEST, Head, Shard, Stamp, index_of, render_shard
 from gitboot.publish.signed_list import Listings, listing_in
-from gitboot.publish.tree import OWN, Tree, check_path
-from gitboot.render.listing import ListedFile
-from gitboot.render.paths import is_content, is_immutable, move_order
-from gitboot.render.state import outline, state_path
-from gitboot.render.tree import Files
+from gitboot.publish.tree_changes import SHARED, Publication, amended
+from gitboot.publish.tree_reader import OWN, Tree, check_path
+from gitboot.render.endpoint_files import ListedFile, outline, state_path
+from gitboot.render.paths import Files, is_content, is_immutable, move_order
+from gitboot.status.progress import Told, counted
+from gitboot.text import count
 
 FRESH: Final = f"{OWN}/fresh"
 READY: Final = f"{OWN}/ready"
 _FRESH, _READY = FRESH.removeprefix(f"{OWN}/"), READY.removeprefix(f"{OWN}/")
-
 _BOOT, _IN_BOOT = "boot", "o"
 _LAST: Final = split(MANIFEST)[1]  # nothing counts as published until it stands
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -117,9 +105,9 @@ def begun(disk: Disk, at: datetime) -> Iterator[Fresh | None]:
                     folder = stack.enter_context(_opened(_FRESH, own))
                 yield Fresh(disk, folder, int(at.timestamp()))
             with _refusing(disk):
-                durable.syncfs(own)
+                durable_files.syncfs(own)
                 os.rename(_FRESH, _READY, src_dir_fd=own, dst_dir_fd=own)
-                durable.syncfs(own)
+                durable_files.syncfs(own)
         finally:  # it is there no more where all went well
             with suppress(OSError):
                 shutil.rmtree(_FRESH, dir_fd=own)
@@ -137,7 +125,7 @@ def finish(disk: Disk) -> bool:
             return False
         with _opened(_READY, own) as ready:
             _move(ready, disk.folders.root, "")
-        durable.syncfs(own)
+        durable_files.syncfs(own)
         os.rmdir(_READY, dir_fd=own)
     disk.rest()
     return True
@@ -213,7 +201,8 @@ class Fresh:
     def __init__(self, disk: Disk, folder: int, mtime: int) -> None:
         self._disk, self._folder, self._mtime, self._modes = disk, folder, mtime, disk.modes
         self._made = {""}  # folders, by their path
-        self._is_masked = True  # whether files are made with other permissions, or another group, than are asked for
+        # Whether files are made with other permissions, or another group, than are asked for: the first file tells.
+        self._is_masked: bool | None = None
 
     def add(self, files: Files) -> int:
         """Write one server's files, or those of none; return at how many paths there was nothing yet.
@@ -254,10 +243,11 @@ class Fresh:
             self._make(split(path)[0])
             fd = os.open(path, NEW, self._modes.file, dir_fd=self._folder)
             try:
-                if self._is_masked:
+                if self._is_masked is None:
                     found = os.fstat(fd)
                     is_in_group = self._modes.group in (None, found.st_gid)
                     self._is_masked = S_IMODE(found.st_mode) != self._modes.file or not is_in_group
+                if self._is_masked:
                     self._modes.give_file(fd)
                 rest = memoryview(content)
                 while rest:
@@ -382,3 +372,8 @@ def _once(files: Files) -> dict[str, int]:
         while path := split(path)[0]:
             found[path] = 0
     return found
+
+
+def rendered(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
+    """The files of shards; None: it has none any more."""
+    return {path: render_shard(shard) if shard else None for path, shard in shards.items()}

@@ -1,4 +1,4 @@
-"""The root key of a signed list: make a folder of list keys, and replace the keys in it."""
+"""Root key of a signed list: make a folder of list keys, and replace the keys in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file, read_private, write_output_file
-from gitboot.publish.list_keys import INSTALL, PUBLICATION_KEY, ROOTS, TARGETS, numbered
+from gitboot.publish.signed_list import INSTALL, PUBLICATION_KEY, ROOTS, TARGETS, numbered
 
 try:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -42,7 +42,7 @@ def make_list_keys(folder: Path, root_key: Path | None, now: datetime) -> bytes:
         root.signed.add_key(signer.public_key, role)
     _create_key(root_key or folder / ROOT_KEY, signer)
     _create_key(folder / PUBLICATION_KEY, publication)
-    return _write(folder, root, targets, publication, (signer,), now)
+    return _write_list_root(folder, root, targets, publication, (signer,), now)
 
 
 def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | None, now: datetime) -> bytes:
@@ -75,10 +75,10 @@ def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | 
     targets.signed.version += 1
     publication = CryptoSigner.generate_ed25519()
     write_output_file(folder / PUBLICATION_KEY, [publication.private_bytes], mode=0o600, sync=True)
-    return _write(folder, root, targets, publication, tuple(signers), now)
+    return _write_list_root(folder, root, targets, publication, tuple(signers), now)
 
 
-def _write(
+def _write_list_root(
     folder: Path,
     root: Metadata[Root],
     targets: Metadata[Targets],

@@ -1,10 +1,4 @@
-"""The signed list of a tree: TUF metadata over the listings of its servers, and the time until which it may be used.
-
-``boot/signed/`` has the metadata of The Update Framework 1.0 (theupdateframework.io). Bins of TAP 15 name the listing
-of each server by digest, ``<version>.snapshot.json`` names the version of each bin, and ``timestamp.json`` names the
-snapshot. A change of one server rewrites its listing, one bin, the snapshot and the timestamp. Without a key the same
-files have no signatures, and there is no root and no targets metadata.
-"""
+"""Signed list of an output tree: TUF metadata, and the keys that sign it."""
 
 from __future__ import annotations
 
@@ -16,30 +10,32 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
-from typing import Annotated, Any, Final, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from gitboot.canonical import canonical
-from gitboot.decoders import convert
-from gitboot.errors import PublishError
-from gitboot.model.scalars import format_instant
-from gitboot.publish.disk import Disk
-from gitboot.publish.durable import is_staged, staged
-from gitboot.publish.list_keys import ListKeys
+from gitboot.errors import PublishError, UsageError
+from gitboot.files import read_private
+from gitboot.jsonio import canonical, convert, format_instant
+from gitboot.publish.durable_files import Disk, is_staged, staged
 from gitboot.publish.manifest import Stamp, digest_of
-from gitboot.publish.tree import Tree, damaged
-from gitboot.render.listing import (
+from gitboot.publish.tree_reader import Tree, damaged
+from gitboot.render.endpoint_files import (
     SHARED_LISTING,
     ListedFile,
     listing_path,
-    render,
+    parse,
+    render_listing,
     shared_listing,
+    state_path,
     target_name,
 )
-from gitboot.render.paths import LIST_TIMESTAMP, SIGNED
-from gitboot.render.state import parse, state_path
-from gitboot.render.tree import Files
+from gitboot.render.paths import LIST_TIMESTAMP, SIGNED, Files
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 
 VALID: Final = timedelta(hours=24)  # of a timestamp
 RENEWED_BELOW: Final = VALID / 2  # of the time that is left
@@ -53,11 +49,8 @@ _SPEC_VERSION: Final = "1.0.31"  # of TUF
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
 _MOST: Final = 10**11 - 1  # as a version, of the year 5138: a file with a higher one is not gitboot's
 _VERSIONED: Final = re.compile(r"([1-9][0-9]{0,10})\.(root|targets|snapshot|servers-[0-9a-f]{2})\.json")
-
 Targets = dict[str, ListedFile]  # by target name
 Listings = Mapping[str, ListedFile | None]  # by server; None: the server is gone, or has no listing
-
-
 # Metadata as it is read back: what of it the next list is made from
 
 _Version = Annotated[int, msgspec.Meta(gt=0, le=_MOST)]
@@ -312,7 +305,9 @@ class SignedList:
             self._state = _read_state(disk, keys)
         if self._to != about.manifest:  # an earlier process published it
             self._from, self._to, self._changed = about.manifest, about.manifest, {}
-        shared = render(shared_listing((path, ListedFile(*each)) for path, each in sorted(tree.shared().items())))
+        shared = render_listing(
+            shared_listing((path, ListedFile(*each)) for path, each in sorted(tree.shared().items()))
+        )
         listings = {SHARED_LISTING: shared} if disk.read(SHARED_LISTING) != shared else {}
         shared_target = {target_name(SHARED_LISTING): ListedFile(digest_of(shared), len(shared))}
         before = self._state
@@ -440,3 +435,120 @@ def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
         if (listed := parse(data).files.get(path)) is not None:  # an earlier version of gitboot made no listings
             found[target_name(path)] = ListedFile(*listed)
     return found
+
+
+PUBLICATION_KEY: Final = "publication.key"
+ROOTS: Final = re.compile(r"([1-9][0-9]*)\.root\.json")
+TARGETS: Final = re.compile(r"([1-9][0-9]*)\.targets\.json")
+INSTALL: Final = "a signed list needs python-tuf and cryptography: pip install 'gitboot[signing]'"
+
+
+class KeyUnreadable(UsageError):
+    """The publication key or the metadata beside it cannot be read."""
+
+
+class KeyNotInRoot(UsageError):
+    """The newest root metadata does not name the publication key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListKeys:
+    """The publication key, and the metadata by which readers trust it."""
+
+    keyid: str
+    root_expires: datetime  # of the newest root metadata
+    targets_version: int
+    metadata: Mapping[str, bytes]  # root and targets metadata by file name, as readers need them
+    _key: Ed25519PrivateKey
+
+    def sign(self, content: bytes) -> str:
+        """Return the Ed25519 signature of ``content``, in hexadecimal digits."""
+        return self._key.sign(content).hex()
+
+    def has_signed(self, content: bytes, signature: str) -> bool:
+        """Return whether the publication key made a signature of ``content``."""
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            self._key.public_key().verify(bytes.fromhex(signature), content)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+
+def read_list_keys(folder: Path) -> ListKeys:
+    """Read a folder of list keys.
+
+    Raises:
+        KeyUnreadable: A file is missing, is not what it should be, or others may read the key.
+        KeyNotInRoot: The newest metadata of the root key does not name the publication key.
+    """
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError:
+        raise KeyUnreadable(INSTALL) from None
+    file = folder / PUBLICATION_KEY
+    try:
+        key = load_pem_private_key(read_private(file), password=None)
+    except UsageError as error:
+        raise KeyUnreadable(str(error)) from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise KeyUnreadable(
+            f"{file} is not a PEM file with a private key; copy it again from the host of the root key"
+        ) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise KeyUnreadable(f"{file} is not an Ed25519 key; make one with gitboot secret keygen --signed-list")
+    keyid = _keyid(key.public_key().public_bytes_raw())
+    roots, targets = numbered(folder, ROOTS), numbered(folder, TARGETS)
+    if not roots or not targets or max(roots) != len(roots):
+        raise KeyUnreadable(
+            f"{folder} lacks root.json or targets.json files; copy all of them from the host of the root key"
+        )
+    newest, delegation = max(roots), max(targets)
+    root, delegating = roots[newest], targets[delegation]
+    try:
+        for number, data in [*roots.items(), (delegation, delegating)]:
+            if json.loads(data)["signed"]["version"] != number:
+                raise ValueError("a name that has another version")
+        signed = json.loads(root)["signed"]
+        trusted = [set(signed["roles"][role]["keyids"]) for role in ("snapshot", "timestamp")]
+        trusted.append(set(json.loads(delegating)["signed"]["delegations"]["succinct_roles"]["keyids"]))
+        expires = datetime.fromisoformat(signed["expires"])
+        if expires.tzinfo is None:
+            raise ValueError("a time without a zone")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise KeyUnreadable(
+            f"{folder} has root.json or targets.json files that are no TUF metadata; copy them again"
+        ) from None
+    if not all(keyid in each for each in trusted):
+        raise KeyNotInRoot(
+            f"{newest}.root.json and {delegation}.targets.json in {folder} do not both name {PUBLICATION_KEY}; copy "
+            "the key and all .json files from the host of the root key"
+        )
+    return ListKeys(
+        keyid=keyid,
+        root_expires=expires,
+        targets_version=delegation,
+        metadata={
+            f"{delegation}.targets.json": delegating,
+            **{f"{number}.root.json": data for number, data in sorted(roots.items())},
+        },
+        _key=key,
+    )
+
+
+def numbered(folder: Path, name: re.Pattern[str]) -> dict[int, bytes]:
+    """Return the content of the files of a folder that have such a name, by number."""
+    try:
+        found = {int(match[1]): path for path in folder.iterdir() if (match := name.fullmatch(path.name))}
+        return {number: path.read_bytes() for number, path in found.items()}
+    except OSError as error:
+        raise KeyUnreadable(f"{folder} cannot be read: {error.strerror}") from None
+
+
+def _keyid(public: bytes) -> str:
+    """Return the identifier of an Ed25519 key as python-tuf makes it: the sha256 of the key's canonical JSON."""
+    key = {"keytype": "ed25519", "keyval": {"public": public.hex()}, "scheme": "ed25519"}
+    return sha256(canonical(key)).hexdigest()

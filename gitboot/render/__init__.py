@@ -1,1 +1,1 @@
-"""Plans -> files: `formats` makes them all, one module a format; `paths` is the table of where they lie."""
+"""Render plans to boot files, and the fleet to DHCP configuration, web-server configuration and the page."""

@@ -9,13 +9,12 @@ from urllib.parse import urlsplit
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, BootFile, BootPlan, Decision
-from gitboot.quote import grub_arguments, grub_text, grub_word
-from gitboot.render import disk, paths
-from gitboot.render.header import IDLE, heading
-from gitboot.render.paths import ContentType
-from gitboot.render.tree import File
-from gitboot.resolve import Decisions
+from gitboot.quoting import grub_arguments, grub_text, grub_word
+from gitboot.render import boot_script_parts, paths
+from gitboot.render.boot_script_parts import IDLE, heading
+from gitboot.render.paths import ContentType, File
+from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions
+from gitboot.resolve.server_plan import BootPlan
 
 _ATTEMPTS: Final = "1 2 3 4 5"
 _PAUSE_S: Final = 5
@@ -35,7 +34,8 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 def tombstones(decision: Decision, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
     """What GRUB finds by interfaces that the server may not boot from: on to its disk."""
-    yield from ((paths.GRUB_LOOKUP.of(mac), _tombstone(decision, IDLE)) for mac in idle)
+    configuration = _tombstone(decision, IDLE)
+    yield from ((paths.GRUB_LOOKUP.of(mac), configuration) for mac in idle)
 
 
 def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -45,7 +45,7 @@ def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[
 
 
 def _tombstone(decision: Decision, why: str) -> File:
-    to_disk = disk.grub_to_disk(decision.local_disk)
+    to_disk = boot_script_parts.grub_to_disk(decision.local_disk)
     return File(f"# {decision.server}: {why}, on to the local disk\n{to_disk}".encode(), ContentType.TEXT)
 
 
@@ -56,7 +56,7 @@ def _file(decision: Decision, plan: BootPlan | None) -> File:
 
 
 def _configuration(plan: BootPlan) -> str:
-    header, to_disk = "".join(f"# {line}\n" for line in heading(plan)), disk.grub_to_disk(plan.local_disk)
+    header, to_disk = "".join(f"# {line}\n" for line in heading(plan)), boot_script_parts.grub_to_disk(plan.local_disk)
     if plan.boot is None:
         return f"{header}echo {grub_text(f'gitboot: {plan.server} boots its local disk')}\n{to_disk}"
     if (own := plan.boot.entries.get("grub")) is not None:
@@ -206,7 +206,7 @@ if regexp '^.http' "$tree"; then
 fi
 configfile "$tree/unknown.grub.cfg$who"
 echo "gitboot: no boot entry can be had, on to the local disk"
-{disk.GRUB}"""
+{boot_script_parts.GRUB}"""
 
 
 # GRUB's $grub_cpu: a BIOS build says i386 on any x86 machine.
@@ -223,4 +223,4 @@ def _unknown(boots: Mapping[Architecture, Boot] | None) -> str:
         announced = grub_text(f"gitboot: unknown machine, boots {boot.image}")
         body = "\n".join(_indented(f"echo {announced}\n{_booted(boot)}".splitlines()))
         bodies.append(f"if [ {condition} ]; then\n{body}\nfi\n")
-    return f"# gitboot: a machine that no Server document describes\n{''.join(bodies)}{disk.GRUB}"
+    return f"# gitboot: a machine that no Server document describes\n{''.join(bodies)}{boot_script_parts.GRUB}"

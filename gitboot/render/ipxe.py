@@ -7,13 +7,12 @@ from typing import Final
 
 from gitboot.model.scalars import lookup_uuids
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, BootPlan, Decision
-from gitboot.quote import ipxe_arguments, ipxe_text, ipxe_url
-from gitboot.render import disk, paths
-from gitboot.render.header import heading
-from gitboot.render.paths import ContentType, PathKind
-from gitboot.render.tree import File
-from gitboot.resolve import Decisions
+from gitboot.quoting import ipxe_arguments, ipxe_text, ipxe_url
+from gitboot.render import boot_script_parts, paths
+from gitboot.render.boot_script_parts import WHO, heading
+from gitboot.render.paths import ContentType, File, PathKind
+from gitboot.resolve.server_decision import Boot, Decision, Decisions
+from gitboot.resolve.server_plan import BootPlan
 
 _ATTEMPTS: Final = 5
 _PAUSE_S: Final = 5
@@ -47,7 +46,10 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
     if plan is not None and plan.boot is not None and plan.boot.asks_by_uuid:
         # Another UUID than the document's is why it is looked up by its serial number.
         why = f"{plan.server} asks for its user data by UUID, and has another than its document: on to the local disk"
-        header, to_disk = "".join(f"# {line}\n" for line in heading(plan)), disk.ipxe_to_disk(decision.local_disk)
+        header, to_disk = (
+            "".join(f"# {line}\n" for line in heading(plan)),
+            boot_script_parts.ipxe_to_disk(decision.local_disk),
+        )
         script = File(f"#!ipxe\n{header}echo {ipxe_text(f'gitboot: {why}')}\n{to_disk}".encode(), ContentType.TEXT)
     else:
         script = _file(decision, plan)
@@ -60,12 +62,12 @@ def _file(decision: Decision, plan: BootPlan | None) -> File:
 
 def _tombstone(decision: Decision) -> str:
     why = f"{decision.server}: no plan ({decision.lifecycle}), on to the local disk"
-    return f"#!ipxe\n# {why}\n{disk.ipxe_to_disk(decision.local_disk)}"
+    return f"#!ipxe\n# {why}\n{boot_script_parts.ipxe_to_disk(decision.local_disk)}"
 
 
 def _script(plan: BootPlan) -> str:
     header = "#!ipxe\n" + "".join(f"# {line}\n" for line in heading(plan))
-    to_disk = disk.ipxe_to_disk(plan.local_disk)
+    to_disk = boot_script_parts.ipxe_to_disk(plan.local_disk)
     if plan.boot is None:
         return f"{header}echo {ipxe_text(f'gitboot: {plan.server} boots its local disk')}\n{to_disk}"
     if (own := plan.boot.entries.get("ipxe")) is not None:
@@ -147,7 +149,6 @@ _ANSWER_MS: Final = 8000  # without a byte of the answer
 
 _LOOKUPS: Final = 3
 _NICS: Final = 16
-WHO: Final = "?uuid=${uuid}&serial=${serial:uristring}"  # so that an endpoint can tell it from another machine
 
 
 def first_script(prefix: str = "") -> str:
@@ -182,7 +183,7 @@ imgfetch --name entry {prefix}ipxe/serial/${{serial:uristring}}{WHO} && goto ent
 # Only the server that answers can say that this machine is unknown; without an answer it is in trouble.
 imgfetch --name entry {prefix}unknown.ipxe{WHO}&mac=${{netX/mac:hexhyp}} && goto entry ||
 echo gitboot: no boot entry can be had, on to the local disk
-{disk.IPXE}:entry
+{boot_script_parts.IPXE}:entry
 imgexec --autofree entry && exit 0 || exit 1
 """
 
@@ -214,7 +215,7 @@ _BUILDS: Final[Mapping[Architecture, tuple[str, ...]]] = {
 def _unknown(boots: Mapping[Architecture, Boot] | None) -> str:
     header = "#!ipxe\n# gitboot: a machine that no Server document describes\n"
     if boots is None:
-        return header + disk.IPXE
+        return header + boot_script_parts.IPXE
     choices, bodies = [], []
     for architecture, boot in sorted(boots.items()):
         choices += [f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in _BUILDS[architecture]]
@@ -222,4 +223,4 @@ def _unknown(boots: Mapping[Architecture, Boot] | None) -> str:
         steps = boot_steps(boot)
         tried = _retried(steps, f"_{architecture}") if not isinstance(steps, str) else f"echo {ipxe_text(steps)}\n"
         bodies.append(f":{architecture}\necho {announced}\n{tried}goto local_disk\n")
-    return f"{header}{''.join(choices)}goto local_disk\n{''.join(bodies)}:local_disk\n{disk.IPXE}"
+    return f"{header}{''.join(choices)}goto local_disk\n{''.join(bodies)}:local_disk\n{boot_script_parts.IPXE}"

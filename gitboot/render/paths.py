@@ -1,13 +1,16 @@
-"""The paths of machines' files: one table of what each is for, whose it is, and who is told what by a fetch of it."""
+"""Paths: the table of published paths."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import lru_cache
+from hashlib import sha256
 from typing import Final, NamedTuple
 
+from gitboot.jsonio import Digest
 from gitboot.model.scalars import (
     Malformed,
     SystemUuid,
@@ -16,7 +19,7 @@ from gitboot.model.scalars import (
     parse_lookup_uuid,
     swapped,
 )
-from gitboot.problems.codes import Code
+from gitboot.problems import Code
 
 BOOT: Final = "boot/"  # above all that is for machines
 IMMUTABLE: Final = "boot/o/"  # below it a path names its content and never changes
@@ -33,30 +36,8 @@ class ContentType(StrEnum):
     ISO = "application/vnd.efi-iso"
 
 
-# What lies below o/ and assets/ is served by its name; UEFI HTTP boot goes by the type of what it fetches.
-ARTIFACT_TYPES: Final = {
-    "efi": "application/efi",
-    "iso": str(ContentType.ISO),
-    "img": "application/vnd.efi-img",
-    "json": str(ContentType.JSON),
-    "ign": str(ContentType.IGNITION),
-    "cfg": str(ContentType.TEXT),
-    "ipxe": str(ContentType.TEXT),
-}
-BUNDLED: Final = ("user-data", "meta-data", "vendor-data", "network-config")  # NoCloud's, side by side
-
-
-def artifact_type(name: str) -> str:
-    """What an artifact is served as."""
-    if name in BUNDLED:
-        return ContentType.CLOUD_CONFIG
-    return ARTIFACT_TYPES.get(name.rpartition(".")[2].lower(), ContentType.OCTETS)
-
-
 # How long an answer may be kept (RFC 9111, 5.2.2; immutable: RFC 8246).
 UNCACHED: Final = "no-store"
-REVALIDATED: Final = "no-cache"  # what changes in place: it may be kept, but each use asks again
-FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
 
 
 class Delivery(NamedTuple):
@@ -69,8 +50,6 @@ class Delivery(NamedTuple):
 
 _ANEW: Final = Delivery(UNCACHED, has_etag=False, in_parts=False)  # each fetch counts, and is logged
 _MEDIUM: Final = Delivery(UNCACHED, has_etag=True, in_parts=True)  # a BMC reads an ISO image in parts
-_SHARED: Final = Delivery(REVALIDATED, has_etag=True, in_parts=False)
-_CONTENT: Final = Delivery(FOR_A_YEAR, has_etag=True, in_parts=True)  # a download of a kernel can be resumed
 
 
 class Role(StrEnum):
@@ -168,6 +147,33 @@ class PathKind(NamedTuple):
         return text.replace(r"\{token\}", _INSTALLATION).replace(r"\{name\}", _NAME)
 
 
+MEDIUM: Final = PathKind("media/{id}/{token}/user-data.iso", None, Kind.UUID, Role.MEDIUM, ContentType.ISO)
+DATA: Final = PathKind("v1/boot/{id}/data/{token}/{name}", None, Kind.MAC, Role.DATA, ContentType.OCTETS)
+IGNITION: Final = PathKind("ignition/{id}", None, Kind.UUID, Role.DATA, ContentType.IGNITION)
+# What lies below o/ and assets/ is served by its name; UEFI HTTP boot goes by the type of what it fetches.
+ARTIFACT_TYPES: Final = {
+    "efi": "application/efi",
+    "iso": str(ContentType.ISO),
+    "img": "application/vnd.efi-img",
+    "json": str(ContentType.JSON),
+    "ign": str(ContentType.IGNITION),
+    "cfg": str(ContentType.TEXT),
+    "ipxe": str(ContentType.TEXT),
+}
+BUNDLED: Final = ("user-data", "meta-data", "vendor-data", "network-config")  # NoCloud's, side by side
+
+
+def artifact_type(name: str) -> str:
+    """What an artifact is served as."""
+    if name in BUNDLED:
+        return ContentType.CLOUD_CONFIG
+    return ARTIFACT_TYPES.get(name.rpartition(".")[2].lower(), ContentType.OCTETS)
+
+
+REVALIDATED: Final = "no-cache"  # what changes in place: it may be kept, but each use asks again
+FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
+_SHARED: Final = Delivery(REVALIDATED, has_etag=True, in_parts=False)
+_CONTENT: Final = Delivery(FOR_A_YEAR, has_etag=True, in_parts=True)  # a download of a kernel can be resumed
 IPXE_BY_MAC: Final = PathKind("v1/boot/{id}/boot.ipxe", "ipxe", Kind.MAC, Role.ENTRY, ContentType.TEXT)
 IPXE_BY_UUID: Final = PathKind("ipxe/{id}", "ipxe", Kind.UUID, Role.ENTRY, ContentType.TEXT)
 IPXE_BY_SERIAL: Final = PathKind("ipxe/serial/{id}", "serial", Kind.SERIAL, Role.ENTRY, ContentType.TEXT)
@@ -175,16 +181,12 @@ GRUB_BY_MAC: Final = PathKind("v1/boot/{id}/grub.cfg", "grub", Kind.MAC, Role.EN
 GRUB_LOOKUP: Final = PathKind("grub.cfg-01-{id}", "grub", Kind.MAC, Role.ENTRY, ContentType.TEXT)  # 01 is Ethernet
 GRUB_BY_UUID: Final = PathKind("grub.cfg-{id}", "uuid", Kind.UUID, Role.ENTRY, ContentType.TEXT)
 PXELINUX: Final = PathKind("pxelinux.cfg/01-{id}", "pxelinux", Kind.MAC, Role.ENTRY, ContentType.TEXT)
-IGNITION: Final = PathKind("ignition/{id}", None, Kind.UUID, Role.DATA, ContentType.IGNITION)
 HTTP_BOOT: Final = PathKind("httpboot/{id}.json", None, Kind.UUID, Role.OFFER, ContentType.JSON)
-DATA: Final = PathKind("v1/boot/{id}/data/{token}/{name}", None, Kind.MAC, Role.DATA, ContentType.OCTETS)
 SECRET: Final = PathKind("s/{token}/{id}/{name}", None, Kind.MAC, Role.SEALED, ContentType.OCTETS)
-MEDIUM: Final = PathKind("media/{id}/{token}/user-data.iso", None, Kind.UUID, Role.MEDIUM, ContentType.ISO)
 PROVISIONED: Final = PathKind("v1/boot/{id}/provisioned/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
 REPORTS: Final = (PROVISIONED, FAILED)
-
-# What clients of other systems ask for (docs/paths.md), where the path says whose it is; see `aliases` for the others.
+# What clients of other systems ask for (docs/paths.md), where the path says whose it is; `emulated_apis` has others.
 SMEE: Final = PathKind("{colons}/auto.ipxe", "smee", Kind.MAC, Role.ENTRY, ContentType.TEXT)
 SMEE_SCRIPT: Final = PathKind("ipxe/script/{colons}/auto.ipxe", "smee", Kind.MAC, Role.ENTRY, ContentType.TEXT)
 NETBOOT_XYZ: Final = PathKind("MAC-{bare}.ipxe", "netboot.xyz", Kind.MAC, Role.ENTRY, ContentType.TEXT)
@@ -192,8 +194,8 @@ PIXIECORE: Final = PathKind("pixiecore/v1/boot/{colons}", "pixiecore", Kind.MAC,
 NOCLOUD: Final = PathKind("nocloud/{id}/{name}", "nocloud", Kind.UUID, Role.DATA, ContentType.CLOUD_CONFIG)
 USER_DATA: Final = PathKind("v1/boot/{id}/user-data/{name}", "matchbox", Kind.MAC, Role.DATA, ContentType.TEXT)
 BOOT_PARAMETERS: Final = PathKind("v1/boot/{id}/bootparameters.json", "bss", Kind.MAC, Role.LOOK, ContentType.JSON)
-
 CHECK: Final = "check"  # in the query of a request by gitboot itself, which never counts as a machine's
+CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of such a request, before the version
 # A folder that no copy has. The endpoint answers a path below it as the path without it.
 ASKED: Final = "asked/"
 HOP: Final = "hop"  # in the query of who was sent on, so that it is sent to no third one
@@ -201,12 +203,9 @@ FIRST_SCRIPT: Final = "boot/boot.ipxe"  # what every machine's iPXE starts with
 # What PXELINUX loads first, from where its configurations are: DHCP names the base URL as its prefix (option 210).
 PXELINUX_CORE: Final = "ldlinux.c32"
 CHAIN: Final = "boot/ipxe/boot.ipxe"  # the same, for boot-operator's users, who point iPXE to /ipxe/
-
-
 # What a loader asks for where no entry is found.
 UNKNOWN: Final = ("boot/unknown.ipxe", "boot/unknown.grub.cfg", "boot/pxelinux.cfg/default")
 UNKNOWN_HTTP_BOOT: Final = "boot/unknown.httpboot.json"  # what a DHCP server is told of an address that is no server's
-
 TABLE: Final = (
     IPXE_BY_MAC,
     IPXE_BY_UUID,
@@ -260,7 +259,6 @@ class _TableLines:
 
 
 _RECENT: Final = 1024  # paths: what of one server is rendered, and published, asks for each of its own several times
-
 _CANONICAL: Final = _TableLines(TABLE, lambda kind: BOOT + kind.expression)
 _ANY_SPELLING: Final = tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
 
@@ -390,3 +388,23 @@ _SAYING: Final = (Role.ENTRY, Role.DATA, Role.REPORT)
 def evidence_expression() -> str:
     """A regular expression for the paths, below boot/, of which a completed GET from a mirror says something."""
     return "|".join(kind.expression for kind in TABLE if kind.role in _SAYING)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file: its bytes, and as what it is served."""
+
+    content: bytes
+    content_type: str = ContentType.TEXT
+    _digest: Digest | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def sha256(self) -> Digest:
+        """Of its content; computed when it is first asked for."""
+        if (known := self._digest) is None:
+            known = Digest(sha256(self.content).hexdigest())
+            object.__setattr__(self, "_digest", known)
+        return known
+
+
+Files = Mapping[str, File]  # by path below the output directory: boot/… for machines, ops/… for operators

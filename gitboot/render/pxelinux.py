@@ -10,13 +10,12 @@ from urllib.parse import urlsplit
 
 from gitboot.model.scalars import MacAddress
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, BootFile, BootPlan, Decision
-from gitboot.quote import command_line, ipxe_text
-from gitboot.render import disk, paths
-from gitboot.render.header import IDLE, heading
-from gitboot.render.paths import ContentType
-from gitboot.render.tree import File
-from gitboot.resolve import Decisions
+from gitboot.quoting import command_line, ipxe_text
+from gitboot.render import boot_script_parts, paths
+from gitboot.render.boot_script_parts import IDLE, heading
+from gitboot.render.paths import ContentType, File
+from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions
+from gitboot.resolve.server_plan import BootPlan
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -63,20 +62,21 @@ def ask_endpoint(url: str, instead: str) -> str | None:
 
 
 def _tombstone(decision: Decision, why: str) -> str:
-    return f"# {decision.server}: {why}, on to the local disk\n{disk.pxelinux_alone(decision.local_disk)}"
+    return f"# {decision.server}: {why}, on to the local disk\n{boot_script_parts.pxelinux_alone(decision.local_disk)}"
 
 
 def _configuration(boot: Boot | None, who: str, how: str | None = None) -> str:
     """What boots, with a word on the screen; the disk where nothing does, or where it is unavailable."""
     announced = f"say {ipxe_text(f'gitboot: {who}')}\n" if who else ""
     if boot is None:
-        return announced + disk.pxelinux_alone(how)
+        return announced + boot_script_parts.pxelinux_alone(how)
     try:
         steps = list(_steps(boot))
     except _NotForPxelinux as reason:
-        return f"{announced}say {ipxe_text(f'gitboot: {reason}')}\n{disk.pxelinux_alone(how)}"
+        return f"{announced}say {ipxe_text(f'gitboot: {reason}')}\n{boot_script_parts.pxelinux_alone(how)}"
     label = "".join(f"  {step}\n" for step in steps)
-    return f"{announced}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label}{disk.pxelinux_to_disk(how)}"
+    to_disk = boot_script_parts.pxelinux_to_disk(how)
+    return f"{announced}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label}{to_disk}"
 
 
 class _NotForPxelinux(Exception):

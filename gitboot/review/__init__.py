@@ -1,4 +1,4 @@
-"""What a reviewer sees of a commit: cause and effect, verdict, rendered diffs; as values, JSON and Markdown."""
+"""Compare commits: what changes for which server, which guards hold it, and what a rollout does next."""
 
 from gitboot.review.review import Review, ReviewOutcome, review
 

@@ -7,22 +7,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gitboot.authorship import Message, ReinstallsNeed, Signer
-from gitboot.diff.changes import Changes, compare
-from gitboot.diff.documents import DocumentChange, Fate
-from gitboot.diff.fields import FieldChange
-from gitboot.diff.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
-from gitboot.diff.reinstalls import RAISED, may_be_installed
-from gitboot.diff.risks import DANGEROUS, Risk
-from gitboot.load import FleetRepository, Id
-from gitboot.phrases import count
-from gitboot.problems.problem import Severity
-from gitboot.review import words
-from gitboot.review.causes import Causes
-from gitboot.review.groups import ChangeCause, Commit, Group, change_causes, groups
-from gitboot.review.merges import Between, HeldStep, judged_by_steps, tightened
-from gitboot.review.rendered import RenderedDiff, shared_diffs, unknown_diffs
-from gitboot.review.side import Side
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
+from gitboot.problems import Severity
+from gitboot.review.commit_path import Between, HeldStep, judged_by_steps, tightened
+from gitboot.review.decision_changes import Changes, Side, compare
+from gitboot.review.document_changes import DocumentChange, Fate, FieldChange
+from gitboot.review.formats import phrases
+from gitboot.review.groups import Causes, ChangeCause, Commit, Group, change_causes, groups
+from gitboot.review.guards import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
+from gitboot.review.reinstalls import RAISED, may_be_installed
+from gitboot.review.rendered_diffs import RenderedDiff, shared_diffs, unknown_diffs
+from gitboot.review.risks import DANGEROUS, Risk
+from gitboot.text import count
 
 
 class ReviewOutcome(StrEnum):
@@ -156,26 +153,26 @@ class Review:
             names = tuple(sorted(name for group in found for name in group.names))
             reasons: tuple[str, ...] = ()
             if risk is Risk.REINSTALL:
-                asked = (words.reason(each) for group in found for each in group.reinstalls)
-                claims = (words.claim(each.image, each.place, each.writer) for each in self.claims)
+                asked = (phrases.reason(each) for group in found for each in group.reinstalls)
+                claims = (phrases.claim(each.image, each.place, each.writer) for each in self.claims)
                 reasons = tuple(dict.fromkeys((*claims, *asked)))
                 names = names or tuple(f"BootImage/{each.image}" for each in self.claims)
             elif risk is Risk.ACCESS and self.changes.access:
-                names, reasons = ("every machine",), tuple(map(words.who_may_fetch, self.changes.access))
+                names, reasons = ("every machine",), tuple(map(phrases.who_may_fetch, self.changes.access))
             elif risk is Risk.RESET:
                 changes = (change for group in found for change in group.servers)
-                reasons = tuple(dict.fromkeys(each for change in changes for each in words.switched(change)))
+                reasons = tuple(dict.fromkeys(each for change in changes for each in phrases.switched(change)))
             elif risk is Risk.BECOMES_UNKNOWN:
-                reasons = tuple(dict.fromkeys(words.unknown(each) for group in found for each in group.unknown))
+                reasons = tuple(dict.fromkeys(phrases.unknown(each) for group in found for each in group.unknown))
             elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is Fate.REMOVED for each in found):
-                reasons = (words.deleted(self._unknown_servers),)
+                reasons = (phrases.deleted(self._unknown_servers),)
             elif risk is Risk.UNKNOWN_SERVERS and self.changes.unknown and not self.changes.first:
                 names = ("every unknown machine",)
             elif risk is Risk.MUTATED_IMAGE:
                 reasons = names and tuple(f"BootImage/{each.name}" for each in self.changes.images if each.mutated)
             elif risk is Risk.KERNEL_ARGUMENTS:
                 changed = (field for group in found for field in group.fields if "kernelArguments" in field.path)
-                reasons = tuple(dict.fromkeys(map(words.change, changed)))
+                reasons = tuple(dict.fromkeys(map(phrases.change, changed)))
             if names:
                 yield Danger(risk, names, reasons)
 
@@ -270,7 +267,7 @@ def _shared(changes: Changes, old: Commit | None, new: Commit, causes: Causes) -
     return Shared(
         title="what is published for all machines",
         causes=change_causes(causes.of_shared(changes.shared), changes, new[1]),
-        fields=tuple(words.shared(changes.shared)),
+        fields=tuple(phrases.shared(changes.shared)),
         rendered=shared_diffs(old[0], new[0]),
     )
 

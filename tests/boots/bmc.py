@@ -17,10 +17,10 @@ import httpx
 from tests.boots.architectures import X86_64
 from tests.boots.images import Images
 from tests.boots.machine import PATIENCE_S, Machine, Running
-from tests.fleets import mac_of, uuid_of
-from tests.instance import eventually
-from tests.redfish.double import Boot
-from tests.redfish.double import Machine as Double
+from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.instance_process import eventually
+from tests.helpers.redfish_double.double import Boot
+from tests.helpers.redfish_double.double import Machine as Double
 
 _TICK_S: Final = 0.25
 _OFF: Final = "reboot: Power down"  # what Linux says before it switches off; anything else that ends QEMU is a reset

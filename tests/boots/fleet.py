@@ -9,7 +9,7 @@ from typing import Final, Literal
 from tests.boots.architectures import X86_64, Architecture
 from tests.boots.images import ARGUMENTS, DIRECT, Artifacts, Images, digest
 from tests.boots.network import BASE_URLS, over_ipv6
-from tests.fleets import document, mac_of, policy, profile, uuid_of
+from tests.helpers.fleets import document, mac_of, policy, profile, uuid_of
 
 # Profiles with a policy of their name, for the servers with it as the label `boots`.
 PROFILES: Final = ("node", *(f"{kind}-{by.lower()}" for kind in ("uki", "iso") for by in DIRECT))

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from tests.boots.programs import program, running
-from tests.serving import eventually
+from tests.helpers.served_tree import eventually
 
 BRIDGE: Final = "br0"
 TAPS: Final = ("tap0", "tap1")

@@ -73,7 +73,7 @@ def rows() -> list[Row]:
 
 def write(reports: Iterable[pytest.TestReport]) -> None:
     """Put what tests that passed have told into the page, in the place of what it had of the same tests."""
-    by_key = {row.key: row for row in rows()}  # tests that are no more are found by tests/test_boots_page.py
+    by_key = {row.key: row for row in rows()}  # tests that are no more are found by tests/docs/test_boots.py
     for report in reports:
         told: dict[str, Any] = dict(report.user_properties)
         if PROPERTY in told:

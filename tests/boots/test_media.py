@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.artifact_servers import artifact_server
 from tests.boots import uki
 from tests.boots.architectures import X86_64
 from tests.boots.bmc import Owner, switch
@@ -15,12 +14,13 @@ from tests.boots.images import ARGUMENTS, Images, digest
 from tests.boots.initramfs import END
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
-from tests.credentials import give_credentials
-from tests.fleets import document, fleet, mac_of, policy, profile, server
-from tests.instance import Repository, eventually, ledger_in, running
-from tests.redfish.certificates import Authority
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
+from tests.helpers.artifact_servers import artifact_server
+from tests.helpers.configuration import give_credentials
+from tests.helpers.fleets import document, fleet, mac_of, policy, profile, server
+from tests.helpers.instance_process import Repository, eventually, ledger_in, running
+from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
 
 BASE = BASE_URLS["gitboot"]
 ADDRESS = "192.0.2.50/24"

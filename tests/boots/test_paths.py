@@ -18,7 +18,7 @@ from tests.boots.images import Images
 from tests.boots.machine import Running
 from tests.boots.network import BASE_URLS
 from tests.boots.site import Site, published
-from tests.instance import eventually
+from tests.helpers.instance_process import eventually
 
 Row = Callable[[Running, float], None]
 

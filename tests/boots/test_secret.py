@@ -16,10 +16,10 @@ from tests.boots.machine import Machine, Running
 from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN
 from tests.boots.test_whole_way import image
-from tests.fleets import fleet, mac_of, policy, profile, server, uuid_of
-from tests.instance import Repository, eventually, running
-from tests.serving import LOADER
-from tests.test_serve_secrets import Sealed
+from tests.endpoint.test_boot_responses_secrets import Sealed
+from tests.helpers.fleets import fleet, mac_of, policy, profile, server, uuid_of
+from tests.helpers.instance_process import Repository, eventually, running
+from tests.helpers.served_tree import LOADER
 
 BASE = BASE_URLS["gitboot"]
 SECRET = "token: hunter2"

@@ -17,13 +17,12 @@ import httpx
 import pytest
 
 from gitboot import __version__
-from gitboot.cli import cli
-from gitboot.cli.exit import Exit
-from tests.git_servers import free_port, program
-from tests.instance import eventually
+from gitboot.cli.main import Exit, cli
+from tests.helpers.git_servers import free_port, program
+from tests.helpers.instance_process import eventually
+from tests.helpers.repositories import Work
+from tests.helpers.served_tree import IPXE
 from tests.packages.debian import Debian, fresh, unpacked
-from tests.repositories import Work
-from tests.serving import IPXE
 
 ROOT: Final = Path(__file__).parent.parent.parent
 ENTRY: Final = "v1/boot/52-54-00-12-34-56/boot.ipxe"

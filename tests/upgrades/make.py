@@ -12,8 +12,9 @@ The BMCs are the Redfish double of these tests. The archive contains three serve
 
 The fleet also has an image that writes no disk, and a profile for it. No server boots them.
 
-Wait a minute after the script has ended before you run `tests/test_upgrade.py`. Until then web01 may fetch its install
-boot again. Two archives differ in identities and times only. All files in an archive have the same owner and time.
+Wait a minute after the script has ended before you run `tests/scenarios/test_upgrade.py`. Until then web01 may fetch
+its install boot again. Two archives differ in identities and times only. All files in an archive have the same owner
+and time.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from typing import Final
 
 import httpx
 
-from tests.credentials import give_credentials
-from tests.fleets import mac_of, uuid_of
-from tests.instance import Repository
-from tests.redfish.double import Machine
-from tests.redfish.profiles import ENABLED
-from tests.redfish.server import RedfishServer
-from tests.redfish.service import Service
-from tests.serving import LOADER
+from tests.helpers.configuration import give_credentials
+from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.instance_process import Repository
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import ENABLED
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+from tests.helpers.served_tree import LOADER
 
 NAMES: Final = ("web01", "web02", "web03")
 HOST, PORT = "127.59.0.1", 8443  # of the BMCs: the ledger has recorded the address, so a test needs the same one

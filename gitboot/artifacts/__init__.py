@@ -1,0 +1,1 @@
+"""Check that kernels, images and boot loaders are there and unchanged, download them, and verify their signatures."""

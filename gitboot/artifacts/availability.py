@@ -1,0 +1,333 @@
+"""Artifact checks: whether each file that a boot needs can be fetched and has the expected content."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from hashlib import blake2b, sha256
+from threading import Event, Lock
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from gitboot.child_processes import encode
+from gitboot.errors import ArtifactMissing, HostUnreachable
+from gitboot.jsonio import decoder
+from gitboot.resolve.server_decision import Boot, BootFile, Decisions
+
+
+class Cache(Protocol):
+    """Results by kind and key."""
+
+    def get_many(self, kind: Any, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+        """Return the values of those keys that are known."""
+
+    def insert_many(self, kind: Any, rows: Mapping[bytes, bytes]) -> None:
+        """Store values that the cache does not have yet."""
+
+
+class ReadResults:
+    """What gitboot read of artifacts, in a cache, by the version that the server of an artifact names."""
+
+    def __init__(self, cache: Cache | None = None) -> None:
+        self._cache, self._lock = cache, Lock()
+
+    def find(self, file: BootFile, head: ArtifactHead) -> Sighting | None:
+        """Return what gitboot read of this version of a file. None: it has not read it."""
+        if self._cache is None or (key := _key_of(file, head)) is None:
+            return None
+        with self._lock:
+            value = self._cache.get_many(READ, [key]).get(key)
+        if value is None or not is_read_result(value):
+            return None
+        presence, message = _decode(value)
+        return Sighting(presence=presence, message=message, head=head)
+
+    def store(self, file: BootFile, found: Sighting) -> None:
+        """Store what gitboot read of a file."""
+        if self._cache is not None and (key := _key_of(file, found.head)) is not None:
+            with self._lock:
+                self._cache.insert_many(READ, {key: encode((found.presence, found.message))})
+
+
+READ: Final = "artifact"  # the kind of these results
+
+
+class Presence(StrEnum):
+    VERIFIED = "Verified"  # its content was read, and has the digest
+    FOUND = "Found"  # something is there of the right size, as far as that is said; it was not read
+    MISSING = "Missing"  # whoever has to have it says that there is none
+    WRONG = "Wrong"  # what is there has another size or another digest
+    UNKNOWN = "Unknown"  # nobody has answered, or not so that anything follows
+
+
+_decode: Final[Callable[[bytes], tuple[Presence, str]]] = decoder(tuple[Presence, str])
+
+
+def is_read_result(value: bytes) -> bool:
+    """Return whether the bytes are a result of reading an artifact."""
+    try:
+        presence, _ = _decode(value)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    return presence in (Presence.VERIFIED, Presence.WRONG)
+
+
+def _key_of(file: BootFile, head: ArtifactHead) -> bytes | None:
+    """Return the key of a version of a file. None: the server names no version."""
+    if head.version is None:
+        return None
+    return blake2b(encode((file.url, file.sha256, file.size, head.version)), digest_size=32).digest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactHead:
+    """What whoever has an artifact says of it."""
+
+    size: int | None = None  # of the whole, in bytes
+    content_type: str | None = None
+    version: str | None = None  # changes with the content: made of ETag and Last-Modified; None: nothing does
+    led_to: str | None = None  # the URL to which a redirect led
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sighting:
+    """What was seen of one artifact, and by what that is known."""
+
+    presence: Presence
+    message: str = ""  # what is wrong, or why nothing is known
+    head: ArtifactHead = ArtifactHead()
+
+    @property
+    def is_there(self) -> bool:
+        return self.presence in (Presence.VERIFIED, Presence.FOUND)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether it is known that no machine can boot by it; a server that does not answer is not known to lack it."""
+        return self.presence in (Presence.MISSING, Presence.WRONG)
+
+
+NO_RESULTS: Final = ReadResults()
+
+
+def look_at(
+    fetcher: Fetcher,
+    file: BootFile,
+    before: Sighting | None = None,
+    *,
+    read: bool,
+    results: ReadResults = NO_RESULTS,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Sighting:
+    """What is to be seen of an artifact now; ``before`` is what was, and is not read anew while that is the same.
+
+    Nor is what ``results`` have. Without ``read`` only its server's word is taken: that it is there, and its size. Once
+    it is ``stopped``, what was not read to its end is unknown.
+    """
+    try:
+        found = judge(file, fetcher.head(file.url), before)
+        if found.presence is Presence.FOUND:
+            found = results.find(file, found.head) or found
+        if read and found.presence is Presence.FOUND:
+            found = _read(fetcher, file, stopped)
+            results.store(file, found)
+        return found
+    except ArtifactMissing as error:
+        return Sighting(presence=Presence.MISSING, message=str(error))
+    except HostUnreachable as error:
+        return Sighting(presence=Presence.UNKNOWN, message=str(error))
+
+
+def _read(fetcher: Fetcher, file: BootFile, stopped: Callable[[], bool]) -> Sighting:
+    digest, size = sha256(), 0
+    most = file.size if file.size is not None else LARGEST_ARTIFACT
+    with fetcher.read(file.url) as content:
+        for chunk in content.chunks:
+            digest.update(chunk)
+            size += len(chunk)
+            if size > most:
+                return Sighting(presence=Presence.WRONG, message=f"it goes on after {most} bytes", head=content.head)
+            if stopped():
+                raise HostUnreachable("it was not read to its end")
+    return judge_content(file, content.head, digest.hexdigest(), size)
+
+
+def look_at_all(
+    fetcher: Fetcher,
+    files: Collection[BootFile],
+    results: ReadResults,
+    seen: Callable[[BootFile, Sighting], None],
+    *,
+    read: bool,
+    parallel: int,
+) -> None:
+    """Look at each of ``files``, so many at a time; ``seen`` is called as each is done, by this thread.
+
+    What ends it early, a signal or an error of ``seen``, ends what is under way, too.
+    """
+    stop = Event()
+    pool = ThreadPoolExecutor(parallel, thread_name_prefix="artifact")
+    try:
+        jobs = {
+            pool.submit(look_at, fetcher, file, read=read, results=results, stopped=stop.is_set): file for file in files
+        }
+        for job in as_completed(jobs):
+            seen(jobs[job], job.result())
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedArtifact:
+    """One artifact, and who needs it."""
+
+    file: BootFile
+    images: tuple[str, ...]
+    sites: tuple[str, ...]  # by name; "" is the fleet itself
+    servers: int  # that may boot by it; unknown machines are none
+    by_firmware: bool  # whether UEFI HTTP boot fetches it itself
+
+
+@dataclass(slots=True)
+class _Needs:
+    images: set[str] = field(default_factory=set)
+    sites: set[str] = field(default_factory=set)
+    servers: set[str] = field(default_factory=set)
+    by_firmware: bool = False
+
+    def note(self, boot: Boot, file: BootFile, site: str, server: str | None) -> None:
+        self.images.add(boot.image)
+        self.sites.add(site)
+        self.servers |= {server} if server is not None else set()
+        self.by_firmware |= boot.http_boot_file == file
+
+
+def named_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[NamedArtifact, ...]:
+    """Every artifact that any server, or an unknown machine, may be told to fetch, by URL; ``sites`` are by server."""
+    found: defaultdict[BootFile, _Needs] = defaultdict(_Needs)
+    for server, decision in decisions.servers.items():
+        for boot in decision.boots:
+            for file in boot.fetched:
+                found[file].note(boot, file, sites.get(server, ""), server)
+    for boot in (decisions.unknown or {}).values():
+        for file in boot.fetched:
+            found[file].note(boot, file, "", None)
+    return tuple(
+        NamedArtifact(
+            file=file,
+            images=tuple(sorted(needs.images)),
+            sites=tuple(sorted(needs.sites)),
+            servers=len(needs.servers),
+            by_firmware=needs.by_firmware,
+        )
+        for file, needs in sorted(found.items(), key=lambda each: (each[0].url, each[0].sha256, each[0].size or 0))
+    )
+
+
+def at_sources(artifacts: Iterable[NamedArtifact]) -> tuple[NamedArtifact, ...]:
+    """The same, each where a mirror takes it from; what several sites fetch from their own mirrors is one there."""
+    found: dict[BootFile, NamedArtifact] = {}
+    for each in artifacts:
+        if each.file.source is not None:
+            file = replace(each.file, url=each.file.source, source=None)
+            each = replace(each, file=file, by_firmware=False)  # it is served under another name
+        other = found.get(each.file)
+        found[each.file] = _together(each, other) if other is not None else each
+    return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256, each.file.size or 0)))
+
+
+def _together(one: NamedArtifact, other: NamedArtifact) -> NamedArtifact:
+    return replace(
+        one,
+        images=tuple(sorted({*one.images, *other.images})),
+        sites=tuple(sorted({*one.sites, *other.sites})),
+        servers=one.servers + other.servers,
+    )
+
+
+LARGEST_ARTIFACT: Final = 32 << 30  # if the document gives no size; an installer's DVD has up to 16 GiB
+
+
+class Content(NamedTuple):
+    """An artifact that is being read."""
+
+    head: ArtifactHead
+    offset: int  # in the whole, at which the chunks begin: 0 where no other was to be had
+    chunks: Iterator[bytes]
+
+
+class Fetcher(Protocol):
+    """Whoever knows where the artifacts of a kind of URL are; it may be asked from many threads at once.
+
+    It says what is there, and judges nothing: sizes and digests are compared by who asks.
+    Both raise `ArtifactMissing` where it is known that there is none, and `HostUnreachable` where nothing is known.
+    """
+
+    def head(self, url: str) -> ArtifactHead:
+        """What is said of an artifact without reading it."""
+
+    def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
+        """Read an artifact from an offset on, or all of it; what ends it too early is raised by the chunks."""
+
+
+def since_before(now: Sighting, before: Sighting | None) -> Sighting:
+    """What is known after another look: who does not answer any more has not got what was missing."""
+    is_silent = now.presence is Presence.UNKNOWN
+    return before if is_silent and before is not None and before.is_absent else now
+
+
+def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -> bool:
+    """Whether no boot is offered that is made by a file. None: nobody looks.
+
+    One of which nothing is known holds nothing back; but one that is mirrored is waited for until it was seen.
+    """
+    if sightings is None:
+        return False
+    seen = sightings.get(file)
+    if file.source is not None:
+        return seen is None or not seen.is_there
+    return seen is not None and seen.is_absent
+
+
+def judge(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:
+    """What follows from what is said of an artifact, and from its having been read before, while it is the same."""
+    if file.size is not None and head.size not in (None, file.size):
+        message = f"it has {head.size} bytes, and the image says {file.size}"
+        return Sighting(presence=Presence.WRONG, message=message, head=head)
+    was_read = before is not None and before.presence in (Presence.VERIFIED, Presence.WRONG)
+    if before is not None and was_read and head.version is not None and head.version == before.head.version:
+        return Sighting(presence=before.presence, message=before.message, head=head)
+    return Sighting(presence=Presence.FOUND, head=head)
+
+
+def judge_content(file: BootFile, head: ArtifactHead, digest: str, size: int) -> Sighting:
+    """What follows from an artifact's having been read."""
+    if digest != file.sha256:
+        message = f"its {size} bytes have the sha256 {digest}, and the image says {file.sha256}"
+        return Sighting(presence=Presence.WRONG, message=message, head=head)
+    return Sighting(presence=Presence.VERIFIED, head=head)
+
+
+_FIRMWARE_TYPES = frozenset({"application/efi", "application/vnd.efi-iso", "application/vnd.efi-img"})
+
+
+def unbootable_by_firmware(head: ArtifactHead) -> str | None:
+    """Why UEFI HTTP boot is likely to refuse what other loaders take; None: nothing is known against it.
+
+    UEFI Specification 2.10, 24.7.3: the type names what is booted, and the size has to be known before the file is
+    fetched. No redirect is followed by most firmware.
+    """
+    if head.led_to is not None:
+        return f"firmware follows no redirect, and this one leads to {head.led_to}"
+    if head.size is None:
+        return "firmware has to be told the size, and there is no Content-Length"
+    given = (head.content_type or "").partition(";")[0].strip().lower()
+    if given not in _FIRMWARE_TYPES:
+        return f"firmware boots {' or '.join(sorted(_FIRMWARE_TYPES))}, and it is served as {given or 'nothing'}"
+    return None

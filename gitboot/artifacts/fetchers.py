@@ -1,0 +1,249 @@
+"""Artifact readers: from web servers, from the published folder and from OCI registries."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from gitboot.artifacts.availability import ArtifactHead, Content, Fetcher
+from gitboot.artifacts.oci import OciReference, Registries
+from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, NotInRegistry, RegistryRefused, UsageError
+from gitboot.files import file_below
+from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, host_of
+from gitboot.render.paths import artifact_type
+
+CHUNK: Final = 1 << 20  # bytes that are read at a time
+
+
+class Fetchers:
+    """Several, each for the URLs that begin with its prefix; the longest that fits counts."""
+
+    def __init__(self, by_prefix: Mapping[str, Fetcher]) -> None:
+        self._by_prefix = dict(sorted(by_prefix.items(), key=lambda each: -len(each[0])))
+
+    def _of(self, url: str) -> Fetcher:
+        for prefix, fetcher in self._by_prefix.items():
+            if url.startswith(prefix):
+                return fetcher
+        raise HostUnreachable(f"nothing here can fetch {url}")
+
+    def head(self, url: str) -> ArtifactHead:
+        """What is said of an artifact without reading it."""
+        return self._of(url).head(url)
+
+    def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
+        """Read an artifact from an offset on, or all of it."""
+        return self._of(url).read(url, offset)
+
+
+class FirstOf:
+    """Two that may have the same artifacts: the second is asked for what the first has not, or cannot say."""
+
+    def __init__(self, first: Fetcher, second: Fetcher, *, unless: type[GitbootError]) -> None:
+        """``unless`` is the error of the first after which the second is asked."""
+        self._first, self._second, self._unless = first, second, unless
+
+    def head(self, url: str) -> ArtifactHead:
+        """What is said of an artifact without reading it."""
+        with suppress(self._unless):
+            return self._first.head(url)
+        return self._second.head(url)
+
+    def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
+        """Read an artifact from an offset on, or all of it."""
+        with suppress(self._unless):
+            self._first.head(url)
+            return self._first.read(url, offset)
+        return self._second.read(url, offset)
+
+
+# By HTTP
+
+_MOST_REDIRECTS: Final = 5
+_GONE: Final = (404, 410)
+_NO_HEAD: Final = (405, 501)  # a server that knows GET alone
+_NO_RANGE: Final = 416
+
+
+class WebFetcher:
+    """Fetches by http and https as machines do: without a proxy, and with no more trust than this host has."""
+
+    def __init__(self, *, per_host: int = 8, deadline_s: float = TOTAL_S, rate: MinimumRate = SLOWEST_DOWNLOAD) -> None:
+        """The deadline is for an answer without its body; a body has to come at the ``rate``."""
+        self._client = HttpClient(uses_proxies=False, connections_per_host=per_host)
+        self._deadline_s, self._rate = deadline_s, rate
+
+    def head(self, url: str) -> ArtifactHead:
+        """What the server says in answer to HEAD, or to a GET whose body is left where HEAD is not known."""
+        with self._answer("HEAD", url, {}) as answer:
+            if answer.status not in _NO_HEAD:
+                return _head_of(answer, url)
+        with self._answer("GET", url, {}) as answer:
+            return _head_of(answer, url)
+
+    @contextmanager
+    def read(self, url: str, offset: int = 0) -> Iterator[Content]:
+        """Read it by GET, in a range where that is asked for and given."""
+        wanted = {"Range": f"bytes={offset}-"} if offset else {}
+        with self._answer("GET", url, wanted) as answer:
+            if answer.status != _NO_RANGE:
+                yield Content(_head_of(answer, url), _offset_of(answer, offset), _chunks(answer))
+                return
+        with self.read(url) as content:
+            yield content
+
+    @contextmanager
+    def _answer(self, method: str, url: str, headers: Mapping[str, str]) -> Iterator[AnswerStream]:
+        """The answer behind all redirects."""
+        options: Any = {"deadline_s": self._deadline_s, "rate": self._rate, "redirects": _MOST_REDIRECTS}
+        try:
+            with self._client.stream(method, url, headers=headers, **options) as answer:
+                yield answer
+        except UsageError as error:  # a URL that no server can have
+            raise HostUnreachable(str(error)) from error
+
+
+def _head_of(answer: AnswerStream, url: str) -> ArtifactHead:
+    if answer.status in _GONE:
+        raise ArtifactMissing(f"{host_of(url)} answers {answer.status}")
+    if answer.status not in (200, 206):
+        raise HostUnreachable(f"{host_of(url)} answers {answer.status}")
+    headers = answer.headers
+    size = _number(headers.get("Content-Length")) if not headers.get("Content-Encoding") else None
+    if answer.status == 206:
+        size = _number(headers.get("Content-Range", "").rpartition("/")[2])
+    named = [given for name in ("ETag", "Last-Modified") if (given := headers.get(name))]
+    return ArtifactHead(
+        size=size,
+        content_type=headers.get("Content-Type"),
+        version=" ".join((*named, str(size))) if named else None,
+        led_to=answer.led_to,
+    )
+
+
+def _offset_of(answer: AnswerStream, wanted: int) -> int:
+    """Where a body begins in the whole."""
+    if answer.status != 206:
+        return 0
+    first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+    if _number(first) != wanted:
+        raise HostUnreachable(f"asked for what follows {wanted} bytes, and was given what follows {first or 'none'}")
+    return wanted
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and text.isascii() else None
+
+
+def _chunks(answer: AnswerStream) -> Iterator[bytes]:
+    while chunk := answer.read(CHUNK):
+        yield chunk
+
+
+# Below a directory
+
+
+class FolderFetcher:
+    """Of a directory that endpoints of this host serve under a URL: what they would answer."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder, self._url = folder, url
+
+    def head(self, url: str) -> ArtifactHead:
+        """What the file system says of the file."""
+        return _head_of_file(self._found(url))
+
+    @contextmanager
+    def read(self, url: str, offset: int = 0) -> Iterator[Content]:
+        """Read the file."""
+        path = self._found(url)
+        head = _head_of_file(path)
+        chunks = _chunks_of_file(path, offset)
+        try:
+            yield Content(head, offset, chunks)
+        finally:
+            chunks.close()
+
+    def _found(self, url: str) -> Path:
+        path = unquote(urlsplit(url.removeprefix(self._url)).path)
+        try:
+            found = file_below(self._folder.resolve(), path)
+        except OSError as error:
+            raise HostUnreachable(f"{self._folder / path}: {error.strerror}") from error
+        if found is None:
+            raise ArtifactMissing(f"there is no file {self._folder / path}")
+        return found
+
+
+def _chunks_of_file(path: Path, offset: int) -> Generator[bytes, None, None]:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            while chunk := file.read(CHUNK):
+                yield chunk
+    except OSError as error:
+        raise HostUnreachable(f"{path}: {error.strerror}") from error
+
+
+def _head_of_file(path: Path) -> ArtifactHead:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise HostUnreachable(f"{path}: {error.strerror}") from error
+    version = f"{found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_size}"
+    return ArtifactHead(size=found.st_size, content_type=artifact_type(path.name), version=version)
+
+
+class RegistryFetcher:
+    """Of the registries that may be asked; one that may not is as one that does not answer."""
+
+    def __init__(self, registries: Registries) -> None:
+        self._registries = registries
+
+    def head(self, url: str) -> ArtifactHead:
+        """What the registry says of a blob."""
+        with _told(), self._registries.blob(OciReference.parse(url), method="HEAD") as answer:
+            return _head_of_blob(answer, url)
+
+    @contextmanager
+    def read(self, url: str, offset: int = 0) -> Iterator[Content]:
+        """Read a blob, in a range where that is asked for and given."""
+        wanted = {"Range": f"bytes={offset}-"} if offset else {}
+        with _told(), self._registries.blob(OciReference.parse(url), headers=wanted) as answer:
+            if answer.status != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                yield Content(_head_of_blob(answer, url), _offset_of_blob(answer, offset), _chunks(answer))
+                return
+        with self.read(url) as content:
+            yield content
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Let what registries say be what `Fetcher` says."""
+    try:
+        yield
+    except NotInRegistry as error:
+        raise ArtifactMissing(str(error)) from error
+    except RegistryRefused as error:
+        raise HostUnreachable(str(error)) from error
+
+
+def _head_of_blob(answer: AnswerStream, url: str) -> ArtifactHead:
+    """A blob's version is its digest: it changes with the content."""
+    given = answer.headers.get("Content-Length", "")
+    if answer.status == HTTPStatus.PARTIAL_CONTENT:
+        given = answer.headers.get("Content-Range", "").rpartition("/")[2]
+    return ArtifactHead(size=_number(given), version=url.rpartition("@")[2])
+
+
+def _offset_of_blob(answer: AnswerStream, wanted: int) -> int:
+    """Where a body begins in the whole."""
+    if answer.status != HTTPStatus.PARTIAL_CONTENT:
+        return 0
+    if not answer.headers.get("Content-Range", "").startswith(f"bytes {wanted}-"):
+        raise HostUnreachable(f"asked for what follows {wanted} bytes, and was given something else")
+    return wanted

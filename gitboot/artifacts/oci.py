@@ -1,0 +1,508 @@
+"""OCI registries: references, credentials, manifests, layers and tags."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from hashlib import sha256
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
+
+from gitboot.errors import HostUnreachable, NotInRegistry, OperatorError, RegistryRefused, UsageError
+from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, RedirectRefused
+from gitboot.jsonio import Digest, json_decoder
+from gitboot.model.scalars import OCI, Malformed, parse_digest
+from gitboot.model.server import Architecture
+from gitboot.problems import Code, Problem
+from gitboot.text import shell_words
+
+_LARGEST_MANIFEST: Final = 4 << 20  # what registries have to take: "Pushing Manifests"
+_MOST_REDIRECTS: Final = 5
+_AGAIN: Final = frozenset({408, 425, 429, *range(500, 600)})
+
+
+class Registries:
+    """The registries that may be asked, and what it takes to be let in."""
+
+    def __init__(
+        self,
+        allowed: Sequence[AllowedRegistry],
+        client: HttpClient,
+        credentials: RegistryCredentials | None = None,
+        *,
+        deadline_s: float = TOTAL_S,
+        rate: MinimumRate = SLOWEST_DOWNLOAD,
+    ) -> None:
+        """The deadline is for each answer; the body of a blob has to come at the ``rate`` instead."""
+        self._allowed, self._client, self._credentials = tuple(allowed), client, credentials
+        self._deadline_s, self._rate = deadline_s, rate
+        self._tokens: dict[tuple[str, str], str] = {}  # Authorization, by origin and repository
+
+    def manifest(self, reference: OciReference) -> tuple[Digest, bytes]:
+        """An index or manifest and its digest, which is the one that was asked for where that was given.
+
+        Raises `RegistryRefused`, `NotInRegistry`, `HostUnreachable`.
+        """
+        with self._opened(reference, "manifests", {"Accept": ", ".join(MANIFESTS)}) as answer:
+            content = _whole(answer, reference)
+        found = Digest(sha256(content).hexdigest())
+        if reference.digest not in (None, found):
+            raise RegistryRefused(f"{reference} is not what the registry answered, which is sha256:{found}")
+        return found, content
+
+    @contextmanager
+    def blob(
+        self, reference: OciReference, *, headers: Mapping[str, str] | None = None, method: str = "GET"
+    ) -> Iterator[AnswerStream]:
+        """A file as it comes; whoever reads it checks its digest. With a Range the status may be 206 or 416.
+
+        Raises as `manifest` does.
+        """
+        with self._opened(reference, "blobs", headers or {}, method) as answer:
+            yield answer
+
+    @contextmanager
+    def _opened(
+        self, reference: OciReference, what: str, headers: Mapping[str, str], method: str = "GET"
+    ) -> Iterator[AnswerStream]:
+        at = origin(reference, self._allowed)
+        url = f"{at}/v2/{reference.repository}/{what}/{reference.version}"
+        key = at, reference.repository
+        known = self._tokens.get(key)
+        with self._followed(url, headers, known, method) as answer:
+            if answer.status != HTTPStatus.UNAUTHORIZED:
+                yield _good(answer, reference)
+                return
+            challenge = answer.headers.getlist("WWW-Authenticate")
+        if (given := self._authorization(at, reference, challenge)) is None:
+            raise RegistryRefused(f"{reference} is not given to the anonymous: give --registry-credentials")
+        self._tokens[key] = given
+        with self._followed(url, headers, given, method) as answer:
+            yield _good(answer, reference)
+
+    @contextmanager
+    def _followed(
+        self, url: str, headers: Mapping[str, str], authorization: str | None, method: str
+    ) -> Iterator[AnswerStream]:
+        """The answer behind redirects, which registries give for blobs; a registry's token goes to itself alone."""
+        credentials = {"Authorization": authorization or ""}
+        options: Any = {"deadline_s": self._deadline_s, "rate": self._rate, "redirects": _MOST_REDIRECTS}
+        try:
+            with self._client.stream(method, url, headers=headers, credentials=credentials, **options) as answer:
+                yield answer
+        except (RedirectRefused, UsageError) as error:
+            raise RegistryRefused(str(error)) from error
+
+    def _authorization(self, at: str, reference: OciReference, challenges: Sequence[str]) -> str | None:
+        """What the registry wants to see; None: credentials that are not at hand."""
+        own = self._credentials.authorization(reference.host) if self._credentials is not None else None
+        for challenge in challenges:
+            scheme, _, rest = challenge.partition(" ")
+            if scheme.lower() == "bearer":
+                parameters = {name.lower(): value for name, value in _PARAMETER.findall(rest)}
+                return self._token(at, reference, parameters, own)
+        return own
+
+    def _token(self, at: str, reference: OciReference, asked: Mapping[str, str], own: str | None) -> str:
+        realm = asked.get("realm", "")
+        _check_realm(realm, at)
+        query = {"scope": f"repository:{reference.repository}:pull"}
+        if "service" in asked:
+            query["service"] = asked["service"]
+        url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
+        try:
+            answer = self._client.ask(url, credentials={"Authorization": own or ""}, deadline_s=self._deadline_s)
+        except UsageError as error:
+            raise RegistryRefused(str(error)) from error
+        _check_answered(answer.status, urlsplit(realm).netloc)
+        found = answer.json if isinstance(answer.json, dict) else {}
+        token = found.get("token") or found.get("access_token")
+        if answer.status != HTTPStatus.OK or not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            whose = "these credentials" if own else "the anonymous; give --registry-credentials"
+            raise RegistryRefused(f"{urlsplit(realm).netloc} gives no token for {reference} to {whose}")
+        return f"Bearer {token}"
+
+
+_PARAMETER: Final = re.compile(r'([A-Za-z]+)="([^"]*)"')
+_TOKEN: Final = re.compile(r"[!-~]+")  # it becomes part of a header
+
+
+def _check_realm(realm: str, at: str) -> None:
+    """Raise `RegistryRefused` where a token is to be asked for at a place that anybody could have named.
+
+    A registry that was asked by https may name another host, since it could ask for the credentials itself. What an
+    unencrypted answer says may be anybody's word: there it has to be the same host.
+    """
+    try:
+        found, own = urlsplit(realm), urlsplit(at)
+        is_own = (found.scheme, found.netloc) == (own.scheme, own.netloc)
+        is_good = is_own or (own.scheme == found.scheme == "https" and bool(found.hostname) and "@" not in found.netloc)
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise RegistryRefused(f"{at} wants its token asked for at {realm[:100]!r}, where credentials are not sent")
+
+
+def _good(answer: AnswerStream, reference: OciReference) -> AnswerStream:
+    if answer.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
+        return answer
+    _check_answered(answer.status, reference.host)
+    if answer.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
+        raise NotInRegistry(f"{reference} is not in the registry")
+    if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        raise RegistryRefused(f"{reference} is not given to these credentials")
+    raise RegistryRefused(f"{reference.host} answers {answer.status} for {reference}")
+
+
+def _check_answered(status: int, host: str) -> None:
+    if status in _AGAIN:
+        raise HostUnreachable(f"{host} answers {status}: not now")
+
+
+def _whole(answer: AnswerStream, reference: OciReference) -> bytes:
+    content = b""
+    while len(content) <= _LARGEST_MANIFEST and (chunk := answer.read(1 << 16)):
+        content += chunk
+    if len(content) > _LARGEST_MANIFEST:
+        raise RegistryRefused(f"{reference}: a manifest of more than {_LARGEST_MANIFEST >> 20} MiB")
+    return content
+
+
+MANIFESTS: Final = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+# IronCore's image specification, its first version, and what Garden Linux publishes by.
+ROLES: Final[Mapping[str, str]] = {
+    "application/vnd.ironcore.image.kernel": "kernel",
+    "application/vnd.ironcore.image.initramfs": "initrds",
+    "application/vnd.ironcore.image.squashfs": "rootfs",
+    "application/vnd.ironcore.image.uki": "uki",
+    "application/vnd.ironcore.image.iso": "iso",
+    "application/vnd.ironcore.image.vmlinuz.v1alpha1.vmlinuz": "kernel",
+    "application/vnd.ironcore.image.initramfs.v1alpha1.initramfs": "initrds",
+    "application/vnd.ironcore.image.squashfs.v1alpha1.squashfs": "rootfs",
+    "application/io.gardenlinux.kernel": "kernel",
+    "application/io.gardenlinux.initrd": "initrds",
+    "application/io.gardenlinux.squashfs": "rootfs",
+    "application/io.gardenlinux.uki": "uki",
+}
+_ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    "amd64": Architecture.X86_64,
+    "arm64": Architecture.AARCH64,
+}  # as Go calls them, and so OCI
+
+
+class OciPlatform(msgspec.Struct, frozen=True):
+    """What a manifest of an index is for."""
+
+    architecture: str = ""
+    os: str = ""
+
+
+class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
+    """What a registry has under a digest."""
+
+    digest: str
+    size: int
+    media_type: str = ""
+    annotations: dict[str, str] | None = None
+    platform: OciPlatform | None = None
+
+    @property
+    def sha256(self) -> Digest:
+        """Its digest; raises `RegistryRefused` where that is of another kind."""
+        try:
+            return parse_digest(self.digest.removeprefix("sha256:"))
+        except Malformed:
+            raise RegistryRefused(f"{self.digest[:80]!r} is no sha256, which is what decisions name files by") from None
+
+    @property
+    def architecture(self) -> Architecture | None:
+        """Of the machines that it is for; None: it does not say, or of none that gitboot knows."""
+        if self.platform is not None and self.platform.architecture:
+            return _ARCHITECTURES.get(self.platform.architecture) if self.platform.os in ("", "linux") else None
+        return _ARCHITECTURES.get((self.annotations or {}).get("architecture", ""))
+
+    @property
+    def cname(self) -> str:
+        """Garden Linux's name for what it was built as: metal_pxe-amd64-1877.3."""
+        return (self.annotations or {}).get("cname", "")
+
+
+class ImageManifest(msgspec.Struct, frozen=True):
+    """An index, which has manifests, or an image's manifest, which has layers."""
+
+    manifests: tuple[Descriptor, ...] | None = None
+    layers: tuple[Descriptor, ...] | None = None
+    annotations: dict[str, str] | None = None
+
+
+def parse_manifest(content: bytes, name: str) -> ImageManifest:
+    """Raise `RegistryRefused` for what is neither an index nor an image's manifest."""
+    try:
+        found = _manifest(content)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise RegistryRefused(f"{name} is not an image's manifest: {error}") from None
+    if (found.manifests is None) == (found.layers is None):
+        raise RegistryRefused(f"{name} is neither an index nor an image's manifest")
+    return found
+
+
+def chosen(index: Sequence[Descriptor], cname: str, name: str) -> dict[Architecture, Descriptor]:
+    """The one manifest for each architecture, of those whose cname begins so; raises `RegistryRefused`."""
+    found: dict[Architecture, list[Descriptor]] = {}
+    for each in index:
+        if (architecture := each.architecture) is not None and each.cname.startswith(cname):
+            found.setdefault(architecture, []).append(each)
+    for architecture, several in found.items():
+        if len(several) > 1:
+            names = ", ".join(sorted({each.cname or each.digest for each in several}))
+            raise RegistryRefused(
+                f"{name} has {len(several)} images for {architecture}: choose one by --cname, the beginning of {names}"
+            )
+    if not found:
+        known = ", ".join(sorted({each.cname for each in index if each.cname}))
+        has = f"; it has {known}" if cname and known else ""
+        raise RegistryRefused(f"{name} has no image for {' or '.join(Architecture)}{has}")
+    return {architecture: found[architecture][0] for architecture in sorted(found)}
+
+
+def files(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Descriptor, ...]]:
+    """An image's layers by what a BootImage calls them; raises `RegistryRefused` where they cannot be booted.
+
+    Layers of other media types are left out: disk images, command lines.
+    """
+    found: dict[str, tuple[Descriptor, ...]] = {}
+    for each in layers:
+        if (role := ROLES.get(each.media_type)) is not None:
+            found[role] = (*found.get(role, ()), each)
+    if not found.keys() & {"kernel", "uki", "iso"}:
+        types = ", ".join(sorted({each.media_type for each in layers})) or "none at all"
+        raise RegistryRefused(f"{name} has no kernel, uki or iso; its layers are {types}")
+    for role, several in found.items():
+        if role != "initrds" and len(several) > 1:
+            raise RegistryRefused(f"{name} has {len(several)} layers of type {several[0].media_type}: which is meant?")
+    return found
+
+
+_manifest: Final = json_decoder(ImageManifest)
+
+
+class _Auth(msgspec.Struct):
+    auth: str = ""  # base64 of USER:PASSWORD
+    username: str = ""
+    password: str = ""
+
+
+class _AuthFile(msgspec.Struct):
+    auths: dict[str, _Auth] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryCredentials:
+    """A file of credentials, read anew at each use: they change."""
+
+    file: Path
+
+    def authorization(self, host: str) -> str | None:
+        """What is sent to a registry as ``Authorization``; None: nothing is known for it. Raises `UsageError`."""
+        auth = self._read().auths.get(host)
+        if auth is None:
+            return None
+        pair = auth.auth or base64.b64encode(f"{auth.username}:{auth.password}".encode()).decode()
+        try:
+            user, colon, _ = base64.b64decode(pair, validate=True).partition(b":")
+        except ValueError:
+            user, colon = b"", b""
+        if not user or not colon:
+            raise UsageError(f"{self.file}: the entry for {host} holds no USER:PASSWORD as base64 under auth")
+        return f"Basic {pair}"
+
+    def check(self) -> None:
+        """Raise `UsageError` where it cannot be read, or others can read it."""
+        self._read()
+
+    def _read(self) -> _AuthFile:
+        try:
+            with self.file.open("rb") as file:
+                mode, content = os.fstat(file.fileno()).st_mode, file.read()
+        except OSError as error:
+            raise UsageError(f"{self.file} cannot be read: {error.strerror}") from None
+        if mode & stat.S_IRWXO:
+            raise UsageError(
+                f"{self.file} holds passwords, and everybody can read it: chmod 600 {shell_words(self.file)}"
+            )
+        try:
+            return _auth_file(content)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise UsageError(
+                f'{self.file} is not a file of registries\' credentials: {{"auths": {{"HOST": …}}}}'
+            ) from None
+
+
+_auth_file: Final = json_decoder(_AuthFile)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OciReference:
+    """``oci://HOST/REPOSITORY`` with a tag, or with the digest of a manifest or blob."""
+
+    host: str  # with its port, where it has one
+    repository: str
+    tag: str | None
+    digest: Digest | None
+
+    @classmethod
+    def parse(cls, text: str) -> OciReference:
+        """Raise `UsageError` for what names nothing in a registry; a digest wins over a tag beside it."""
+        found = OCI.fullmatch(text)
+        if found is None or (found["tag"] is None and found["digest"] is None):
+            raise UsageError(
+                f"{text!r} is no image of a registry: expected oci://HOST/NAME:TAG or oci://HOST/NAME@sha256:…"
+            )
+        digest = Digest(found["digest"]) if found["digest"] is not None else None
+        return cls(host=found["host"], repository=found["repository"], tag=found["tag"], digest=digest)
+
+    def at(self, digest: Digest) -> OciReference:
+        """What has that digest in the same repository."""
+        return replace(self, tag=None, digest=digest)
+
+    @property
+    def version(self) -> str:
+        """What stands last in the registry's URLs."""
+        return f"sha256:{self.digest}" if self.digest is not None else self.tag or ""
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag is not None else ""
+        digest = f"@sha256:{self.digest}" if self.digest is not None else ""
+        return f"oci://{self.host}/{self.repository}{tag}{digest}"
+
+
+_PATTERN: Final = re.compile(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<repository>\S+))?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllowedRegistry:
+    """Registries that may be asked: a host and a repository, each a name or with ``*`` and ``?``."""
+
+    scheme: str
+    host: str
+    repository: str
+
+    @classmethod
+    def parse(cls, text: str) -> AllowedRegistry:
+        """``[http://]HOST[/REPOSITORY]``; raises `UsageError`. Without a repository: all of the host's."""
+        found = _PATTERN.fullmatch(text)
+        if found is None or "@" in found["host"]:
+            raise UsageError(f"{text!r} is no registry: expected HOST or HOST/REPOSITORY, with * for any characters")
+        if set(found["host"]) <= set("*?."):
+            raise UsageError(f"{text!r} would allow any registry: name its host, or the domain it is below")
+        scheme = (found["scheme"] or "https://").removesuffix("://")
+        return cls(scheme=scheme, host=found["host"].lower(), repository=found["repository"] or "*")
+
+    def allows(self, reference: OciReference) -> bool:
+        # Each by itself: a * of the host's must not reach into what stands behind the slash.
+        is_host = fnmatchcase(reference.host.lower(), self.host)
+        return is_host and fnmatchcase(reference.repository, self.repository)
+
+
+def origin(reference: OciReference, allowed: Iterable[AllowedRegistry]) -> str:
+    """The scheme and host by which a registry is asked; raises `RegistryRefused` for one that is not allowed."""
+    for each in allowed:
+        if each.allows(reference):
+            return f"{each.scheme}://{reference.host}"
+    raise RegistryRefused(
+        f"{reference.host}/{reference.repository} is not among the registries that may be asked: give --registries"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """What a tag names now."""
+
+    image: OciReference  # by the digest of its index or manifest
+    architectures: dict[str, dict[str, Any]]  # as a BootImage's spec has them
+
+
+def resolve(
+    reference: OciReference, registries: Registries, *, cname: str = "", architecture: Architecture | None = None
+) -> Resolved:
+    """Ask what an image's files are; an index names its architectures, a single manifest is for ``architecture``.
+
+    Raises `UsageError`, `RegistryRefused`, `NotInRegistry`, `HostUnreachable`.
+    """
+    digest, content = registries.manifest(reference)
+    found = parse_manifest(content, str(reference))
+    if found.layers is not None:
+        only = architecture or Descriptor(digest, 0, annotations=found.annotations).architecture
+        if only is None:
+            raise UsageError(
+                f"{reference} is no index, and does not say for which architecture it is: give --architecture"
+            )
+        architectures = {only: _artifacts(found.layers, reference)}
+    else:
+        manifests = chosen(found.manifests or (), cname, str(reference))
+        architectures = {
+            each: _image(reference.at(manifest.sha256), registries)
+            for each, manifest in manifests.items()
+            if architecture in (None, each)
+        }
+    return Resolved(image=reference.at(digest), architectures={str(each): has for each, has in architectures.items()})
+
+
+def _image(reference: OciReference, registries: Registries) -> dict[str, Any]:
+    _, content = registries.manifest(reference)
+    return _artifacts(parse_manifest(content, str(reference)).layers or (), reference)
+
+
+def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[str, Any]:
+    """As a BootImage has them, in its order."""
+    found = files(layers, str(reference))
+    artifacts = {
+        role: [{"url": str(reference.at(each.sha256)), "sha256": each.sha256, "size": each.size} for each in several]
+        for role, several in found.items()
+    }
+    return {
+        role: artifacts[role] if role == "initrds" else artifacts[role][0]
+        for role in ("kernel", "initrds", "rootfs", "uki", "iso")
+        if role in artifacts
+    }
+
+
+def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[Problem, ...]:
+    """The problems; those about a tag have a hint with the digests that it names now, or why nobody knows."""
+
+    @cache
+    def hint(image: str) -> str:
+        try:
+            return "; ".join(_lines(resolve(OciReference.parse(image), registries)))
+        except (HostUnreachable, OperatorError) as error:
+            return f"`gitboot artifacts resolve {shell_words(image)}` prints what to write; asked now: {error}"
+
+    return tuple(
+        replace(problem, hint=hint(found[0].partition("@")[0]))
+        if problem.code == Code.OCI_TAG and (found := OCI.search(problem.message)) is not None and found["tag"]
+        else problem
+        for problem in problems
+    )
+
+
+def _lines(found: Resolved) -> Iterator[str]:
+    for architecture, artifacts in found.architectures.items():
+        for role, artifact in artifacts.items():
+            urls = [each["url"] for each in artifact] if isinstance(artifact, list) else [artifact["url"]]
+            yield f"{architecture}.{role} is {', '.join(urls)}"

@@ -1,0 +1,266 @@
+"""Signatures of images: keys, and verification by gpg, minisign and sigstore."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
+from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
+from gitboot.git.signatures import Distrusted, Keyring, Unlisted, ask_alone
+from gitboot.jsonio import Digest
+from gitboot.model.boot_image import Artifact, Artifacts, BootImage, Checksums, Signature
+from gitboot.model.scalars import Path as Field
+from gitboot.resolve.boot_composer import fetched_from
+from gitboot.text import printable
+
+if TYPE_CHECKING:
+    from sigstore.verify import Verifier
+    from sigstore.verify.policy import Identity
+
+
+class SignatureKind(StrEnum):
+    OPENPGP = "openpgp"
+    MINISIGN = "minisign"
+    SIGSTORE = "sigstore"
+
+
+class ImageKeys:
+    """The keys in one directory: each of them may vouch for any image.
+
+    ``*.asc`` and ``*.gpg`` are OpenPGP keys, ``*.pub`` minisign's, and ``*.toml`` say who may sign by sigstore, whose
+    ``trusted_root.json`` lies beside them. What the programs need besides is made in ``scratch``.
+    """
+
+    def __init__(self, directory: Path, scratch: Path) -> None:
+        self._scratch = scratch
+        self._root = directory / "trusted_root.json"
+        self._openpgp = _named(directory, ".asc", ".gpg")
+        self._minisign = _named(directory, ".pub")
+        self._identities = _named(directory, ".toml")
+        if not (self._openpgp or self._minisign or self._identities):
+            raise UsageError(f"{directory} has no key of images: *.asc or *.gpg, *.pub, or *.toml for sigstore")
+        self._keyring = Keyring.made(self._openpgp, scratch / "openpgp") if self._openpgp else None
+        self._verifier: tuple[Verifier, tuple[tuple[str, Identity], ...]] | None = None
+
+    def signer(self, kind: SignatureKind, signature: bytes, file: Path, digest: Digest) -> str:
+        """Who has signed a file that has this sha256; raises `Distrusted`, in words that follow "it is"."""
+        match kind:
+            case SignatureKind.OPENPGP:
+                if self._keyring is None:
+                    raise Unlisted("signed by an OpenPGP key, and none is listed")
+                return printable(str(self._keyring.signer(signature, file)))
+            case SignatureKind.MINISIGN:
+                return self._by_minisign(signature, file)
+            case SignatureKind.SIGSTORE:
+                return self._by_sigstore(signature, digest)
+
+    def _by_minisign(self, signature: bytes, file: Path) -> str:
+        detached = self._scratch / "minisig"
+        detached.write_bytes(signature)
+        for key in self._minisign:
+            command = [
+                "minisign",
+                "-V",
+                "-q",
+                "-p",
+                str(key.absolute()),
+                "-x",
+                str(detached),
+                "-m",
+                str(file.absolute()),
+            ]
+            done = ask_alone(command, b"", self._scratch)
+            said = f"{done.output}{done.errors}"
+            if done.status == 0:
+                return f"minisign key {key.stem}"
+            if "the public key file" in said:
+                raise UsageError(f"{key} is not a public key of minisign")
+            if "the key id in the public key is" not in said:
+                raise Distrusted("not what its minisign signature is of, or that is none")
+        raise Unlisted("signed by a minisign key that is not listed")
+
+    def _by_sigstore(self, bundle: bytes, digest: Digest) -> str:
+        if not self._identities:
+            raise Unlisted("signed by sigstore, and nobody is listed for it")
+        verifier, identities = self._sigstore()
+        from sigstore.errors import Error
+        from sigstore.hashes import Hashed
+        from sigstore.models import Bundle
+        from sigstore_models.common.v1 import HashAlgorithm
+
+        hashed = Hashed(algorithm=HashAlgorithm.SHA2_256, digest=bytes.fromhex(digest))
+        reason = ""
+        for name, identity in identities:
+            try:
+                verifier.verify_artifact(hashed, Bundle.from_json(bundle), identity)
+            except (Error, ValueError) as error:
+                reason = printable(str(error))[:_LONGEST_REASON]
+            else:
+                return f"sigstore identity {name}"
+        raise Distrusted(f"not signed by anybody who is listed for sigstore: {reason}")
+
+    def _sigstore(self) -> tuple[Verifier, tuple[tuple[str, Identity], ...]]:
+        """What checks bundles, without asking anybody: whom to believe is in the files alone."""
+        if self._verifier is None:
+            try:
+                from sigstore.models import TrustedRoot
+                from sigstore.verify import Verifier
+            except ImportError:
+                raise UsageError("sigstore is not installed: pip install gitboot[sigstore]") from None
+            try:
+                root = TrustedRoot.from_file(str(self._root))
+            except (OSError, ValueError) as error:
+                raise UsageError(f"{self._root} is not a trusted root of sigstore: {printable(str(error))}") from None
+            self._verifier = Verifier(trusted_root=root), tuple(map(_identity, self._identities))
+        return self._verifier
+
+
+_LONGEST_REASON: Final = 200
+
+
+def _named(directory: Path, *suffixes: str) -> Sequence[Path]:
+    try:
+        found = sorted(each for each in directory.iterdir() if each.suffix in suffixes and each.is_file())
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
+    return [each for each in found if not each.name.startswith(".")]
+
+
+def _identity(file: Path) -> tuple[str, Identity]:
+    """``identity`` and ``issuer``, as the certificate that signs has them."""
+    from sigstore.verify.policy import Identity
+
+    try:
+        given = tomllib.loads(file.read_text())
+        identity, issuer = given.pop("identity"), given.pop("issuer")
+        if given or not isinstance(identity, str) or not isinstance(issuer, str):
+            raise KeyError
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError):
+        raise UsageError(f'{file}: expected identity = "…" and issuer = "…", and nothing else') from None
+    return file.stem, Identity(identity=identity, issuer=issuer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VouchedFile:
+    """One file of an image, and who vouches for it."""
+
+    at: Field  # in the BootImage's document
+    sha256: Digest
+    by: str | None  # whose key; None: nobody's that counts
+    fault: str | None  # why not, as it follows "it is"; None: no signature is named
+
+
+class SignatureCheck:
+    """Checks what images name as signatures; a list of digests is fetched and checked once."""
+
+    def __init__(self, fetcher: Fetcher, keys: ImageKeys, base_url: str) -> None:
+        self._fetcher, self._keys, self._base_url = fetcher, keys, base_url
+        self._lists: dict[Checksums, tuple[frozenset[str], str] | Distrusted] = {}
+
+    def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
+        """Each file of an image, by architecture; ``only`` those with these digests, where that is given."""
+        for architecture, artifacts in sorted(image.spec.architectures.items()):
+            for at, artifact in _each(artifacts):
+                if only is not None and artifact.sha256 not in only:
+                    continue
+                by, fault = None, None
+                try:
+                    by = self._signer(artifact, artifacts.checksums)
+                except Distrusted as error:
+                    fault = str(error)
+                where = ("spec", "architectures", str(architecture), *at)
+                yield VouchedFile(at=where, sha256=artifact.sha256, by=by, fault=fault)
+
+    def _signer(self, artifact: Artifact, checksums: Checksums | None) -> str | None:
+        if artifact.signature is not None:
+            return self._signer_of(artifact, artifact.signature)
+        if checksums is None:
+            return None
+        digests, by = self._listed(checksums)
+        if artifact.sha256 not in digests:
+            raise Distrusted(f"not in the list at {checksums.url}, which is signed by {by}")
+        return by
+
+    def _signer_of(self, artifact: Artifact, signature: Signature) -> str:
+        kind, url = _where(signature)
+        detached = self._small(url, _LARGEST_SIGNATURE)
+        with TemporaryDirectory(prefix="gitboot-") as folder:
+            file = Path(folder, "file")
+            if kind is not SignatureKind.SIGSTORE:  # whose signature is of the digest
+                self._fetch(artifact, file)
+            return self._keys.signer(kind, detached, file, artifact.sha256)
+
+    def _listed(self, checksums: Checksums) -> tuple[frozenset[str], str]:
+        """The digests in a signed list, and who has signed it; raises `Distrusted`."""
+        if checksums not in self._lists:
+            try:
+                self._lists[checksums] = self._list(checksums)
+            except Distrusted as error:
+                self._lists[checksums] = error
+        found = self._lists[checksums]
+        if isinstance(found, Distrusted):
+            raise found
+        return found
+
+    def _list(self, checksums: Checksums) -> tuple[frozenset[str], str]:
+        kind, url = _where(checksums.signature)
+        content, detached = self._small(checksums.url, _LARGEST_LIST), self._small(url, _LARGEST_SIGNATURE)
+        with TemporaryDirectory(prefix="gitboot-") as folder:
+            file = Path(folder, "list")
+            file.write_bytes(content)
+            by = self._keys.signer(kind, detached, file, Digest(sha256(content).hexdigest()))
+        return frozenset(match[1] or match[2] for match in _LINE.finditer(content.decode(errors="replace"))), by
+
+    def _small(self, url: str, most_bytes: int) -> bytes:
+        content = bytearray()
+        for chunk in self._chunks(url):
+            content += chunk
+            if len(content) > most_bytes:
+                raise Distrusted(f"not known to be signed: {url} has more than {most_bytes:,} bytes")
+        return bytes(content)
+
+    def _fetch(self, artifact: Artifact, file: Path) -> None:
+        """Write an artifact to a file. Raises `Distrusted` if its content is not what the image says, or has no end."""
+        digest, most_bytes = sha256(), artifact.size or LARGEST_ARTIFACT
+        with file.open("wb") as written:
+            for chunk in self._chunks(artifact.url):
+                digest.update(chunk)
+                written.write(chunk)
+                if written.tell() > most_bytes:
+                    raise Distrusted(f"not what lies at {artifact.url}: that has more than {most_bytes:,} bytes")
+        if digest.hexdigest() != artifact.sha256:
+            raise Distrusted(f"not what lies at {artifact.url}: that has the sha256 {digest.hexdigest()}")
+
+    def _chunks(self, url: str) -> Iterator[bytes]:
+        try:
+            with self._fetcher.read(fetched_from(url, self._base_url)) as content:
+                yield from content.chunks
+        except (ArtifactMissing, HostUnreachable) as error:
+            raise Distrusted(f"not known to be signed, for {url} is unavailable: {error}") from error
+
+
+_LARGEST_SIGNATURE: Final = 1 << 20
+_LARGEST_LIST: Final = 16 << 20
+# As sha256sum prints it, and as it does with --tag, which is how BSD's sha256 does.
+_LINE: Final = re.compile(r"^\\?(?:([0-9a-f]{64}) [ *].+|SHA256 \(.+\) = ([0-9a-f]{64}))$", re.MULTILINE)
+
+
+def _where(signature: Signature) -> tuple[SignatureKind, str]:
+    found = ((kind, getattr(signature, kind)) for kind in SignatureKind)
+    return next((kind, url) for kind, url in found if url is not None)
+
+
+def _each(artifacts: Artifacts) -> Iterator[tuple[Field, Artifact]]:
+    for name in ("kernel", "rootfs", "uki", "iso", "loader"):
+        if (artifact := getattr(artifacts, name)) is not None:
+            yield (name,), artifact
+    for number, initrd in enumerate(artifacts.initrds):
+        yield ("initrds", number), initrd

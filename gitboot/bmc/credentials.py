@@ -1,0 +1,528 @@
+"""BMC credentials: where they come from, and at which hosts they may be used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import threading
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collapse_addresses, ip_address, ip_network
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from gitboot.child_processes import output_of
+from gitboot.errors import BmcNotTrusted, UsageError
+from gitboot.fleet.identities import BmcAccess, place_of
+from gitboot.model.scalars import parse_fingerprint
+from gitboot.text import did_you_mean, some
+
+FILE: Final = "access.toml"  # beside username and password; or beside all credentials, for those without their own
+AUTHORITY: Final = "ca.crt"  # likewise
+Address = IPv4Address | IPv6Address
+Place = IPv4Network | IPv6Network | str  # a network, a host, *.NAME: every name below it
+Allowed = Callable[[Address], bool]
+Pair = tuple[str, str]  # where a BMC answers, in one spelling, and the name of credentials
+# What lies behind such an address depends on who asks: metadata of a cloud, this machine itself.
+_ONLY_BY_NAME: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
+
+
+def pair_of(bmc: BmcAccess) -> Pair:
+    """Who is sent which credentials."""
+    return origin_of(bmc.address), bmc.credentials
+
+
+def origin_of(address: str) -> str:
+    """Scheme, host and port, in one spelling: who answers, whatever the path."""
+    parts = urlsplit(address)
+    return place_of(f"{parts.scheme}://{parts.netloc}", None)[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credentials:
+    username: str
+    password: str = field(repr=False)
+    name: str = ""  # by which documents name them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trust:
+    """What the instance says of credentials."""
+
+    file: Path  # where it says so, or would
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()  # in which they may be used
+    hosts: tuple[str, ...] = ()  # names that they may be used for; *.NAME: every name below it
+    http: bool = False  # unencrypted
+    ipmi: bool = False  # by IPMI, which hands a hash of the password to whoever asks for it
+    unverified: bool = False  # for BMCs with verify: false
+    repository_authorities: bool = False  # for BMCs with an authority out of the repository
+    certificates: tuple[tuple[str, str], ...] = ()  # by host: the one that its BMC shows, whoever has signed it
+    password_command: tuple[str, ...] = ()  # what says the password, where no file has it
+    authority: str | None = None  # PEM; who has a certificate of it may be sent them, unless places are named
+    authorities: tuple[tuple[Place, str], ...] = ()  # of single places: a site, a BMC; the first that fits counts
+
+    @property
+    def names_places(self) -> bool:
+        return bool(self.networks or self.hosts)
+
+    def covers(self, bmc: BmcAccess) -> bool:
+        """Whether it says enough of a BMC; which address a name has is looked at when it is resolved."""
+        try:
+            self.allowed(bmc, known=False)
+        except BmcNotTrusted:
+            return False
+        return True
+
+    def allowed(self, bmc: BmcAccess, *, known: bool) -> Allowed:
+        """The addresses at which a BMC may be sent the credentials.
+
+        ``known``: the pair of the two stands in the ledger. Raises `BmcNotTrusted` where there is none.
+        """
+        self._check_channel(bmc)
+        host, literal = _host(bmc), _literal(bmc)
+        if any(_is_called(host, name) for name in self.hosts):
+            return self._unless_special
+        if literal is not None and self._within(literal):
+            return self._within
+        if literal is None and self.networks:
+            return self._within
+        if not self.names_places and known:  # an address that a person has let in is named by that
+            return self._unless_special if literal is None else literal.__eq__
+        if not self.names_places and self._proves(bmc):
+            return self._unless_special
+        where = "names others" if self.names_places else "names no networks, and this BMC is new here"
+        raise BmcNotTrusted(
+            f"{bmc.address} is sent no credentials {bmc.credentials}: {self.file} {where}; gitboot bmc access-files "
+            "prints what that file may say"
+        )
+
+    def certificate(self, bmc: BmcAccess) -> str | None:
+        """The fingerprint by which alone a BMC is known, where the instance names it."""
+        return dict(self.certificates).get(_host(bmc))
+
+    def trusted_authority(self, bmc: BmcAccess) -> str | None:
+        """Whose certificate a BMC has to show, as PEM; None: the machine's own authorities."""
+        return bmc.ca or self._own_authority(bmc)
+
+    def _own_authority(self, bmc: BmcAccess) -> str | None:
+        """The authority that the instance itself names for a BMC."""
+        host, literal = _host(bmc), _literal(bmc)
+        for place, authority in self.authorities:
+            if _is_called(host, place) if isinstance(place, str) else literal is not None and _plain(literal) in place:
+                return authority
+        return self.authority
+
+    def _check_channel(self, bmc: BmcAccess) -> None:
+        """How a BMC is reached may be less safe than it could be only where the instance says so."""
+        by_authority = _is_https(bmc) and self.certificate(bmc) is None
+        for is_so, is_allowed, what, key in (
+            (_is_http(bmc), self.http, "it is reached unencrypted", "http"),
+            (bmc.by_ipmi, self.ipmi, "IPMI hands a hash of the password to whoever asks", "ipmi"),
+            (by_authority and not bmc.verify, self.unverified, "nobody verifies its certificate", "unverified"),
+            (
+                by_authority and bmc.verify and bmc.ca is not None,
+                self.repository_authorities,
+                "its authority is out of the repository",
+                "repository-authorities",
+            ),
+        ):
+            if is_so and not is_allowed:
+                raise BmcNotTrusted(
+                    f"{bmc.address} is sent no credentials {bmc.credentials}: {what}, and {self.file} does not say "
+                    f"{key} = true; gitboot bmc access-files prints what that file may say"
+                )
+
+    def _proves(self, bmc: BmcAccess) -> bool:
+        """Whether whoever answers has to prove by the instance's own authority, or word, that it is one of its BMCs."""
+        if _is_https(bmc) and self.certificate(bmc) is not None:
+            return True
+        return self._own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
+
+    def _within(self, address: Address) -> bool:
+        plain = _plain(address)
+        special = [each for each in _ONLY_BY_NAME if getattr(plain, each)]
+        return any(plain in each and all(getattr(each, what) for what in special) for each in self.networks)
+
+    def _unless_special(self, address: Address) -> bool:
+        plain = _plain(address)
+        return self._within(plain) or not any(getattr(plain, each) for each in _ONLY_BY_NAME)
+
+
+def read_trust(directory: Path, name: str) -> Trust:
+    """What is said of credentials; raises `UsageError` where it cannot be understood."""
+    own, shared = directory / name / FILE, directory / FILE
+    file = shared if shared.exists() and not own.exists() else own
+    said = _parsed(file) if file.exists() else {}
+    authority = next((path for path in (directory / name / AUTHORITY, directory / AUTHORITY) if path.exists()), None)
+    places = [(place, _pem(file.parent / path)) for place, path in said.pop("authorities", ())]
+    pem = _pem(authority) if authority is not None else None
+    return Trust(**said, file=file, authority=pem, authorities=tuple(places))
+
+
+def _pem(file: Path) -> str:
+    try:
+        return file.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{file} cannot be read: {why}") from None
+
+
+def as_file(bmcs: Iterable[BmcAccess]) -> str:
+    """The file that lets one name's credentials be used for these BMCs, and for no others."""
+    found = sorted(bmcs, key=lambda each: each.address)
+    networks: list[IPv4Network | IPv6Network] = []
+    hosts = set()
+    for host in sorted({_host(each) for each in found}):
+        try:
+            networks.append(ip_network(host))
+        except ValueError:
+            hosts.add(host)
+    lines = [f"networks = {_listed(_collapsed(networks))}"] if networks else []
+    lines += [f"hosts = {_listed(sorted(hosts))}"] if hosts else []
+    for key, why, needing in (
+        ("http", "unencrypted", [each for each in found if _is_http(each)]),
+        ("ipmi", "a hash of the password goes to whoever asks", [each for each in found if each.by_ipmi]),
+        ("unverified", "verify: false", [each for each in found if _is_https(each) and not each.verify]),
+        (
+            "repository-authorities",
+            f"better: the authority as {AUTHORITY}",
+            [each for each in found if _is_https(each) and each.verify and each.ca is not None],
+        ),
+    ):
+        if needing:
+            lines.append(f"{key} = true  # {why}: {some([each.address for each in needing])}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _collapsed(networks: Iterable[IPv4Network | IPv6Network]) -> list[str]:
+    four = collapse_addresses(each for each in networks if isinstance(each, IPv4Network))
+    six = collapse_addresses(each for each in networks if isinstance(each, IPv6Network))
+    return [*map(str, four), *map(str, six)]
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return json.dumps(list(texts))
+
+
+def _parsed(file: Path) -> dict[str, Any]:
+    try:
+        given = tomllib.loads(file.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{file} cannot be read: {why}") from None
+    for key in sorted(given.keys() - _PARSERS.keys()):
+        raise UsageError(f"{file}: there is no {key!r}; {did_you_mean(key, _PARSERS, f'it may have {_KEYS}')}")
+    found = {}
+    for key, value in given.items():
+        try:
+            found[key.replace("-", "_")] = _PARSERS[key](value)
+        except ValueError as error:
+            raise UsageError(f"{file}: {key}: {error}") from None
+    return found
+
+
+def _networks(value: object) -> tuple[IPv4Network | IPv6Network, ...]:
+    return tuple(ip_network(each) for each in _texts(value))
+
+
+def _hosts(value: object) -> tuple[str, ...]:
+    names = tuple(each.lower().removesuffix(".") for each in _texts(value))
+    for name in names:
+        if not all(part and part.replace("-", "").isalnum() for part in name.removeprefix("*.").split(".")):
+            raise ValueError(f"{name!r} is no host name; *.NAME means every name below it")
+        if name.replace(".", "").isdigit():
+            raise ValueError(f"{name!r} is an address: it belongs to networks")
+    return names
+
+
+def _texts(value: object) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError("expected a list of texts")
+    return value
+
+
+def _word(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
+def _command(value: object) -> tuple[str, ...]:
+    found = _texts(value)
+    if not found or not found[0]:
+        raise ValueError("expected a program and its arguments")
+    return tuple(found)
+
+
+def _authorities(value: object) -> tuple[tuple[Place, str], ...]:
+    """The narrowest place first: a host before the names below it, a network before the one around it."""
+    if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
+        raise ValueError("expected networks and hosts, each with the file of its authority")
+    return tuple(sorted(((_place(each), file) for each, file in value.items()), key=lambda pair: _breadth(pair[0])))
+
+
+def _place(text: str) -> Place:
+    try:
+        return ip_network(text.strip("[]"))
+    except ValueError:
+        return _hosts([text])[0]
+
+
+def _breadth(place: Place) -> tuple[bool, int, str]:
+    narrowness = len(place) if isinstance(place, str) else place.prefixlen
+    return str(place).startswith("*."), -narrowness, str(place)
+
+
+def _certificates(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict):
+        raise ValueError("expected hosts, each with the sha256 of its certificate")
+    return tuple(
+        sorted((host.lower().strip("[]").removesuffix("."), parse_fingerprint(each)) for host, each in value.items())
+    )
+
+
+_PARSERS: Final[dict[str, Callable[[object], Any]]] = {
+    "networks": _networks,
+    "hosts": _hosts,
+    "http": _word,
+    "ipmi": _word,
+    "unverified": _word,
+    "repository-authorities": _word,
+    "certificates": _certificates,
+    "authorities": _authorities,
+    "password-command": _command,
+}
+_KEYS: Final = ", ".join(_PARSERS)
+
+
+def _is_http(bmc: BmcAccess) -> bool:
+    return urlsplit(bmc.address).scheme.lower() == "http"
+
+
+def _is_https(bmc: BmcAccess) -> bool:
+    return urlsplit(bmc.address).scheme.lower() == "https"
+
+
+def _host(bmc: BmcAccess) -> str:
+    return (urlsplit(bmc.address).hostname or "").lower().removesuffix(".")
+
+
+def _literal(bmc: BmcAccess) -> Address | None:
+    """The address itself, where that stands in the document, and no name."""
+    try:
+        return ip_address(_host(bmc))
+    except ValueError:
+        return None
+
+
+def _is_called(host: str, name: str) -> bool:
+    return host.endswith(name[1:]) if name.startswith("*.") else host == name
+
+
+def _plain(address: Address) -> Address:
+    """An address of IPv4 that is written as one of IPv6, as what it is."""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+_FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # this process's own: a fingerprint is of no use outside
+_READ_AGAIN_S: Final = 1.0  # also where a file is another and does not show it: times of files are coarse
+_ASK_AGAIN_S: Final = 300.0  # a command
+_DOUBTED_S: Final = 60.0  # one whose password was refused, or that has failed
+_PATIENCE_S: Final = 10.0
+_LONGEST: Final = 4096  # bytes, of what a command says
+_TRIES: Final = 10
+_Version = tuple[int, int, int, int] | None
+
+
+def read_credentials(directory: Path, name: str) -> Credentials:
+    """``directory/name/username`` and ``…/password``, of one moment, as Kubernetes mounts them; read anew each time."""
+    username, password = _read(directory / name, name, ("username", "password"))
+    return Credentials(username=username, password=password, name=name)
+
+
+def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
+    """Whether the instance itself says that a BMC may be sent its credentials, or has none that it could be sent."""
+    if directory is None or not (directory / bmc.credentials).is_dir():
+        return True
+    try:
+        return read_trust(directory, bmc.credentials).covers(bmc)
+    except UsageError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entrusted:
+    """Credentials, what the instance says of them, and what tells both from others without telling either."""
+
+    credentials: Credentials
+    trust: Trust
+    fingerprint: str
+
+
+@dataclass(slots=True)
+class _Kept:
+    found: Entrusted
+    versions: tuple[_Version, ...]
+    read_s: float
+
+
+@dataclass(slots=True)
+class _Said:
+    """What a command has said, or why it has not."""
+
+    command: tuple[str, ...]
+    password: str | None
+    error: str
+    until_s: float
+
+
+class CredentialDirectory:
+    """All credentials of an instance; for many threads at a time."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root
+        self._kept: dict[str, _Kept] = {}
+        self._said: dict[str, _Said] = {}
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def of(self, name: str) -> Entrusted:
+        """The credentials of that name, as they are now; raises `UsageError` where there are none."""
+        if self._root is None:
+            raise UsageError(f"no directory of credentials is given, and {name} is needed (--credentials)")
+        with self._locks[name]:  # a command is asked once, however many wait for it
+            return self._now(self._root, name, asks=True)
+
+    def fingerprint(self, name: str) -> str | None:
+        """What changes when credentials do, or what is said of them; None: there are none, as far as is known.
+
+        It asks no command: what one says may have changed, and is another fingerprint once somebody needs it.
+        """
+        if self._root is None:
+            return None
+        try:
+            return self._now(self._root, name, asks=False).fingerprint
+        except UsageError:
+            return None
+
+    def doubt(self, name: str) -> None:
+        """Say that a BMC has refused them: a command is asked again for the next, but not at once for each."""
+        if (said := self._said.get(name)) is not None:
+            said.until_s = min(said.until_s, time.monotonic() + _DOUBTED_S)
+
+    def _now(self, root: Path, name: str, *, asks: bool) -> Entrusted:
+        folder = root / name
+        files = (
+            folder / "username",
+            folder / "password",
+            folder / FILE,
+            root / FILE,
+            *_authorities_passwords(root, name),
+        )
+        versions, kept = tuple(map(_version, files)), self._kept.get(name)
+        if kept is not None and kept.versions == versions and time.monotonic() - kept.read_s < _READ_AGAIN_S:
+            return kept.found
+        trust = read_trust(root, name)
+        if trust.password_command and versions[1] is None:
+            (username,) = _read(folder, name, ("username",))
+            password = self._of_command(name, trust, asks=asks)
+        else:
+            username, password = _read(folder, name, ("username", "password"))
+        credentials = Credentials(username=username, password=password, name=name)
+        found = Entrusted(credentials=credentials, trust=trust, fingerprint=_fingerprint(credentials, trust))
+        self._kept[name] = _Kept(found, versions, time.monotonic())
+        return found
+
+    def _of_command(self, name: str, trust: Trust, *, asks: bool) -> str:
+        command = tuple(part.replace("{name}", name) for part in trust.password_command)
+        said = self._said.get(name)
+        if asks and (said is None or said.command != command or time.monotonic() >= said.until_s):
+            said = self._said[name] = _ask(command)
+        if said is None or said.password is None:
+            why = said.error if said is not None else "it was not asked yet"
+            raise UsageError(f"no password for credentials {name}: password-command of {trust.file}: {why}")
+        return said.password
+
+
+def _ask(command: tuple[str, ...]) -> _Said:
+    """Let a command say the password, in one line; what it writes is shown to nobody, whatever it is."""
+    password, error = None, ""
+    try:
+        status, output = output_of(command, patience_s=_PATIENCE_S, most_bytes=_LONGEST)
+        lines = output.decode().removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as problem:
+        error = "what it wrote is no text" if isinstance(problem, UnicodeDecodeError) else str(problem)
+    else:
+        if status != 0:
+            error = f"{command[0]} ended with status {status}"
+        elif lines == [""] or len(lines) > 1:
+            error = f"{command[0]} wrote {'nothing' if lines == [''] else 'several lines'}, not the password alone"
+        else:
+            password = lines[0]
+    return _Said(command, password, error, time.monotonic() + (_DOUBTED_S if error else _ASK_AGAIN_S))
+
+
+def _read(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
+    """Some files of a folder, all of the same moment: a link may be led to other files between two of them."""
+    files = [folder / part for part in parts]
+    try:
+        for _ in range(_TRIES):
+            before = list(map(_version, files))
+            contents = [file.read_bytes() for file in files]
+            if before == list(map(_version, files)):
+                return [_one_line(file, content) for file, content in zip(files, contents, strict=True)]
+    except OSError as error:
+        raise UsageError(
+            f"no credentials named {name}: {folder} needs the files {' and '.join(parts)} ({error})"
+        ) from None
+    raise UsageError(f"the files of {folder} change all the time")
+
+
+def _one_line(file: Path, content: bytes) -> str:
+    """Return the one line of a file. Raises `UsageError`, which shows nothing of the content."""
+    try:
+        text = content.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise UsageError(f"{file} is not text in UTF-8: write the value alone, on one line") from None
+    if not text:
+        raise UsageError(f"{file} is empty: write the value alone, on one line")
+    if any(character in text for character in "\r\n\0"):
+        raise UsageError(f"{file} has several lines: write the value alone, on one line")
+    return text
+
+
+def _version(file: Path) -> _Version:
+    """What is another once a file was written or replaced, or a link on the way to it leads elsewhere."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _authorities_passwords(root: Path, name: str) -> tuple[Path, Path]:
+    return root / name / AUTHORITY, root / AUTHORITY
+
+
+def _fingerprint(credentials: Credentials, trust: Trust) -> str:
+    said = f"{credentials.username}\0{credentials.password}\0{trust!r}"
+    return hashlib.blake2b(said.encode(), key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
+
+
+# How far a BMC is reached
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sign:
+    """What one BMC tells of the way to it."""
+
+    waited_s: float | None = None  # until its last answer began; None: it gave none
+    is_lost: bool = False  # it gave none, and did the time before
+
+
+NO_SIGN: Final = Sign()

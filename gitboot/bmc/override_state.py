@@ -1,0 +1,360 @@
+"""Boot overrides as values: wanted, observed and recorded, with virtual media."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from urllib.parse import urlsplit
+
+from gitboot.bmc.identity import NOTHING, Shown
+from gitboot.bmc.reboot_detection import NO_MARKS, Marks
+from gitboot.fleet.identities import BmcAccess
+
+_DISCS = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that an ISO image is
+_STICK = "USBStick"  # as which one is read too, by whoever looks for a volume of its label
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaSlot:
+    """One VirtualMedia resource, as it was read."""
+
+    path: str
+    image: str | None = None  # the URL of what lies in it, as the BMC shows it
+    inserted: bool = False  # whether anything lies in it
+    types: frozenset[str] = frozenset()  # MediaTypes; empty: not shown
+    insert: str | None = None  # the target of its InsertMedia; None: the resource itself takes a PATCH
+    eject: str | None = None
+    protocols: frozenset[str] = frozenset()  # that InsertMedia says it takes as TransferProtocolType
+    etags: tuple[str, ...] = ()
+
+    @property
+    def is_free(self) -> bool:
+        return not self.inserted and self.image is None
+
+    @property
+    def takes_discs(self) -> bool:
+        return not self.types or bool(self.types & _DISCS)
+
+    @property
+    def takes_data(self) -> bool:
+        """Whether it takes an image that is read, and not booted."""
+        return self.takes_discs or _STICK in self.types
+
+
+class MediumState(StrEnum):
+    """How far a medium has come."""
+
+    INSERTED = "Inserted"  # or about to be; a crash may have come between
+    EJECTING = "Ejecting"
+    EJECTED = "Ejected"  # or gone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Medium:
+    """The ledger's word on what was inserted for one reason."""
+
+    url: str
+    state: MediumState
+    at: datetime  # when it was last to be inserted or ejected
+    booted: Marks | None = None  # as they were read first after its override was gone: the next reset ends its use
+
+    @property
+    def may_lie_in(self) -> bool:
+        return self.state is not MediumState.EJECTED
+
+
+def slot_with(url: str, slots: Iterable[MediaSlot]) -> MediaSlot | None:
+    """The slot in which an image lies."""
+    return next((slot for slot in slots if slot.inserted and slot.image == url), None)
+
+
+def places(slots: Collection[MediaSlot], disc: str, data: str | None) -> dict[str, MediaSlot] | None:
+    """The slots in which these images lie, or that take them; None: there are not as many.
+
+    The disc that boots has the first by its path: of several, firmware boots that. User data lies in another for
+    discs, or else in one for USB sticks.
+    """
+    found = {url: slot for url in (disc, data) if url is not None and (slot := slot_with(url, slots)) is not None}
+    free = sorted((slot for slot in slots if slot.is_free), key=lambda each: each.path)
+    if disc not in found:
+        if (own := next((slot for slot in free if slot.takes_discs), None)) is None:
+            return None
+        found[disc] = own
+    if data is not None and data not in found:
+        left = [slot for slot in free if slot.takes_data and slot is not found[disc]]
+        if not left:
+            return None
+        found[data] = min(left, key=lambda each: not each.takes_discs)
+    return found
+
+
+def insertion(slot: MediaSlot, url: str) -> Mapping[str, Any]:
+    """What inserts an image: the parameters of InsertMedia, or what is PATCHed where there is no such action.
+
+    InsertMedia inserts, write-protected, unless it is told otherwise (DSP0268); a Supermicro X11 refuses to be told
+    (sushy, VirtualMedia.insert_media), while what takes a PATCH wants to be (the same, of the Lenovo SD530).
+    """
+    if slot.insert is None:
+        return {"Image": url, "Inserted": True, "WriteProtected": True}
+    protocol = urlsplit(url).scheme.upper()
+    return {"Image": url, **({"TransferProtocolType": protocol} if protocol in slot.protocols else {})}
+
+
+EJECTION: Mapping[str, Any] = {"Image": None, "Inserted": False}  # PATCHed where there is no EjectMedia
+
+
+class BootTarget(StrEnum):
+    """Redfish ComputerSystem ``BootSourceOverrideTarget``: those that gitboot sets."""
+
+    UEFI_HTTP = "UefiHttp"
+    PXE = "Pxe"
+    HDD = "Hdd"
+    CD = "Cd"
+    USB_CD = "UsbCd"
+    NONE = "None"
+
+
+class Enabled(StrEnum):
+    """Redfish ComputerSystem ``BootSourceOverrideEnabled``."""
+
+    DISABLED = "Disabled"
+    ONCE = "Once"
+    CONTINUOUS = "Continuous"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Override:
+    """A boot override, as it is wanted or as a BMC shows it."""
+
+    enabled: Enabled
+    target: str  # a BootTarget, or whatever else a BMC shows
+    mode: str | None = None  # UEFI or Legacy; None: as it is, or not shown
+    http_boot_uri: str | None = None  # None: what DHCP says
+    medium: str | None = None  # the URL of the image that has to lie in a slot before it is set
+    data_medium: str | None = None  # and of the one with the user data, in another
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """What has to lie in slots, in the order in which it is inserted: what boots finds its data there."""
+        return tuple(each for each in (self.data_medium, self.medium) if each is not None)
+
+    @property
+    def leaves_it_to_dhcp(self) -> bool:
+        """Whether DHCP names the loader, which asks for what it is to boot."""
+        return self.target in (BootTarget.PXE, BootTarget.UEFI_HTTP) and self.http_boot_uri is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """One reading of a BMC: what its override is now, and what it could be."""
+
+    system: str  # the path of the ComputerSystem
+    override: Override
+    shown: Shown = NOTHING  # who the system is
+    marks: Marks = NO_MARKS
+    power: str | None = None  # PowerState
+    in_post: bool = False
+    runs_os: bool = False  # BootProgress.LastState is OSRunning
+    allowable_targets: frozenset[str] = frozenset()  # empty: not shown
+    allowable_enabled: frozenset[str] = frozenset()  # likewise
+    supports_http_boot_uri: bool = False
+    mode_is_fixed: bool = False  # what it shows cannot be set
+    continuous_http: bool = True  # UefiHttp may be Continuous without changing the boot order for good
+    boots_cd_as: BootTarget = BootTarget.CD  # the target under which virtual media boot
+    settings: str = ""  # the resource that takes overrides: the system itself or its Settings
+    etags: tuple[str, ...] = ()  # of that resource
+    bmc: str = ""  # the row of `gitboot.bmc.redfish.quirks` that applies
+    manager: str | None = None  # the path of the Manager, which has the clock
+    reset_action: str | None = None  # where ComputerSystem.Reset is asked for
+    reset_types: frozenset[str] = frozenset()  # what may be asked for there; empty: not shown
+    reset_info: str | None = None  # the path of what says it, where the system itself does not
+    virtual_media: str | None = None  # the path of the system's own slots; None: its Manager may have some
+    slots: tuple[MediaSlot, ...] = ()  # read only where a medium is wanted, or may lie there
+    boot_order: tuple[str, ...] = ()  # of firmware, by its own names; empty: not shown
+    secure_boot_path: str | None = None  # of the resource that says whether firmware starts only what is signed
+    secure_boot: bool | None = None  # from the next boot on; None: not read, or not shown
+    bios: str | None = None  # the path of firmware's settings
+    keeps_uri: bool = (
+        False  # firmware has a setting for what it boots by HTTP: `gitboot.bmc.redfish.quirks.FirmwareUri`
+    )
+    firmware_uri: str | None = None  # what stands there, "" for nothing; None: not read, or not shown
+
+
+class State(StrEnum):
+    """How far a recorded override has come."""
+
+    RECORDED = "Recorded"  # about to be set; a crash may have come between
+    CONFIRMED = "Confirmed"  # read back
+    WITHDRAWING = "Withdrawing"  # about to be cleared
+    INSERTED = "Inserted"  # its medium is, or is about to be; the override is not: the reason is open
+    WITHDRAWN = "Withdrawn"  # gone, and proven not consumed: the reason is open again
+    CONSUMED = "Consumed"  # was confirmed, is gone, and the machine has reset since
+    LOST = "Lost"  # gone, and nothing proves how: counts as consumed
+
+    SET_BY_ANOTHER = "SetByAnother"  # stood, or had stood, before this ledger has set any: counts as consumed
+
+    OPENED = "Opened"  # by a person: it may be set, whatever stands there now
+    UNSENT = "Unsent"  # it was to be set for the first time, and was not: as if nothing were recorded
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may stand on the BMC."""
+        return self in (State.RECORDED, State.CONFIRMED, State.WITHDRAWING)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it was never set, or is sure not to have been consumed."""
+        return self in (State.WITHDRAWN, State.INSERTED, State.OPENED, State.UNSENT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What the plan wants of a BMC."""
+
+    reason: str  # what is set at most once: a provision key, a maintenance's name and run
+    plan_digest: str
+    override: Override
+    set_again: bool = False  # a Once is set anew after each reset that is proven to have consumed it
+    writes_disk: bool = True  # what it boots
+    by_uri_alone: bool = False  # no loader can start what it boots: an ISO
+    own_loaders: str | None = None  # where gitboot's loaders lie, if its URI is that of one; None: of something else
+    until: datetime | None = None  # from when on the plan may want something else
+    ends: datetime | None = None  # from when on the plan wants something else, unless a commit changes that
+    only_off: bool = False  # set while the machine is off, and never while it runs
+    is_first: bool = False  # a person said that no server is installed, and nothing was seen of this one since
+    may_set: bool = True  # else what stands is looked after, and nothing is set or inserted, not even once more
+
+    def is_new(self, record: OverrideRecord | None) -> bool:
+        """Whether it is to be set, or set anew, as far as the ledger's record for its reason knows."""
+        return record is None or record.state.is_free or (self.set_again and record.state is State.CONSUMED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverrideRecord:
+    """The ledger's record of what was set for one reason on one server."""
+
+    reason: str
+    plan_digest: str
+    override: Override  # as it was set: fitted to the BMC
+    marks: Marks  # when it was last known not to be consumed
+    state: State
+    at: datetime  # when it was last to be set or cleared
+    corrections: tuple[datetime, ...] = ()  # when it had to be set anew, in the last hour
+    replaces: Override | None = None  # what stood for the same reason, until this one is confirmed
+    bmc: BmcAccess | None = None  # on which it was set, in case no document names it any more
+    shown: Shown = NOTHING  # who the system was on which it was set
+    writes_disk: bool = True
+    medium: Medium | None = None  # what was inserted for it
+    data_medium: Medium | None = None  # and with its user data
+    clears_from: datetime | None = None  # from when on gitboot may clear it without a write to the ledger; None: never
+
+    def may_be_cleared_unrecorded(self, at: datetime) -> bool:
+        """Whether gitboot may have cleared it without a write to the ledger: then its absence proves no boot."""
+        return self.clears_from is not None and at >= self.clears_from and self.state is not State.WITHDRAWING
+
+    def ends_unrecorded(self, at: datetime) -> bool:
+        """Whether this record only ends something, and so needs no write to the ledger before it is carried out."""
+        is_ending = self.state in (State.WITHDRAWING, State.WITHDRAWN, State.CONSUMED, State.LOST)
+        return is_ending and self.clears_from is not None and at >= self.clears_from
+
+    def is_ended_by(self, noted: OverrideRecord) -> bool:
+        """Whether a withdrawal that was noted beside the ledger is of this override, as it was set last."""
+        is_same = (self.reason, self.override, self.plan_digest) == (noted.reason, noted.override, noted.plan_digest)
+        is_older = self.state.is_open or (self.has_media and not noted.state.is_open)
+        return is_older and is_same and self.clears_from == noted.clears_from and self.at <= noted.at
+
+    @property
+    def media(self) -> tuple[Medium, ...]:
+        """What was inserted for it, in the order in which it is ejected: what boots goes before its data."""
+        return tuple(each for each in (self.medium, self.data_medium) if each is not None)
+
+    @property
+    def has_media(self) -> bool:
+        """Whether anything that was inserted for it may lie in a slot."""
+        return any(each.may_lie_in for each in self.media)
+
+    @property
+    def stays_behind(self) -> bool:
+        """Whether anything of it may be left on the BMC."""
+        return self.state.is_open or self.has_media
+
+    def having(self, medium: Medium) -> OverrideRecord:
+        """With what is known now of one of its media."""
+        if self.data_medium is not None and self.data_medium.url == medium.url:
+            return replace(self, data_medium=medium)
+        return replace(self, medium=medium)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leave:
+    """Nothing is to be done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Set:
+    """Write ``record``, then set its override, then read the BMC and ask again."""
+
+    record: OverrideRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Insert:
+    """Write ``record``, then insert its medium into ``slot``, then read the BMC and ask again."""
+
+    record: OverrideRecord
+    slot: MediaSlot
+    url: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Eject:
+    """Write ``record``, then eject what lies in ``slot``, then read the BMC and ask again."""
+
+    record: OverrideRecord
+    slot: MediaSlot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Confirm:
+    """Write ``record``: it is what the BMC shows. Then ask again."""
+
+    record: OverrideRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Withdraw:
+    """Write ``record``, then clear the override, then read the BMC and ask again."""
+
+    record: OverrideRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """Not now: ask again later."""
+
+    why: str
+
+
+class OperatorCondition(StrEnum):
+    """What a person must look at."""
+
+    NEEDS_OPERATOR = "NeedsOperator"  # only a person can know whether the machine was installed
+    CONTENDED = "Contended"  # the override keeps changing under gitboot
+    UNSUPPORTED = "Unsupported"  # this BMC cannot do it
+    ANOTHER_MACHINE = "AnotherMachine"  # the BMC shows another machine, or another than it has shown before
+    FOREIGN_OVERRIDE = "ForeignOverride"  # before gitboot has set any, another stands that somebody else has set
+    FOREIGN_MEDIUM = "ForeignMedium"  # what somebody else has inserted leaves no slot for the one that is wanted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskOperator:
+    """A person must decide; nothing is written before."""
+
+    condition: OperatorCondition
+    message: str
+
+
+Step = Leave | Set | Insert | Eject | Confirm | Withdraw | Wait | AskOperator

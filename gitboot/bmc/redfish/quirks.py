@@ -1,0 +1,218 @@
+"""How BMCs differ, as data: what Redfish leaves open, and what firmware makes of it.
+
+What a BMC advertises comes first: allowable targets, HttpBootUri, @Redfish.Settings. A row stands here only
+for what it does not say of itself, or says wrongly: docs/bmcs.md has both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_steps import is_allowed
+
+ENABLED = "BootSourceOverrideEnabled"
+TARGET = "BootSourceOverrideTarget"
+MODE = "BootSourceOverrideMode"
+HTTP_BOOT_URI = "HttpBootUri"
+
+
+class Mode(Enum):
+    """When ``BootSourceOverrideMode`` is sent."""
+
+    DIFFERENT = "when it differs"
+    ALWAYS = "with every change, where the BMC shows one"
+    NEVER = "never: it is read-only"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirmwareUri:
+    """A BIOS attribute with what firmware boots by HTTP, whatever DHCP says; it changes at a reset, and stays."""
+
+    attribute: str
+    beside: Mapping[str, str]  # what is written with it
+    switch: str | None = None  # that of them without whose value it counts for nothing
+
+    def read(self, attributes: Mapping[str, Any]) -> str | None:
+        """What firmware would boot, "" for nothing; None: it has no such setting."""
+        uri = attributes.get(self.attribute)
+        if not isinstance(uri, str):
+            return None
+        is_off = self.switch is not None and attributes.get(self.switch) != self.beside[self.switch]
+        return "" if is_off else uri
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quirks:
+    """One row: whom it is about, what is different, who says so."""
+
+    name: str
+    source: str
+    manufacturers: tuple[str, ...] = ()  # how ComputerSystem.Manufacturer may begin, in lower case
+    systems: tuple[str, ...] = ()  # or the path of the ComputerSystem
+    mode: Mode = Mode.DIFFERENT
+    always: frozenset[str] = frozenset()  # sent with every change, whether they differ or not
+    off_target: BootTarget | None = None  # the target that is sent with Disabled; None: left as it is
+    takes_http_boot_uri: bool = True  # if it shows one
+    continuous_http: bool = True
+    boots_cd_as: BootTarget = BootTarget.CD
+    firmware_uri: FirmwareUri | None = None  # what UefiHttp boots before it asks DHCP
+    reset_time: tuple[str, ...] = ("LastResetTime",)  # where the system says when it last reset; (): nowhere
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """What is different, in words: one phrase for each field that is."""
+        phrases = {
+            "mode": f"mode is sent {self.mode.value}",
+            "always": f"{' and '.join(sorted(self.always))} sent with every change",
+            "off_target": f"switched off with target {self.off_target}",
+            "takes_http_boot_uri": "shows HttpBootUri and does not take it: DHCP names the loader",
+            "continuous_http": "Continuous UefiHttp would change the boot order for good: Continuous Pxe instead",
+            "boots_cd_as": f"virtual media boot as {self.boots_cd_as}, where that is listed",
+            "firmware_uri": f"UefiHttp boots what stands in the BIOS attribute {self.firmware_uri.attribute}"
+            if self.firmware_uri
+            else "",
+            "reset_time": f"a reset is seen at {'/'.join(self.reset_time)}"
+            if self.reset_time
+            else "LastResetTime proves nothing",
+        }
+        return tuple(phrase for name, phrase in phrases.items() if getattr(self, name) != getattr(STANDARD, name))
+
+
+STANDARD = Quirks(name="Redfish", source="DMTF DSP0268, ComputerSystem")
+
+QUIRKS = (
+    Quirks(
+        name="Dell iDRAC",
+        # A mode that does not differ queues a BIOS job all the same, and a second reboot: never sent here.
+        source="ironcore-dev/metal-operator issue 81; dell/iDRAC-Redfish-Scripting issues 306 and 319;"
+        " dsx-ai-factory/libredfish pull request 75",
+        manufacturers=("dell",),
+        firmware_uri=FirmwareUri(
+            attribute="HttpDev1Uri",
+            beside={
+                "HttpDev1EnDis": "Enabled",  # what is below it can be written with it, not before
+                "HttpDev1DhcpEnDis": "Enabled",
+                "HttpDev1TlsMode": "None",  # or it refuses http
+            },
+            switch="HttpDev1EnDis",
+        ),
+        continuous_http=False,  # it puts the HTTP device first in the boot order, for good
+    ),
+    Quirks(
+        name="HPE iLO",
+        source="ansible-collections/community.general issue 3509; stmcginnis/gofish issue 507;"
+        " ironcore-dev/metal-operator pull request 998; HpeComputerSystemExt;"
+        " dsx-ai-factory/libredfish pull request 76; openstack/proliantutils, set_http_boot_url",
+        manufacturers=("hpe", "hewlett packard enterprise"),
+        mode=Mode.NEVER,
+        firmware_uri=FirmwareUri(attribute="UrlBootFile", beside={"PreBootNetwork": "Auto"}),
+        off_target=BootTarget.PXE,  # it refuses None
+        takes_http_boot_uri=False,  # iLO 6 shows it and answers PropertyNotWritableOrUnknown
+        reset_time=("Oem", "Hpe", "PostDiscoveryCompleteTimeStamp"),
+    ),
+    Quirks(
+        name="Supermicro",
+        # X10 and older show no mode and refuse the whole PATCH for one: so only where it shows one.
+        source="DMTF/Redfishtool pull request 106; storyboard.openstack.org story 2008547; sushy, System",
+        manufacturers=("supermicro", "super micro"),
+        mode=Mode.ALWAYS,
+        always=frozenset({ENABLED}),
+        boots_cd_as=BootTarget.USB_CD,  # X11 and later list Cd too, which boots nothing
+    ),
+    Quirks(
+        name="AMI MegaRAC",  # and ASRock Rack, Gigabyte, Lenovo TSM, NVIDIA DGX H100, which are built on it
+        source="ansible-collections/community.general issue 11542; pubs.lenovo.com/tsm, Systems Instance SD;"
+        " DMTF/Redfish-Tacklebox issues 111 and 144; NVIDIA/libredfish, mockup nvidia_viking",
+        manufacturers=("ami", "asrock", "giga"),
+        systems=("/redfish/v1/Systems/Self", "/redfish/v1/Systems/DGX"),
+        mode=Mode.ALWAYS,
+        always=frozenset({ENABLED, TARGET}),
+        off_target=BootTarget.NONE,
+    ),
+    Quirks(
+        name="OpenBMC",  # and NVIDIA's GB200, GH200 and BlueField, which are built on it
+        source="openbmc/bmcweb, redfish-core/lib/systems.hpp; NVIDIA/libredfish, mockups nvidia_gb200 and nvidia_dpu",
+        systems=(
+            "/redfish/v1/Systems/system",
+            "/redfish/v1/Systems/System_0",
+            "/redfish/v1/Systems/Bluefield",
+        ),
+        reset_time=(),  # LastResetTime is when the chassis was last switched on or off: no reboot moves it
+    ),
+)
+
+# Message ids of refusals that pass by themselves, as they end.
+NOT_NOW = (
+    "UnableToModifyDuringSystemPOST",  # HPE iLO message registry
+    "InvalidOperationForSystemState",  # HPE iLO message registry
+    "SYS518",  # Dell: the iDRAC is not ready after the operation before
+    "ResourceInUse",  # DMTF Base registry
+    "ServiceTemporarilyUnavailable",  # DMTF Base registry
+)
+
+
+def quirks_of(path: str, system: Mapping[str, Any]) -> Quirks:
+    """Return the first row that fits a ComputerSystem, whether its path ends in a slash or not."""
+    path = path.rstrip("/")
+    manufacturer = str(system.get("Manufacturer") or "").lower()
+    for row in QUIRKS:
+        if manufacturer.startswith(row.manufacturers) or path in row.systems:
+            return row
+    return STANDARD
+
+
+def row_of(seen: Observed) -> Quirks:
+    """The row that applies to what was seen."""
+    return next((row for row in QUIRKS if row.name == seen.bmc), STANDARD)
+
+
+def boot_patch(wanted: Override, seen: Observed) -> dict[str, str | None]:
+    """The ``Boot`` properties that bring a BMC from what was seen to what is wanted: empty if it is there.
+
+    What differs, and beside it what this BMC wants to be sent anyway.
+    """
+    quirks = row_of(seen)
+    off = wanted.enabled is Enabled.DISABLED
+    if off and seen.override.enabled is Enabled.DISABLED:
+        return {}
+    complete = _off(seen, quirks) if off else _on(wanted, seen, quirks)
+    shown = _properties(seen.override)
+    different = {name for name, value in complete.items() if value != shown[name]}
+    if not different:
+        return {}
+    told_anyway = quirks.always | ({MODE} if quirks.mode is Mode.ALWAYS else frozenset())
+    return {name: value for name, value in complete.items() if name in different | told_anyway}
+
+
+def _properties(override: Override) -> dict[str, str | None]:
+    return {
+        ENABLED: override.enabled,
+        TARGET: override.target,
+        MODE: override.mode,
+        HTTP_BOOT_URI: override.http_boot_uri,
+    }
+
+
+def _on(wanted: Override, seen: Observed, quirks: Quirks) -> dict[str, str | None]:
+    properties = _properties(wanted)
+    properties[MODE] = wanted.mode or seen.override.mode
+    if seen.override.mode is None or quirks.mode is Mode.NEVER:
+        del properties[MODE]
+    if wanted.target != BootTarget.UEFI_HTTP or not seen.supports_http_boot_uri:
+        del properties[HTTP_BOOT_URI]
+    return properties
+
+
+def _off(seen: Observed, quirks: Quirks) -> dict[str, str | None]:
+    if not is_allowed(Enabled.DISABLED, seen):
+        return {TARGET: BootTarget.NONE}
+    properties: dict[str, str | None] = {ENABLED: Enabled.DISABLED}
+    if quirks.off_target is not None:
+        properties[TARGET] = quirks.off_target
+    if quirks.mode is Mode.ALWAYS and seen.override.mode is not None:
+        properties[MODE] = seen.override.mode
+    return properties

@@ -1,0 +1,255 @@
+"""A ComputerSystem's JSON, and that of its Settings resource -> what was observed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from gitboot.bmc.identity import Shown
+from gitboot.bmc.override_state import BootTarget, Enabled, MediaSlot, Observed, Override
+from gitboot.bmc.reboot_detection import Marks, with_clock
+from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, Quirks, quirks_of
+from gitboot.errors import BmcRejected
+from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
+
+_IN_POST = frozenset(
+    {
+        # BootProgress.LastState, DSP0268
+        "PrimaryProcessorInitializationStarted",
+        "BusInitializationStarted",
+        "MemoryInitializationStarted",
+        "SecondaryProcessorInitializationStarted",
+        "PCIResourceConfigStarted",
+        "SystemHardwareInitializationComplete",
+        "SetupEntered",
+        # Oem.Hpe.PostState, HpeComputerSystemExt
+        "Reset",
+        "InPost",
+        "InPostDiscoveryComplete",
+    }
+)
+_RESET = ("Actions", "#ComputerSystem.Reset")
+_PAST_POST = frozenset({"OSBootStarted", "OSRunning", "FinishedPost"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resource:
+    """A Redfish resource as it was read."""
+
+    url: str  # where it was found, after a redirect
+    body: Mapping[str, Any]
+    etags: tuple[str, ...] = ()  # of the header and of the body, as `read_etags` returns them
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.url).path
+
+    @property
+    def boot(self) -> Mapping[str, Any]:
+        """Its ``Boot`` object, empty if it has none."""
+        return _mapping(self.body.get("Boot"))
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The ``Attributes`` of a Bios, empty if it has none."""
+        return _mapping(self.body.get("Attributes"))
+
+    @property
+    def settings_at_reset(self) -> bool:
+        """Whether what its Settings are given may be told to apply at the next reset."""
+        return "OnReset" in _texts(_at(self.body, ("@Redfish.Settings", "SupportedApplyTimes")))
+
+    def link(self, *keys: str) -> str | None:
+        """The path of the resource that stands under ``keys``."""
+        path = _at(self.body, (*keys, "@odata.id"))
+        return path if isinstance(path, str) else None
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The paths of a collection's members."""
+        members = self.body.get("Members")
+        paths = [_mapping(member).get("@odata.id") for member in members] if isinstance(members, list) else []
+        return tuple(path for path in paths if isinstance(path, str))
+
+
+class Patch(Protocol):
+    """How a part of `BmcConnection` sends a PATCH. Raises what `BmcConnection.set_override` raises."""
+
+    def __call__(
+        self, path: str, body: Mapping[str, Any], etags: tuple[str, ...], has_changed: Callable[[], bool]
+    ) -> None:
+        """``has_changed`` reads the resource again, and compares it with what the PATCH rests on."""
+
+
+def observe(system: Resource, settings: Resource | None) -> Observed:
+    """Tell what a system shows; ``settings`` is its Settings resource, if that takes its overrides.
+
+    Raises `BmcRejected` where there is no override to be seen.
+    """
+    quirks = quirks_of(system.path, system.body)
+    takes_overrides = settings or system
+    boot = takes_overrides.boot
+    power = _text(system.body.get("PowerState"))
+    state = None if power == "Off" else _boot_state(system.body)
+    return Observed(
+        system=system.path,
+        override=_override(takes_overrides),
+        shown=observe_identity(system.body),
+        marks=Marks(
+            last_reset_time=_instant(_at(system.body, quirks.reset_time)),
+            boot_progress=_text(_at(system.body, ("BootProgress", "LastState"))),
+            boot_progress_time=_instant(_at(system.body, ("BootProgress", "LastStateTime"))),
+            settled=power == "On" and state in _PAST_POST,
+        ),
+        power=power,
+        in_post=state in _IN_POST,
+        runs_os=state == "OSRunning",
+        allowable_targets=_texts(boot.get(f"{TARGET}@Redfish.AllowableValues")),
+        allowable_enabled=_texts(boot.get(f"{ENABLED}@Redfish.AllowableValues")),
+        supports_http_boot_uri=quirks.takes_http_boot_uri and HTTP_BOOT_URI in boot,
+        mode_is_fixed=quirks.mode is Mode.NEVER,
+        continuous_http=quirks.continuous_http,
+        boots_cd_as=_boots_cd_as(quirks, boot),
+        settings=takes_overrides.path,
+        etags=takes_overrides.etags,
+        bmc=quirks.name,
+        manager=manager_path(system.body),
+        reset_action=_text(_at(system.body, (*_RESET, "target"))),
+        reset_types=_texts(_at(system.body, (*_RESET, "ResetType@Redfish.AllowableValues"))),
+        reset_info=_text(_at(system.body, (*_RESET, "@Redfish.ActionInfo"))),
+        virtual_media=system.link("VirtualMedia"),
+        boot_order=_listed(system.boot.get("BootOrder")),
+        secure_boot_path=system.link("SecureBoot"),
+        bios=system.link("Bios"),
+        keeps_uri=quirks.firmware_uri is not None and system.link("Bios") is not None,
+    )
+
+
+def starts_only_signed(secure_boot: Resource) -> bool | None:
+    """Whether firmware will start only what is signed, by a SecureBoot resource; None: it does not say.
+
+    SecureBootEnable is what is set, and holds from the next boot on; SecureBootCurrentBoot is how it is (DSP0268).
+    """
+    is_set, current = (secure_boot.body.get(name) for name in ("SecureBootEnable", "SecureBootCurrentBoot"))
+    if isinstance(is_set, bool):
+        return is_set
+    return {"Enabled": True, "Disabled": False}.get(_text(current) or "")
+
+
+def reset_types(info: Resource) -> frozenset[str]:
+    """Tell what an ActionInfo allows as ResetType, DSP0266 7.8.4."""
+    parameters = info.body.get("Parameters")
+    found = map(_mapping, parameters if isinstance(parameters, list) else [])
+    allowed = (_texts(each.get("AllowableValues")) for each in found if each.get("Name") == "ResetType")
+    return next(allowed, frozenset())
+
+
+def slot_of(resource: Resource) -> MediaSlot:
+    """Tell what a VirtualMedia resource shows."""
+    body = resource.body
+    insert, eject = (_mapping(_at(body, ("Actions", f"#VirtualMedia.{name}Media"))) for name in ("Insert", "Eject"))
+    image = _text(body.get("Image"))
+    return MediaSlot(
+        path=resource.path,
+        image=image,
+        inserted=bool(body["Inserted"]) if body.get("Inserted") is not None else image is not None,
+        types=_texts(body.get("MediaTypes")),
+        insert=_text(insert.get("target")),
+        eject=_text(eject.get("target")),
+        protocols=_texts(insert.get("TransferProtocolType@Redfish.AllowableValues")),
+        etags=resource.etags,
+    )
+
+
+def read_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
+    """Add to marks what a Manager shows of its clock, read ``at`` by ours."""
+    bmc_time = _text(manager.body.get("DateTime"))
+    if bmc_time is None:
+        return marks
+    offset = _text(manager.body.get("DateTimeLocalOffset")) or ""
+    zoned = bmc_time.endswith("Z") or "+" in bmc_time or "-" in bmc_time[10:]
+    reset = _text(manager.body.get("LastResetTime"))
+    return with_clock(marks, bmc_time=bmc_time if zoned else bmc_time + offset, manager_reset_time=reset, at=at)
+
+
+def observe_identity(system: Mapping[str, Any]) -> Shown:
+    """Who a ComputerSystem says that it is."""
+    serial, sku = (" ".join((_text(system.get(name)) or "").split()) or None for name in ("SerialNumber", "SKU"))
+    return Shown(uuid=_uuid(system.get("UUID")), serial=serial, sku=sku)
+
+
+def _uuid(value: object) -> SystemUuid | None:
+    """A UUID however it is written; None where nobody has set one."""
+    digits = re.sub(r"[^0-9a-f]", "", (_text(value) or "").lower())
+    try:
+        return parse_uuid(re.sub(r"^(.{8})(.{4})(.{4})(.{4})(.{12})$", r"\1-\2-\3-\4-\5", digits))
+    except Malformed:
+        return None
+
+
+def manager_path(system: Mapping[str, Any]) -> str | None:
+    """Return the path of the Manager of a ComputerSystem; the first one, if it has several; None: it shows none."""
+    managers = _at(system, ("Links", "ManagedBy"))
+    first = managers[0] if isinstance(managers, list) and managers else None
+    return _text(_mapping(first).get("@odata.id"))
+
+
+def _override(resource: Resource) -> Override:
+    boot = resource.boot
+    if TARGET not in boot:
+        raise BmcRejected(f"{resource.url} shows no Boot.{TARGET}")
+    enabled = _text(boot.get(ENABLED)) or Enabled.DISABLED
+    target = _text(boot[TARGET]) or BootTarget.NONE
+    allowable = _texts(boot.get(f"{ENABLED}@Redfish.AllowableValues"))
+    if target == BootTarget.NONE and allowable and Enabled.DISABLED not in allowable:
+        enabled = Enabled.DISABLED  # where that word is missing, no target is what says it
+    if enabled not in set(Enabled):
+        raise BmcRejected(f"{resource.url} shows Boot.{ENABLED} {enabled!r}, not one of {', '.join(Enabled)}")
+    return Override(
+        enabled=Enabled(enabled),
+        target=target,
+        mode=_text(boot.get(MODE)),
+        http_boot_uri=_text(boot.get(HTTP_BOOT_URI)),
+    )
+
+
+def _boot_state(system: Mapping[str, Any]) -> str | None:
+    return _text(_at(system, ("BootProgress", "LastState"))) or _text(_at(system, ("Oem", "Hpe", "PostState")))
+
+
+def _boots_cd_as(quirks: Quirks, boot: Mapping[str, Any]) -> BootTarget:
+    listed = quirks.boots_cd_as in _texts(boot.get(f"{TARGET}@Redfish.AllowableValues"))
+    return quirks.boots_cd_as if listed else BootTarget.CD
+
+
+def _instant(value: object) -> str | None:
+    """An instant as it was written, or None if it is a placeholder: OpenBMC's for "never" is 1970."""
+    text = _text(value)
+    return text if text and text >= "2000" else None
+
+
+def _at(body: Mapping[str, Any], keys: tuple[str, ...]) -> object:
+    value: object = body if keys else None
+    for key in keys:
+        value = _mapping(value).get(key)
+    return value
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _listed(value: object) -> tuple[str, ...]:
+    return tuple(filter(None, map(_text, value))) if isinstance(value, list) else ()
+
+
+def _texts(value: object) -> frozenset[str]:
+    return frozenset(filter(None, map(_text, value))) if isinstance(value, list) else frozenset()

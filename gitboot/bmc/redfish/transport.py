@@ -1,0 +1,569 @@
+"""HTTP to a BMC within limits: kept connection, login, ETags and response sizes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from http import HTTPStatus
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any, Final, TypeAlias
+from urllib.parse import urljoin, urlsplit
+
+from requests import PreparedRequest, Response
+from requests.adapters import HTTPAdapter
+from requests.exceptions import RequestException, TooManyRedirects
+from sushy import exceptions
+from sushy.connector import Connector
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.response import HTTPResponse as Urllib3Response
+
+from gitboot.bmc.credentials import Credentials, Sign
+from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
+from gitboot.http_client import (
+    LimitedConnection,
+    LimitedTlsConnection,
+    RequestLimits,
+    limited,
+    limits_of_request,
+    look_up,
+)
+
+JOB_S: Final = 300.0  # for all requests of a job: 30 requests of 10 s each
+MAX_BODY_BYTES = 1024 * 1024  # the largest ComputerSystem seen has 60 KB
+_CHUNK_BYTES = 64 * 1024
+
+
+class RedirectedElsewhere(RequestException):
+    """A redirect that gitboot does not follow: to another host, port or scheme, or from a write to a GET."""
+
+
+class BmcTooSlow(RequestException):
+    """The requests of one job took longer than all of them may take."""
+
+
+class BodyTooLarge(RequestException):
+    """An answer of more than ``MAX_BODY_BYTES``."""
+
+
+class AddressRefused(RequestException):
+    """A name whose addresses are none at which the credentials may be used."""
+
+
+class CertificateChanged(RequestException):
+    """A BMC that shows another certificate than at first contact, and no authority says that it may."""
+
+
+@dataclass(slots=True)
+class Reach:
+    """Which addresses a connection may be made to, and which certificate it has to meet there."""
+
+    allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
+    named: tuple[str, ...] = ()  # fingerprints that it has to have, each of them, whoever has signed it
+    is_vouched_for: bool = False  # the instance itself names one, and that is enough
+    fence: Callable[[], None] = lambda: None  # raises, right before it is asked for, where nothing may be changed
+    ending_fence: Callable[[], None] | None = None  # the same for what only ends something; None: `fence`
+    certificate: str | None = None  # the fingerprint that is pinned; None: none is
+    seen: str | None = None  # that of the first connection, where no authority verifies it
+    waited_s: float | None = None  # until the last answer began; None: the last request had none
+    total_s: float = JOB_S  # for all requests of a job, which `watched` begins
+    ends_s: float | None = None  # when that time is over, by the monotonic clock
+    is_ending: bool = False  # whether what is asked for now only ends something
+
+    def check_fence(self, *, changes_nothing: bool = False) -> None:
+        """Raise `LedgerError` if another instance may act at this BMC."""
+        lenient = self.ending_fence if self.is_ending or changes_nothing else None
+        (lenient or self.fence)()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """A block in which requests only end something: they need no answer from the ledger's database."""
+        self.is_ending = True
+        try:
+            yield
+        finally:
+            self.is_ending = False
+
+    def addresses(self, host: str, port: int, limits: RequestLimits) -> list[str]:
+        """The addresses of a host, as they are now; raises `AddressRefused` where none is allowed, and OSError."""
+        found = look_up(host, port, limits)
+        allowed = [each for each in found if self.allowed(ip_address(each))]
+        if not allowed:
+            where = f" is at {', '.join(found)}, which" if [host] != found else ""
+            raise AddressRefused(f"{host}{where} is no address at which these credentials may be used (access.toml)")
+        return allowed
+
+    @contextmanager
+    def watched(self) -> Iterator[Callable[[], Sign]]:
+        """A block of requests, with a deadline for all of them; what they tell of the way there, once it has ended.
+
+        A BMC may answer each request just in time, and name any number of resources to read.
+        """
+        before, self.waited_s = self.waited_s, None
+        self.ends_s = time.monotonic() + self.total_s
+        try:
+            yield lambda: Sign(waited_s=self.waited_s, is_lost=self.waited_s is None and before is not None)
+        finally:
+            self.ends_s = None
+
+    def left_s(self) -> float:
+        """Return how many seconds the next request may take. Raises `BmcTooSlow` if the time of the job is over."""
+        left_s = math.inf if self.ends_s is None else self.ends_s - time.monotonic()
+        if left_s <= 0:
+            raise BmcTooSlow(f"its answers to a job took more than {self.total_s:g} s in all")
+        return left_s
+
+    def check_certificate(self, certificate: bytes, *, is_verified: bool) -> None:
+        """Raise `CertificateChanged` where it is none that is named, or, where nobody has verified it, another."""
+        shown, known = hashlib.sha256(certificate).hexdigest(), self.certificate or self.seen
+        for name in self.named:
+            if name != shown:
+                raise CertificateChanged(f"the certificate has to be {name}, and is {shown}")
+        if is_verified or self.is_vouched_for:
+            return
+        if known not in (None, shown):
+            raise CertificateChanged(f"the certificate changed: it was {known}, and is {shown}")
+        self.seen = shown
+
+
+@cache
+def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext:
+    """The TLS context that all BMCs share which trust one ``ca``, as PEM; None: what this machine trusts."""
+    context = ssl.create_default_context(cadata=ca)
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+_ONLY_READ: Final = ("GET", "HEAD")
+_SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: what answers a write is to be read there
+_JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
+MAX_REDIRECTS: Final = 3  # within the BMC: a missing slash, a version
+_SESSIONS: Final = "/SessionService/Sessions"  # DSP0266 13.3.4.2: who is logged in, and nothing of the machine
+
+
+class BmcAdapter(HTTPAdapter):
+    """Requests' adapter for one BMC: every answer whole, within its time and size, and from that BMC."""
+
+    def __init__(self, tls: ssl.SSLContext, reach: Reach) -> None:
+        self._tls, self._reach = tls, reach
+        self._redirected: tuple[str, RequestLimits] | None = None  # where the last answer led, and its limits
+        super().__init__(pool_connections=1, pool_maxsize=1)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        # urllib3 calls these, and asks nothing else of them that a class has.
+        pools: dict[str, Any] = {
+            "http": partial(_HttpPool, reach=self._reach),
+            "https": partial(_HttpsPool, reach=self._reach),
+        }
+        self.poolmanager.pool_classes_by_scheme = pools
+
+    def build_connection_pool_key_attributes(
+        self, request: PreparedRequest, verify: Any, cert: Any = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        host, _ = super().build_connection_pool_key_attributes(request, verify, cert)
+        return host, {"ssl_context": self._tls} if host["scheme"] == "https" else {}
+
+    def cert_verify(self, *_: Any) -> None:
+        """Leave the connection alone: what is trusted stands in the TLS context."""
+
+    def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
+        """Send a request, and read the whole answer by its deadline: the connect and read timeouts added up.
+
+        A write that the BMC redirects to another of its own paths is repeated there, with its method and body.
+        """
+        limits = self._limits(request, *kwargs["timeout"])
+        for _ in range(MAX_REDIRECTS + 1):
+            response = self._send_once(request, limits, *args, **kwargs)
+            if not response.is_redirect:
+                return response
+            target = _target(request, response)
+            if request.method in _ONLY_READ:  # requests follows this one
+                self._redirected = target, limits
+                return response
+            request = request.copy()
+            request.url = target
+        raise TooManyRedirects(f"Exceeded {MAX_REDIRECTS} redirects.", request=request, response=response)
+
+    def _send_once(self, request: PreparedRequest, limits: RequestLimits, *args: Any, **kwargs: Any) -> Response:
+        if request.method not in _ONLY_READ:
+            self._reach.check_fence(changes_nothing=_SESSIONS in (request.url or ""))
+        with limited(limits):
+            limits.begin_answer()
+            try:
+                response = super().send(request, *args, **kwargs)
+            except RequestException:
+                self._reach.left_s()  # says so if the time of the job is why
+                raise
+            try:
+                _refuse_redirect(request, response)
+                limits.begin_body(MAX_BODY_BYTES)
+                _read_whole(response)
+                _drop_strange_error(response)
+            except BaseException:
+                response.close()
+                raise
+        return response
+
+    def _limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
+        """The limits of a request; those of the request before if a redirect led to this one."""
+        redirected, self._redirected = self._redirected, None
+        if redirected is not None and redirected[0] == request.url:
+            return redirected[1]
+        return RequestLimits(deadline_s=min(connect_s + answer_s, self._reach.left_s()), connect_s=connect_s)
+
+
+def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
+    """Raise `RedirectedElsewhere` for a redirect to another origin, and for one that would turn a write into a GET."""
+    if not response.is_redirect:
+        return
+    try:
+        is_own = origin_of(_target(request, response)) == origin_of(request.url or "")
+    except ValueError:
+        is_own = False
+    if not is_own or (request.method not in _ONLY_READ and response.status_code == _SEE_OTHER):
+        location = response.headers["Location"][:200]
+        message = f"{response.status_code}: redirected to {location}, where gitboot does not follow"
+        raise RedirectedElsewhere(message, request=request, response=response)
+
+
+def _target(request: PreparedRequest, response: Response) -> str:
+    """The URL of a redirect, as requests reads it. Raises ValueError."""
+    location = response.headers["Location"].encode("latin-1").decode()  # requests lets the error out
+    return urljoin(request.url or "", location)
+
+
+def origin_of(url: str) -> tuple[str, str | None, int | None]:
+    """Return scheme, host and port of a URL (RFC 6454, 4). Raises ValueError."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def _read_whole(response: Response) -> None:
+    body = bytearray()
+    for chunk in response.iter_content(_CHUNK_BYTES):
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"an answer of more than {MAX_BODY_BYTES} bytes", response=response)
+    # Where requests itself keeps a body that it has read.
+    response._content = bytes(body)
+    response.encoding = "utf-8"  # Redfish, DSP0266 6.5; guessing it from garbage takes seconds
+
+
+def _drop_strange_error(response: Response) -> None:
+    """Empty the body of an error that gitboot judges by its status, if sushy could not read that body.
+
+    sushy expects the shape of DSP0266 8.6, and raises AttributeError or TypeError for other JSON.
+    """
+    if response.status_code not in _JUDGED_BY_STATUS:
+        return
+    try:
+        error = json.loads(response.content).get("error", {})
+        info = error.get("@Message.ExtendedInfo") or [{}]
+        is_strange = not all(isinstance(each, dict) for each in ([info] if isinstance(info, dict) else info))
+    except (AttributeError, TypeError, RecursionError):
+        is_strange = True
+    except ValueError:  # no JSON, which sushy expects
+        return
+    if is_strange:
+        response._content = b""
+
+
+class _Reaching(LimitedConnection):
+    """A connection to an address that was looked at: the name is not resolved again after that."""
+
+    def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
+        self._reach = reach
+        super().__init__(*args, **kwargs)
+
+    def addresses(self, host: str) -> list[str]:
+        return self._reach.addresses(host, self.port, limits_of_request())
+
+    def getresponse(self) -> Urllib3Response:  # type: ignore[override]  # as urllib3 does
+        began_s = time.monotonic()
+        response = super().getresponse()
+        self._reach.waited_s = time.monotonic() - began_s
+        return response
+
+
+class _HttpConnection(_Reaching):
+    """Without TLS."""
+
+
+class _HttpsConnection(_Reaching, LimitedTlsConnection):
+    """With TLS: nothing is sent before it is known that the certificate is the right one."""
+
+    def connect(self) -> None:
+        super().connect()
+        if isinstance(self.sock, ssl.SSLSocket):
+            is_verified = self.sock.context.verify_mode is not ssl.CERT_NONE
+            self._reach.check_certificate(self.sock.getpeercert(binary_form=True) or b"", is_verified=is_verified)
+
+
+class _HttpPool(HTTPConnectionPool):
+    def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        connection: Any = partial(_HttpConnection, reach=reach)
+        self.ConnectionCls = connection
+
+
+class _HttpsPool(HTTPSConnectionPool):
+    def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        connection: Any = partial(_HttpsConnection, reach=reach)
+        self.ConnectionCls = connection
+
+
+ANY: Final = "*"  # any state of the resource, RFC 9110, 13.1.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EtagForm:
+    """One way to write an ETag in If-Match."""
+
+    name: str
+    source: str  # who reports BMCs that accept this form
+    write: Callable[[str], str]  # the ETag as the BMC sent it -> the value of If-Match
+
+
+def _opaque(etag: str) -> str:
+    """Return what an ETag has between its quotes, however many there are."""
+    return etag.removeprefix("W/").strip("\"'\\ ")
+
+
+# In the order in which gitboot sends them. Each form is written for the ETag of the header, then for that of the body.
+ETAG_FORMS: Final = (
+    # The header comes first: DSP0266 requires it, and @odata.etag is optional. Some BMCs accept only @odata.etag:
+    # their header has the quotes twice (pull request 3268).
+    EtagForm(
+        name="as the BMC sent it",
+        source="RFC 9110, 13.1.1; ansible-collections/community.general pull request 3268",
+        write=lambda etag: etag,
+    ),
+    # If-Match is compared strongly, so some BMCs refuse the weak ETags that they send themselves.
+    EtagForm(
+        name="strong, in one pair of quotes",
+        source="RFC 9110, 13.1.1; openstack/sushy, Connector._etag_handler;"
+        " ansible-collections/community.general pull request 6434",
+        write=lambda etag: f'"{_opaque(etag)}"',
+    ),
+    EtagForm(
+        name="without quotes",
+        source="stmcginnis/gofish pull request 275; ansible-collections/community.general pull request 3296",
+        write=_opaque,
+    ),
+)
+
+
+def read_etags(header: object, body: object) -> tuple[str, ...]:
+    """Return the ETag of a header and ``@odata.etag`` of its body, each once, as far as If-Match can have them.
+
+    A value with other characters than printable ASCII is no ETag: no header could have it.
+    """
+    texts = (str(each).strip() for each in (header, body) if isinstance(each, str | int) and not isinstance(each, bool))
+    return tuple(dict.fromkeys(each for each in texts if _opaque(each) and each.isascii() and each.isprintable()))
+
+
+def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
+    """Return the values of If-Match to try in turn; None stands for a request without If-Match.
+
+    A BMC that sent no ETag gets a request without If-Match first: there is no ETag to compare.
+    """
+    # Some BMCs refuse every ETag (ansible-collections/community.general issue 11261), or every If-Match
+    # (stmcginnis/gofish pull request 277). sushy's Connector._etag_handler ends without If-Match, too.
+    known = tuple(etags)
+    yield from dict.fromkeys(form.write(etag) for form in ETAG_FORMS for etag in known)
+    yield from (ANY, None) if known else (None, ANY)
+
+
+def is_conditional(if_match: str | None) -> bool:
+    """Return whether the BMC refuses a request with this If-Match if the resource has changed."""
+    return if_match not in (ANY, None)
+
+
+SESSIONS: Final = "/redfish/v1/SessionService/Sessions"  # DSP0266 13.3.4.2: without a slash at its end, and to all
+_TOKEN: Final = "X-Auth-Token"  # noqa: S105 - the header's name
+_NOT_AGAIN_FOR_S: Final = 3600  # after a session could not be opened, or its token was not accepted
+_LOGOUT_S: Final = 2
+# Every client may read these, so an answer proves nothing about the password (DSP0266, 13.3.1).
+_PUBLIC: Final = frozenset({"/redfish", "/redfish/v1", "/redfish/v1/$metadata", "/redfish/v1/odata"})
+Door: TypeAlias = Callable[[str, str], AbstractContextManager[object]]
+_NoSession: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
+
+
+@dataclass(slots=True)
+class _Session:
+    path: str
+    was_used: bool = False  # whether the BMC has accepted its token
+
+
+class Login:
+    """Authentication of one connection; for one thread at a time."""
+
+    def __init__(self, connector: Connector, credentials: Credentials, door: Door) -> None:
+        """``door`` takes a method and a path, and raises what a request in its block came to as an error of gitboot."""
+        self._connector, self._credentials, self._door = connector, credentials, door
+        self._session: _Session | None = None
+        self._is_let_in = False  # whether the BMC has accepted the last login, as far as an answer can prove that
+        self._refusal: exceptions.AccessError | None = None  # the 401 of the last request by basic authentication
+        self._has_tried_a_session = False  # after such a 401, in vain
+        self.no_session: str | None = None  # why, beside a 401; None: for the same reason
+        self.challenge = ""  # WWW-Authenticate of the last answer
+        self._not_before_s = 0.0  # no session is opened before; by the monotonic clock
+        self.keeps = False  # whether the connection is used often enough for a session
+        self._by_password()
+
+    def ask(self, path: str, send: Callable[[], Response]) -> Response:
+        """Send a request; after a 401, log in by the other way, and send it again.
+
+        Raises what ``send`` raises, and `BmcBusy` or `BmcUnreachable` if basic authentication is off, and the BMC
+        opens no session now.
+        """
+        if self.keeps and self._session is None and self._is_let_in and time.monotonic() >= self._not_before_s:
+            self._open()
+        elif self._session is None and self._refusal is not None and not self._has_tried_a_session:
+            self._open_instead(self._refusal)
+        while True:
+            try:
+                response = send()
+            except exceptions.AccessError as error:
+                if error.status_code != HTTPStatus.UNAUTHORIZED or not self._logs_in_otherwise(error):
+                    raise
+            else:
+                break
+        if path.rstrip("/") not in _PUBLIC:
+            self._is_let_in, self._has_tried_a_session, self.no_session = True, False, None
+            if self._session is not None:
+                self._session.was_used = True
+            else:
+                self._refusal = None
+        return response
+
+    def _logs_in_otherwise(self, refusal: exceptions.AccessError) -> bool:
+        """After a 401, return whether there is another way to log in, which the next request uses.
+
+        The ways are: the password, if the BMC ended a session; a session, if basic authentication may be off. gitboot
+        tries the latter once: a BMC without a challenge counts a wrong password twice. If the challenge names basic
+        authentication, the next request tries a session (`_open_instead`).
+        """
+        if self._session is not None:
+            was_used = self._session.was_used
+            self._by_password()
+            if self._refusal is not None:
+                if was_used:
+                    return self._opens()
+                self._has_tried_a_session = True
+                self.no_session = "the BMC refuses the token of the session that it opened"
+                return False
+            if not was_used:
+                self._put_off()
+            return True
+        self._refusal, self._is_let_in = refusal, False
+        return not self._has_tried_a_session and "basic" not in self.challenge.lower() and self._opens()
+
+    def _opens(self) -> bool:
+        """Open a session, without which there is no way in. Raise the reason if that may be over soon."""
+        failure = self._open()
+        if isinstance(failure, BmcBusy | BmcUnreachable):
+            raise failure
+        self._has_tried_a_session = failure is not None
+        self.no_session = None if failure is None or _is_401(failure) else str(failure)
+        return failure is None
+
+    def _open_instead(self, refusal: exceptions.AccessError) -> None:
+        """Open a session instead of sending the password that the BMC refused before; else raise ``refusal``.
+
+        Some BMCs name basic authentication in their challenge also if it is off. This login takes the place of the
+        request by password, so that a wrong password still counts once.
+        """
+        self._refusal = None  # if there is no session now, the next request sends the password again
+        if not self._opens():
+            raise refusal
+        self._refusal = refusal
+
+    def log_out(self) -> None:
+        """End the session at the BMC. A session that cannot be ended times out there."""
+        if self._session is not None:
+            with suppress(GitbootError), self._door("DELETE", self._session.path):
+                self._connector.delete(self._session.path, timeout=_LOGOUT_S)
+            self._by_password()
+
+    def _open(self) -> _NoSession | None:
+        """Open a session; return why there is none, after which gitboot goes on sending the password."""
+        asked = {"UserName": self._credentials.username, "Password": self._credentials.password}
+        self._connector._session.auth = None
+        try:
+            with self._door("POST", SESSIONS):
+                answer = self._connector.post(SESSIONS, data=asked)
+            token, path = answer.headers.get(_TOKEN), _session_path(answer)
+            if token and path:  # otherwise it could not be used, or not be ended
+                self._connector._session.headers[_TOKEN] = token
+                self._session = _Session(path)
+                return None
+            failure: _NoSession = BmcRejected(
+                f"POST {answer.url}: {answer.status_code} without "
+                f"{'a place of the session' if token else f'the header {_TOKEN}'}"
+            )
+        except (BmcBusy, BmcUnreachable, BmcRejected) as error:
+            failure = error
+        finally:
+            if self._session is None:
+                self._by_password()
+        self._put_off()
+        return failure
+
+    def _put_off(self) -> None:
+        self._not_before_s = time.monotonic() + _NOT_AGAIN_FOR_S
+
+    def _by_password(self) -> None:
+        self._session = None
+        self._connector._session.headers.pop(_TOKEN, None)
+        # As bytes: requests would take text for Latin-1, and fail if it has other characters.
+        self._connector.set_http_basic_auth(self._credentials.username.encode(), self._credentials.password.encode())
+
+
+def _is_401(failure: BmcRejected) -> bool:
+    """Return whether a BMC refused the user name or the password of a login."""
+    cause = failure.__cause__
+    return isinstance(cause, exceptions.AccessError) and cause.status_code == HTTPStatus.UNAUTHORIZED
+
+
+def _session_path(answer: Response) -> str | None:
+    """Return the path of a session that was opened, at this BMC; None if the answer does not show it.
+
+    DSP0266 13.3.4.2 requires Location, as a path or a URL. Some BMCs send it without the beginning of its path
+    (DMTF/python-redfish-library issue 73) or not at all (pull request 177 of the same, openbmc/openbmc issue 3353),
+    and show @odata.id in the body.
+    """
+    location = answer.headers.get("Location", "")
+    for path in (_path_of(location), _path_of(_shown_id(answer.content))):
+        if path.startswith("/redfish/"):
+            return path
+    name = _path_of(location).rstrip("/").rpartition("/")[2]
+    return f"{SESSIONS}/{name}" if name else None
+
+
+def _path_of(link: str) -> str:
+    """Return the path of a URL or of a path; "" if it is neither."""
+    try:
+        return urlsplit(link).path
+    except ValueError:
+        return ""
+
+
+def _shown_id(content: bytes) -> str:
+    """Return ``@odata.id`` of a resource in JSON; "" if it shows none."""
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        return ""
+    shown = body.get("@odata.id") if isinstance(body, dict) else None
+    return shown if isinstance(shown, str) else ""

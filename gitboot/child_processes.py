@@ -1,0 +1,464 @@
+"""Child processes: limits, messages between processes, and orphans."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import os
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
+
+from gitboot.background_threads import BackgroundThread
+from gitboot.terminal import guard_output
+
+if TYPE_CHECKING:
+    from msgspec import Struct
+    from msgspec.msgpack import Encoder
+
+LOG_FORMAT: Final = "GITBOOT_LOG_FORMAT"  # by which workers and children are told, too
+_SET_PDEATHSIG: Final = 1  # prctl(2)
+_REAP_S: Final = 1
+_spawning: Final = threading.Lock()
+_own: Final[set[subprocess.Popen[bytes]]] = set()  # which nobody else may wait for
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+    bufsize: int = -1,
+    process_group: int | None = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a process that is to call `end_with` first; it ends with the thread that calls this, at the latest.
+
+    It has none of the GITBOOT_ variables, which are meant for the command that was typed, but how events are told.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_") or name == LOG_FORMAT
+    }
+    with _spawning:
+        process = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            bufsize=bufsize,
+            process_group=process_group,
+            pass_fds=pass_fds,
+            env=environment,
+        )
+        _own.difference_update([each for each in _own if each.returncode is not None])
+        _own.add(process)
+    return process
+
+
+class Ended(NamedTuple):
+    """How a program ended, and what it has written to standard output and to standard error."""
+
+    status: int
+    output: str
+    errors: str
+
+
+def ask(
+    command: Sequence[str],
+    *,
+    given: bytes,
+    environment: Mapping[str, str],
+    patience_s: float,
+    pass_fds: Sequence[int] = (),
+) -> Ended:
+    """Run a program to its end, in this environment alone, with ``given`` as its standard input.
+
+    Raises OSError where it cannot be started, and TimeoutError. Whoever runs a program by `subprocess` itself may hear
+    that it went well where `reap_orphans` was faster.
+    """
+    with _spawning:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            pass_fds=pass_fds,
+        )
+        _own.add(process)
+    try:
+        output, errors = process.communicate(given, timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise TimeoutError(f"no answer after {patience_s:.0f} s") from None
+    finally:
+        with _spawning:
+            _own.discard(process)
+    return Ended(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
+
+
+def output_of(command: Sequence[str], *, patience_s: float, most_bytes: int) -> tuple[int, bytes]:
+    """Run a program without a shell; its status, and what it has written to standard output alone.
+
+    It has none of the GITBOOT_ variables, and is ended with all that it has started when it takes too long or says too
+    much. Raises OSError where it cannot be started, and TimeoutError and OSError then.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_")}
+    with _spawning:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            process_group=0,
+        )
+        _own.add(process)
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        _kill_all_of(process)
+
+    late = threading.Timer(patience_s, end)
+    late.daemon = True
+    late.start()
+    try:
+        assert process.stdout is not None  # noqa: S101 - it was asked for
+        with process.stdout as stdout:
+            output = stdout.read(most_bytes + 1)
+            if len(output) > most_bytes:
+                raise OSError(f"{command[0]} wrote more than {most_bytes} bytes")
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    finally:
+        late.cancel()
+        late.join()
+        _kill_all_of(process)  # and whatever it has left behind
+        status = process.wait()
+        with _spawning:
+            _own.discard(process)
+    if is_late.is_set():
+        raise TimeoutError(f"{command[0]} had not ended after {patience_s:.0f} s")
+    return status, output
+
+
+def _kill_all_of(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, not reaped yet, so that its number is nobody else's, and its group."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def raise_limits() -> None:
+    """Let this process open as many files as it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # more than the kernel lets anyone have
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """The command line of a module of this very gitboot; what lies in the working directory is not imported."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def end_with(parent: int) -> None:
+    """Let the system end this process with the thread that started it, or end at once where that is gone by now."""
+    prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)  # Linux has it
+    if prctl is not None:
+        prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def reap_orphans(wait: Callable[[float], bool]) -> None:
+    """Where this is a container's first process: reap whom nobody else will, in a thread, until ``wait`` says so."""
+    if os.getpid() == 1:
+        BackgroundThread(partial(_keep_reaping, wait), name="reaper").start()
+
+
+def _keep_reaping(wait: Callable[[float], bool]) -> None:
+    while not wait(_REAP_S):
+        with _spawning:  # a child is known as our own before anybody looks for others
+            own = {each.pid for each in _own}
+            for pid in _children():
+                if pid not in own:
+                    with suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
+
+
+def _children() -> Iterator[int]:
+    """All children of this process, whichever of its threads they came to."""
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            yield from map(int, (task / "children").read_text().split())
+
+
+OUT_OF_MEMORY: Final = 12  # the exit status of a child that had to have more than it may; errno(3), ENOMEM
+MAX_FRAME: Final = 2**30  # bytes; what would be larger is a fault
+_LENGTH: Final = struct.Struct(">I")
+_PIECE: Final = 2**20  # bytes
+_END_S: Final = 10.0  # of a process that was killed
+_NICE: Final = 10  # machines are answered first
+
+
+@cache
+def _encoder() -> Encoder:
+    from msgspec.msgpack import Encoder  # only here: an endpoint sends no frames
+
+    return Encoder()
+
+
+def encode(value: object) -> bytes:
+    """Return a value as msgpack."""
+    return _encoder().encode(value)
+
+
+def write_frame(stream: IO[bytes], message: Struct) -> None:
+    stream.write(framed(encode(message)))
+    stream.flush()
+
+
+def framed(data: bytes) -> bytes:
+    """Data behind its length."""
+    return _LENGTH.pack(len(data)) + data
+
+
+def read_frame(stream: IO[bytes], max_bytes: int = MAX_FRAME) -> bytes | None:
+    """Return the next frame; None at the end of the stream, in the middle of a frame, and for a longer frame."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    data = stream.read(length) if length <= max_bytes else b""
+    return data if len(data) == length else None
+
+
+class Buffer:
+    """Bytes as they come, until they are frames."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def add(self, data: bytes) -> Iterator[bytes]:
+        """The frames that are whole now. Raises ValueError for one that is too long."""
+        self._held += data
+        start = 0
+        while len(self._held) >= start + _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._held, start)
+            if length > MAX_FRAME:
+                raise ValueError(f"a frame of {length:,} bytes")
+            end = start + _LENGTH.size + length
+            if len(self._held) < end:
+                break
+            yield bytes(memoryview(self._held)[start + _LENGTH.size : end])
+            start = end
+        del self._held[:start]
+
+
+class Child:
+    """A process that runs a module of gitboot, and answers what it is asked.
+
+    It ends with the thread that starts it, at the latest. Ctrl-C is for this process, which ends it.
+    """
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._process = spawn(
+            python(module, *arguments, str(os.getpid())),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            process_group=0,
+        )
+        assert self._process.stdin is not None  # noqa: S101
+        os.set_blocking(self._process.stdin.fileno(), False)  # a process that does not read must not hold this one
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def send(self, question: Struct, left_s: Callable[[], float] | None = None) -> None:
+        """Send a frame. Raises BrokenPipeError if the process has ended, TimeoutError if no seconds are left."""
+        assert self._process.stdin is not None  # noqa: S101
+        pipe, rest = self._process.stdin.fileno(), memoryview(framed(encode(question)))
+        poll = select.poll()
+        poll.register(pipe, select.POLLOUT)
+        while rest:
+            left = left_s() if left_s is not None else None
+            if left is not None and left <= 0:
+                raise TimeoutError
+            if poll.poll(left * 1000 if left is not None else None):
+                with suppress(BlockingIOError):
+                    rest = rest[os.write(pipe, rest[:_PIECE]) :]
+
+    def answers(self, left_s: Callable[[], float] | None = None) -> Iterator[bytes]:
+        """What it answers, until it ends; raises TimeoutError where nothing has come and no seconds are left."""
+        assert self._process.stdout is not None  # noqa: S101
+        pipe = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        buffer = Buffer()
+        while True:
+            if left_s is not None and ((left := left_s()) <= 0 or not poll.poll(left * 1000)):
+                raise TimeoutError
+            if not (data := os.read(pipe, _PIECE)):
+                return
+            yield from buffer.add(data)
+
+    def kill(self) -> None:
+        """End it, whatever it is at; from any thread."""
+        self._process.kill()
+
+    def wait(self) -> int:
+        """Wait for its end; return its status, negative where a signal ended it."""
+        return self._process.wait()
+
+    def put_away(self) -> None:
+        """Reap it, once it ends, and close what led to it; from the one thread that talks with it.
+
+        The kernel cannot kill a process that waits for a disk. A thread reaps it when the disk answers.
+        """
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            threading.Thread(target=self._process.wait, name="reap", daemon=True).start()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None  # noqa: S101
+            pipe.close()
+
+
+def ended(status: int) -> str:
+    """How a child has ended that had no reason to."""
+    how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
+    return f"{how}, a fault of gitboot's own: see its log"
+
+
+def as_child_of(parent: str) -> tuple[IO[bytes], IO[bytes]]:
+    """Be what `Child` has started; return where it is asked, and where it answers."""
+    end_with(int(parent))
+    os.nice(_NICE)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asked = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nothing else may come between the frames
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    guard_output()  # a traceback may quote a commit
+    return asked, answers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """What a process has had by now: its limits are counted from there."""
+
+    processor_s: float
+    memory: int | None  # None: the system does not tell
+
+    @classmethod
+    def now(cls) -> Spent:
+        return cls(processor_s=time.process_time(), memory=_data_size())
+
+    def limit(self, *, memory: int, processor_s: float | None = None) -> None:
+        """End this process, by SIGXCPU and MemoryError, where it takes so much more; ``memory`` in bytes."""
+        _limit(resource.RLIMIT_CORE, 0)
+        if processor_s is not None:
+            _limit(resource.RLIMIT_CPU, math.ceil(self.processor_s + processor_s))
+        if self.memory is not None:
+            _limit(resource.RLIMIT_DATA, self.memory + memory)
+
+
+class ProcessLimits(NamedTuple):
+    """What a process may have of processor, in seconds, and of memory, in bytes; None: as much as there is."""
+
+    processor_s: int | None
+    memory: int | None
+
+    def hold(self) -> None:
+        """Hold this process to them."""
+        if self.processor_s is not None:
+            _limit(resource.RLIMIT_CPU, self.processor_s)
+        if self.memory is not None:
+            _limit(resource.RLIMIT_DATA, self.memory)
+
+
+def share_of_limits(parts: int) -> ProcessLimits:
+    """What each of so many forks of this process may have.
+
+    All that is left of the processor's time, of which a fork counts its own, and its part of what is left of memory.
+    """
+    spent = Spent.now()
+    processor_s, memory = (_soft(each) for each in (resource.RLIMIT_CPU, resource.RLIMIT_DATA))
+    return ProcessLimits(
+        processor_s=max(1, math.ceil(processor_s - spent.processor_s)) if processor_s is not None else None,
+        memory=spent.memory + max(0, memory - spent.memory) // parts
+        if memory is not None and spent.memory is not None
+        else None,
+    )
+
+
+def take_off_limits(processor_s: float) -> None:
+    """Count what forks have had of the processor as if this process had had it."""
+    if (limit := _soft(resource.RLIMIT_CPU)) is not None:
+        _limit(resource.RLIMIT_CPU, max(1, math.ceil(limit - processor_s)))
+
+
+def _soft(what: int) -> int | None:
+    limit = resource.getrlimit(what)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+@contextmanager
+def limited_files(size_bytes: int | None) -> Iterator[None]:
+    """Let this process write no file that is larger, until the block ends. None changes nothing.
+
+    A write fails with EFBIG: Python ignores SIGXFSZ, which would end the process.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if size_bytes is not None:
+        _limit(resource.RLIMIT_FSIZE, size_bytes)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def lift() -> None:
+    """Let this process have memory again, to say that it had too much."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _limit(what: int, limit: int) -> None:
+    """Set a soft limit; the hard one, which cannot be raised again, stays as it was given."""
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def _data_size() -> int | None:
+    """What RLIMIT_DATA counts; proc_pid_status(5), VmData."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Do not look for cycles of garbage meanwhile, for work of which nearly all that it makes stays, without any."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,580 @@
+"""`gitboot artifacts`: place boot loaders; list, download and verify artifacts."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gitboot.artifacts.availability import (
+    Fetcher,
+    NamedArtifact,
+    ReadResults,
+    Sighting,
+    look_at_all,
+    named_artifacts,
+    unbootable_by_firmware,
+)
+from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, RegistryFetcher, WebFetcher
+from gitboot.artifacts.oci import Registries
+from gitboot.cli.evaluated_fleet import evaluate_fleet
+from gitboot.cli.evaluator_process import evaluator_command, results_cache
+from gitboot.cli.main import Exit
+from gitboot.cli.options import (
+    OutputOption,
+    fleet_argument,
+    fleet_options,
+    now,
+    opened_registries,
+    output_option,
+    prefix_of,
+    registry_options,
+)
+from gitboot.cli.terminal import progress, table, wrapped
+from gitboot.errors import AssetError, UsageError
+from gitboot.fleet.problem_formats import FORMATS, counted
+from gitboot.jsonio import document, facts
+from gitboot.resolve.fleet_decisions import sites_of
+from gitboot.resolve.server_decision import BootFile, Decisions
+from gitboot.terminal import style
+from gitboot.text import count, did_you_mean
+
+if TYPE_CHECKING:
+    from gitboot.artifacts.local_copies import MirroredArtifact
+    from gitboot.artifacts.oci import Resolved
+    from gitboot.artifacts.signatures import SignatureCheck
+    from gitboot.fleet.resources import FleetRepository
+    from gitboot.jsonio import Digest
+    from gitboot.model.boot_image import BootImage
+    from gitboot.problems import Problem
+
+
+@click.group()
+def command() -> None:
+    """Place boot loaders; download, verify and resolve kernels, initrds and images."""
+
+
+@click.command()
+@fleet_argument
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="What machines see under the base URL: OUTPUT/boot, or a site's mirror of it. Artifacts go below its o/.",
+)
+@click.option("--site", "sites", multiple=True, metavar="NAME", help="Only what this site needs. Default: all.")
+@click.option("--parallel", type=click.IntRange(min=1), default=4, show_default=True, help="Artifacts at a time.")
+@click.option(
+    "--keep-days",
+    type=click.IntRange(min=0),
+    default=7,
+    show_default=True,
+    help="How long what no decision names any more is kept, so that boots that have begun end well.",
+)
+@click.option(
+    "--image-keys",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Bring only what a key in this directory has signed, as `artifacts signatures` checks it. Default: all.",
+)
+@registry_options
+@output_option("text", "json")
+@click.pass_context
+@evaluator_command
+def download(
+    context: click.Context,
+    path: Path,
+    rev: str | None,
+    out: Path,
+    sites: tuple[str, ...],
+    parallel: int,
+    keep_days: int,
+    image_keys: Path | None,
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    allow_token_over_http: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Fetch the files of images into OUT, each under its digest.
+
+    The files are those that the images of the fleet name at web servers and in registries.
+
+    For fleets with `mirror` among their outputs, whose machines are told to fetch it there. What is there is whole:
+    where this is ended, it goes on from there the next time, and doing it twice fetches nothing. Files below assets/
+    are left alone. The exit code is 8 where something could not be brought, or is not what the image says.
+    """
+    from gitboot.artifacts.local_copies import Mirroring, mirrored_path, prune
+    from gitboot.model.fleet import Output
+
+    decisions, found = named_in(path, rev, sites)
+    if Output.MIRROR not in decisions.outputs:
+        raise UsageError("the Fleet's outputs do not have mirror: machines fetch each artifact where it is")
+    files = [each.file for each in found if each.file.source is not None]
+    fetchers = fetchers_of(
+        decisions.base_url,
+        None,
+        opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
+    )
+    refused = {}
+    if image_keys is not None:
+        new = {file.sha256 for file in files if not (out / mirrored_path(file)).is_file()}
+        refused = not_vouched_for(path, rev, image_keys, fetchers, new)
+    done = _brought(fetchers, files, refused, out, parallel)
+    pruned = []
+    if not sites:  # else it is not known what the others need
+        before = (now() - timedelta(days=keep_days)).timestamp()
+        try:
+            pruned = prune(out, {mirrored_path(file) for file in files}, before)
+        except OSError as error:
+            raise AssetError(f"{error.filename}: {error.strerror}") from error
+    for output in outputs:
+        output.write(document(items=done, pruned=pruned) if output.format == "json" else _as_table(done, pruned))
+    if any(each.outcome is Mirroring.FAILED for each in done):
+        context.exit(Exit.PARTIAL)
+
+
+def _brought(
+    fetcher: Fetcher, files: Iterable[BootFile], refused: Mapping[Digest, str], out: Path, parallel: int
+) -> list[MirroredArtifact]:
+    """What became of each, by path; those that are refused are left where they are."""
+    from gitboot.artifacts.local_copies import MirroredArtifact, Mirroring, mirror_all, mirrored_path
+
+    by_path = {mirrored_path(file): file for file in files}
+    done = [
+        MirroredArtifact(path=at, source=file.source or "", outcome=Mirroring.FAILED, message=refused[file.sha256])
+        for at, file in by_path.items()
+        if file.sha256 in refused
+    ]
+    signed = [file for file in by_path.values() if file.sha256 not in refused]
+    with progress("artifacts", len(signed)) as advance:
+
+        def note(each: MirroredArtifact) -> None:
+            done.append(each)
+            advance(1)
+
+        mirror_all(fetcher, signed, out, note, parallel=parallel)
+    return sorted(done, key=lambda each: each.path)
+
+
+def _as_table(done: list[MirroredArtifact], pruned: list[str]) -> str:
+    from gitboot.cli.terminal import table
+
+    rows = [(str(each.outcome), each.path, each.source, each.message or "-") for each in done]
+    rows += [("pruned", path, "-", "-") for path in pruned]
+    return table(("OUTCOME", "PATH", "FROM", "WHY"), rows) if rows else ""
+
+
+def not_vouched_for(
+    path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
+) -> dict[Digest, str]:
+    """Of the files with these digests, those that no listed key has signed in any image, and why."""
+    from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
+    from gitboot.cli.evaluated_fleet import load_fleet
+
+    fleet = load_fleet(path, rev)
+    found: set[Digest] = set()
+    faults: dict[Digest, str] = {}
+    with TemporaryDirectory(prefix="gitboot-") as scratch:
+        check = SignatureCheck(fetcher, ImageKeys(image_keys, Path(scratch)), fleet.fleet.spec.base_url)
+        for _, image in sorted(fleet.images.items()):
+            for each in check.files(image, digests):
+                if each.by is not None:
+                    found.add(each.sha256)
+                else:
+                    faults[each.sha256] = f"it is {each.fault}" if each.fault is not None else "it has no signature"
+    return {digest: faults.get(digest, "it has no signature") for digest in digests if digest not in found}
+
+
+def named_in(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NamedArtifact, ...]]:
+    """The fleet at PATH, and its artifacts; raises `InvalidRepository`, and `UsageError` for an unknown site."""
+    decided = evaluate_fleet(path, rev, now()).decided
+    decisions, repository = decided.decisions, decided.repository
+    for site in only:
+        if site not in decisions.sites:
+            hint = did_you_mean(site, decisions.sites, "the Fleet names those that there are")
+            raise UsageError(f"there is no site {site!r}; {hint}")
+    named = named_artifacts(decisions, {name: site.name for name, site in sites_of(repository).items()})
+    return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
+
+
+def fetchers_of(base_url: str, assets: Path | None, registries: Registries | None = None) -> Fetchers:
+    """Whoever fetches from web servers, from a directory that is served below the base URL, and from registries."""
+    web = WebFetcher()
+    by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web}
+    if assets is not None:
+        base = f"{base_url}/assets/"
+        by_prefix[base] = FolderFetcher(assets, base)
+    if registries is not None:
+        by_prefix["oci://"] = RegistryFetcher(registries)
+    return Fetchers(by_prefix)
+
+
+command.add_command(download)
+
+
+@click.command()
+@fleet_argument
+@click.option(
+    "--image-keys",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="A directory with the keys that count: *.asc and *.gpg of OpenPGP, *.pub of minisign, *.toml of sigstore.",
+)
+@click.option("--required", is_flag=True, help="A file that nobody has signed is an error, not a warning.")
+@click.option(
+    "--since",
+    metavar="REVISION",
+    help="Only images that are new, or others, since this revision: those of a pull request. Default: all.",
+)
+@click.option(
+    "--assets",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="A directory that is served under the fleet's baseURL/assets/: its files are read there.",
+)
+@registry_options
+@output_option(*FORMATS)
+@evaluator_command
+def signatures(
+    path: Path,
+    rev: str | None,
+    image_keys: Path,
+    required: bool,
+    since: str | None,
+    assets: Path | None,
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    allow_token_over_http: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Check the signatures of the files of images.
+
+    An image names the signature of a file, or of a list of digests that contains the file.
+
+    Only the keys in --image-keys count, and nothing in the repository says which those are. What cannot be fetched
+    counts as not signed. The exit code is 3 where a file is not what a listed key has signed.
+    """
+    from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
+    from gitboot.cli.evaluated_fleet import load_fleet
+    from gitboot.problems import Severity
+
+    fleet = load_fleet(path, rev)
+    images = _images(fleet, path, since)
+    base_url = fleet.fleet.spec.base_url
+    fetchers = fetchers_of(
+        base_url,
+        assets,
+        opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
+    )
+    with TemporaryDirectory(prefix="gitboot-") as scratch:
+        check = SignatureCheck(fetchers, ImageKeys(image_keys, Path(scratch)), base_url)
+        problems = tuple(sorted(_problems(fleet, images, check, required=required)))
+    for output in outputs:
+        output.write(FORMATS[output.format](problems, prefix_of(path)))
+    if any(output.format == "text" for output in outputs):
+        click.echo(f"{path}: {count(len(images), 'image')}, {counted(problems)}", err=True)
+    if any(problem.severity is Severity.ERROR for problem in problems):
+        sys.exit(Exit.INVALID)
+
+
+def _images(fleet: FleetRepository, path: Path, since: str | None) -> list[BootImage]:
+    """The images to look at, by name: all of them, or those that are others than they were."""
+    from gitboot.cli.evaluated_fleet import load_fleet
+    from gitboot.errors import InvalidRepository
+
+    before = {}
+    if since is not None:
+        try:
+            before = dict(load_fleet(path, since).images)
+        except InvalidRepository:  # nothing is known of what was there
+            before = {}
+    return [image for name, image in sorted(fleet.images.items()) if before.get(name) != image]
+
+
+def _problems(
+    fleet: FleetRepository, images: list[BootImage], check: SignatureCheck, *, required: bool
+) -> Iterator[Problem]:
+    from gitboot.fleet.resources import Id
+    from gitboot.problems import Code, Severity
+
+    hint = Code.NOT_VOUCHED_FOR.hint
+    for image in images:
+        name = Id("BootImage", image.metadata.name)
+        for each in check.files(image):
+            what = ".".join(map(str, each.at[2:]))
+            if each.fault is not None:
+                yield fleet.problem(
+                    Code.NOT_VOUCHED_FOR, f"{what} of {name} is {each.fault}", name, *each.at, hint=hint
+                )
+            elif each.by is None:
+                severity = Severity.ERROR if required else Severity.WARNING
+                message = f"{what} of {name} has no signature"
+                yield fleet.problem(Code.NOT_VOUCHED_FOR, message, name, *each.at, hint=hint, severity=severity)
+
+
+command.add_command(signatures)
+
+
+@command.command()
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="What machines see under the base URL: OUTPUT/boot, or a mirror of it. Loaders go below its assets/.",
+)
+@click.option(
+    "--tftp",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The root of a TFTP server, where loaders go as well. Default: none.",
+)
+@click.option(
+    "--base-url",
+    metavar="URL",
+    help="What OUT is reached under, where it is a site's mirror. Default: the fleet's own baseURL.",
+)
+@click.option(
+    "--system",
+    "systems",
+    multiple=True,
+    default=[Path("/")],
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Where packages are installed, or only unpacked: those for another architecture. Several are looked through "
+    "in their order. Default: /.",
+)
+@fleet_options
+@click.pass_context
+@evaluator_command
+def loaders(
+    context: click.Context,
+    path: Path,
+    rev: str | None,
+    out: Path,
+    tftp: Path | None,
+    base_url: str | None,
+    systems: tuple[Path, ...],
+) -> None:
+    """Place iPXE, GRUB and PXELINUX under the names that DHCP sends.
+
+    The loaders come from the packages of the distribution.
+
+    GRUB is built so that it begins with grub.cfg under the base URL. What is missing is named with its package.
+    Doing it twice writes nothing.
+    """
+    from gitboot.artifacts.boot_loaders import Placed, Placement, place
+
+    url = _base_url_of(path, rev) if base_url is None else _parsed(base_url)
+
+    def report(placed: Placed) -> None:
+        colour = {Placement.PLACED: "green", Placement.MISSING: "yellow"}.get(placed.outcome)
+        outcome = style(f"{placed.outcome:<9}", fg=colour)
+        click.echo(f"{outcome}  {placed.path:<27}  {placed.message}")
+
+    placed = place(out, tftp, url, report, systems=systems)
+    if all(each.outcome is Placement.MISSING for each in placed):
+        context.exit(Exit.PARTIAL)
+
+
+@command.command()
+@click.argument("image", metavar="oci://HOST/NAME:TAG")
+@click.option(
+    "--cname",
+    default="",
+    metavar="PREFIX",
+    help="Of an index with several images for one architecture, the one whose annotation cname begins so: metal_pxe. "
+    "Default: any.",
+)
+@click.option(
+    "--architecture",
+    type=click.Choice(["x86_64", "aarch64"]),
+    help="The only one to print; for an image without an index, the one that it is for. Default: all there are.",
+)
+@registry_options
+@output_option("yaml", "json")
+def resolve(
+    image: str,
+    cname: str,
+    architecture: str | None,
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    allow_token_over_http: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Print the spec of a BootImage for an image in a registry.
+
+    The spec names each file of the image by its digest.
+
+    The image is one as boot-operator takes it: its layers' media types say which is the kernel, the initrd, the
+    squashfs, the uki or the iso. Nothing but the registry is asked, and nothing is written.
+    """
+    from gitboot.artifacts.oci import OciReference
+    from gitboot.artifacts.oci import resolve as resolved
+    from gitboot.model.server import Architecture
+
+    found = resolved(
+        OciReference.parse(image),
+        opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
+        cname=cname,
+        architecture=Architecture(architecture) if architecture is not None else None,
+    )
+    for output in outputs:
+        said = document(image=str(found.image), architectures=found.architectures)
+        output.write(said if output.format == "json" else _as_yaml(found))
+
+
+def _as_yaml(found: Resolved) -> str:
+    import yaml
+
+    said = yaml.safe_dump({"architectures": found.architectures}, sort_keys=False, width=1000)
+    return f"# {found.image}\n{said}"
+
+
+def _base_url_of(path: Path, rev: str | None) -> str:
+    """The base URL of the fleet at PATH; raises `InvalidRepository`."""
+    from gitboot.cli.evaluated_fleet import load_fleet
+
+    return load_fleet(path, rev).fleet.spec.base_url
+
+
+def _parsed(url: str) -> str:
+    from gitboot.model.scalars import Malformed, parse_base_url
+
+    try:
+        return parse_base_url(url)
+    except Malformed as error:
+        raise UsageError(f"--base-url {url}: {error.message}; {error.hint}") from None
+
+
+@command.command()
+@fleet_argument
+@click.option("--site", "sites", multiple=True, metavar="NAME", help="Only what this site needs. Default: all.")
+@click.option("--head", is_flag=True, help="Take the servers' word: ask by HEAD, read nothing.")
+@click.option(
+    "--assets",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="A directory that is served under the fleet's baseURL/assets/: its files are looked at there.",
+)
+@click.option("--parallel", type=click.IntRange(min=1), default=16, show_default=True, help="Artifacts at a time.")
+@click.option(
+    "--sources",
+    is_flag=True,
+    help="Look where `download` fetches artifacts from, and not where machines fetch them: before a merge.",
+)
+@registry_options
+@output_option("text", "json")
+@click.pass_context
+@evaluator_command
+def verify(
+    context: click.Context,
+    path: Path,
+    rev: str | None,
+    sites: tuple[str, ...],
+    head: bool,
+    assets: Path | None,
+    parallel: int,
+    sources: bool,
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    allow_token_over_http: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Check that each artifact exists, with its size and sha256.
+
+    The fleet at PATH names the artifacts.
+
+    Each is read once, and again when its server says that it is another; what firmware fetches itself must have a
+    content type and a size that it takes, too. Where this is ended, it goes on from there the next time. The exit code
+    is 8 where an artifact is missing, wrong, or would not boot, and 6 where one could not be looked at.
+    """
+    from gitboot.artifacts.availability import ReadResults, at_sources
+
+    decisions, found = named_in(path, rev, sites)
+    found = at_sources(found) if sources else found
+    asked = opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
+    fetchers, results = fetchers_of(decisions.base_url, assets, asked), ReadResults(results_cache())
+    seen = looked_at(fetchers, found, results, read=not head, parallel=parallel)
+    for output in outputs:
+        output.write(as_json(found, seen) if output.format == "json" else as_text(found, seen))
+    context.exit(exit_of_look(found, seen))
+
+
+def looked_at(
+    fetchers: Fetchers,
+    found: Collection[NamedArtifact],
+    results: ReadResults,
+    *,
+    read: bool,
+    parallel: int,
+) -> dict[BootFile, Sighting]:
+    """Return what is to be seen of each artifact. ``results`` get what gitboot reads, also if it ends early."""
+    seen: dict[BootFile, Sighting] = {}
+    with progress("artifacts", len(found)) as advance:
+
+        def note(file: BootFile, sighting: Sighting) -> None:
+            seen[file] = sighting
+            advance(1)
+
+        look_at_all(fetchers, [each.file for each in found], results, note, read=read, parallel=parallel)
+    return seen
+
+
+def _unbootable(each: NamedArtifact, sighting: Sighting) -> str | None:
+    """Why no machine can boot by an artifact, as far as that is known; None: nothing is."""
+    if sighting.is_absent:
+        return sighting.message
+    return unbootable_by_firmware(sighting.head) if each.by_firmware and sighting.is_there else None
+
+
+def exit_of_look(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> Exit:
+    if any(_unbootable(each, seen[each.file]) is not None for each in found):
+        return Exit.PARTIAL
+    return Exit.FINE if all(seen[each.file].is_there for each in found) else Exit.SOURCE
+
+
+def as_json(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
+
+    items = []
+    for each in found:
+        sighting = seen[each.file]
+        item: dict[str, Any] = {**facts(each), **each.file.facts(), **facts(sighting)}
+        items.append({**item, "unbootable": _unbootable(each, sighting)})
+        del items[-1]["file"]
+    return document(items=items)
+
+
+def as_text(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
+    return "\n".join((*_troubles(found, seen), *_sums(found, seen)))
+
+
+def _troubles(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> Iterator[str]:
+    """A row for each artifact by which something is not in order, with what it is below the table."""
+    rows, whys = [], []
+    for each in found:
+        sighting = seen[each.file]
+        unbootable = _unbootable(each, sighting)
+        if unbootable is None and sighting.is_there:
+            continue
+        word = style(str(sighting.presence), fg="yellow" if unbootable is None else "red")
+        rows.append((word, ", ".join(each.images), str(each.servers), each.file.url))
+        whys.append(wrapped(f"{each.file.url}: {unbootable or sighting.message}"))
+    if rows:
+        yield table(("SEEN", "IMAGES", "SERVERS", "URL"), rows)
+        yield from ("", *whys, "")
+
+
+def _sums(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> Iterator[str]:
+    """How many each site has of what."""
+    for site in sorted({site for each in found for site in each.sites}):
+        here = [seen[each.file] for each in found if site in each.sites]
+        counts = Counter(str(sighting.presence).lower() for sighting in here)
+        told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+        yield f"{site or 'the fleet'}: {count(len(here), 'artifact')}: {told}"
+    if not found:
+        yield "the fleet names no artifacts"

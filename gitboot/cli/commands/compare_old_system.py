@@ -1,0 +1,330 @@
+"""`gitboot compare-old-system`: compare the boots of an old provisioning system with those of a fleet."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from copy import copy
+from dataclasses import replace
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import click
+
+from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.main import Exit
+from gitboot.cli.options import FiniteRange, OutputOption, fleet_argument, output_option, this_second
+from gitboot.cli.terminal import progress
+from gitboot.importers.boot_comparison import SHAPES
+from gitboot.jsonio import document
+
+if TYPE_CHECKING:
+    from gitboot.cli.evaluated_fleet import Planned
+    from gitboot.fleet.resources import FleetRepository
+    from gitboot.http_client import HttpClient
+    from gitboot.importers.boot_comparison import Asker, Contrast, OldBoot
+    from gitboot.resolve.server_decision import Decision, Decisions
+
+_MOST_BYTES: Final = 1 << 20  # of one answer
+_LARGEST: Final = 1 << 32  # of one file that machines boot
+_PIECE: Final = 1 << 20
+_HOPS: Final = 3  # from script to script
+_NAME: Final = 40  # characters of a server's name in the table
+
+
+@click.command()
+@fleet_argument
+@click.option("--old", required=True, metavar="URL", help="Where the old system answers machines.")
+@click.option(
+    "--as", "shape", required=True, type=click.Choice(list(SHAPES)), help="What it is: by which paths it is asked."
+)
+@click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 256),
+    default=32,
+    metavar="NUMBER",
+    help="How many servers are asked for at a time. Default: 32.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=FiniteRange(min=0, min_open=True, max=300),
+    default=10.0,
+    metavar="SECONDS",
+    help="How long one answer may take to come. Default: 10.",
+)
+@click.option(
+    "--contents",
+    is_flag=True,
+    help="Fetch what lies at another path there, and compare what is in it: Ironic gives each node its own copies.",
+)
+@click.option(
+    "--ca-bundle",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="A PEM file with the authority of the old system's certificate. Default: those of the machine.",
+)
+@output_option("text", "markdown", "json")
+@evaluator_command
+def command(
+    path: Path,
+    rev: str | None,
+    old: str,
+    shape: str,
+    names: tuple[str, ...],
+    parallel: int,
+    timeout_s: float,
+    contents: bool,
+    ca_bundle: Path | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Ask the old system for each server of the fleet at PATH, and show where gitboot would answer otherwise.
+
+    Compared are kernel, initrds, arguments and user data of what the server's policy boots, also where it is Parked. A
+    file that lies at the same path below both systems is the same; where user data is may differ, what it says may
+    not. What looks like a secret is not shown. The old system is only read, and nothing but --old is asked; some
+    (Ironic, Tinkerbell) may note that a machine has asked. The exit code is 2 where anything differs or is missing,
+    6 where the old system did not answer.
+    """
+    from gitboot.cli.evaluated_fleet import planned_fleet
+    from gitboot.http_client import HttpClient, host_of
+    from gitboot.importers.boot_comparison import Likeness
+
+    host_of(old)
+    client = HttpClient(ca_bundle=ca_bundle, connections_per_host=parallel)
+    now = this_second()
+    fleet = planned_fleet(path, rev, now, None)
+    for name in names:
+        fleet.decision(name)
+    decisions = [each for name, each in _active(fleet.repository, now).servers.items() if not names or name in names]
+
+    def one(decision: Decision) -> Contrast:
+        return _compared(client, old, shape, decision, _asker(fleet, decision), timeout_s, contents=contents)
+
+    found = sorted(_all(decisions, one, parallel), key=lambda each: each.server)
+    for output in outputs:
+        output.write(_FORMATS[output.format](found))
+    verdicts = {each.verdict for each in found}
+    if verdicts & {Likeness.DIFFERS, Likeness.MISSING, Likeness.NOTHING}:
+        sys.exit(Exit.CHANGES)
+    if Likeness.UNKNOWN in verdicts:
+        sys.exit(Exit.SOURCE)
+
+
+def _active(repository: FleetRepository, now: datetime) -> Decisions:
+    """What would be decided if nobody else worked on the servers: what is Parked here is the old system's."""
+    from gitboot.model.server import Lifecycle
+    from gitboot.resolve.fleet_decisions import decide
+
+    fleet, servers = copy(repository.fleet), {}
+    object.__setattr__(fleet, "spec", copy(fleet.spec))
+    object.__setattr__(fleet.spec, "require_policy", False)  # who has none boots its disk: that is compared
+    for name, server in repository.servers.items():
+        servers[name] = active = copy(server)
+        if server.spec.lifecycle is Lifecycle.PARKED:  # copied as it is: a document is validated as text, and once
+            spec = copy(server.spec)
+            object.__setattr__(spec, "lifecycle", Lifecycle.ACTIVE)
+            object.__setattr__(active, "spec", spec)
+    return decide(replace(repository, fleet=fleet, servers=servers), now)
+
+
+def _all(decisions: list[Decision], one: Callable[[Decision], Contrast], parallel: int) -> Iterator[Contrast]:
+    """Each server's comparison as it is done, so many at a time."""
+    pool = ThreadPoolExecutor(parallel, thread_name_prefix="compare")
+    try:
+        jobs = [pool.submit(one, decision) for decision in decisions]
+        with progress("servers", len(jobs)) as advance:
+            for job in as_completed(jobs):
+                advance(1)
+                yield job.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _asker(fleet: Planned, decision: Decision) -> Asker:
+    from gitboot.importers.boot_comparison import Asker
+
+    server = fleet.repository.servers[decision.server]
+    return Asker(
+        name=decision.server,
+        uuid=str(decision.uuid),
+        macs=tuple(mac.replace("-", ":") for mac in server.boot_macs),
+        serial=server.spec.serial or "",
+    )
+
+
+def _compared(
+    client: HttpClient,
+    old: str,
+    shape: str,
+    decision: Decision,
+    asker: Asker,
+    timeout_s: float,
+    *,
+    contents: bool,
+) -> Contrast:
+    """One server; whatever the old system does is a verdict."""
+    from gitboot.errors import HostUnreachable
+    from gitboot.importers.boot_comparison import Contrast, Likeness, contrasted, elsewhere
+
+    boot = decision.policy.boot if decision.policy is not None else None
+    try:
+        answer = _asked(client, old, shape, asker, timeout_s)
+        if answer is None:
+            return Contrast(server=asker.name, verdict=Likeness.MISSING, message="the old system answers 404")
+        if boot is None:
+            if answer.kernel is None:
+                return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk")
+            return Contrast(server=asker.name, verdict=Likeness.NOTHING, message="no policy boots it from the network")
+        if answer.kernel is None and answer.chain is None and not _installs(decision):
+            return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk, as it is installed")
+        data = _user_data(client, old, answer, timeout_s)
+        digests = {
+            url: _digest(client, url, timeout_s)
+            for url in (elsewhere(answer, boot, old_url=old, base_url=decision.base_url) if contents else ())
+            if _same_host(url, old)
+        }
+    except HostUnreachable as error:
+        return Contrast(server=asker.name, verdict=Likeness.UNKNOWN, message=str(error))
+    return contrasted(asker.name, answer, data, boot, digests, old_url=old, base_url=decision.base_url)
+
+
+def _installs(decision: Decision) -> bool:
+    """Whether gitboot would boot it from the network, once its document is no longer Parked."""
+    from gitboot.model.boot_policy import NetworkBoot
+
+    assert decision.policy is not None  # noqa: S101
+    return decision.provision > 0 or decision.policy.network_boot is NetworkBoot.ALWAYS
+
+
+def _asked(client: HttpClient, old: str, shape: str, asker: Asker, timeout_s: float) -> OldBoot | None:
+    """What the old system boots a machine by: the first of its MAC addresses that is known; None: none is."""
+    from gitboot.importers.boot_comparison import boot_of
+
+    urls = asker.urls(old, shape)
+    for number, url in enumerate(urls):
+        variables = asker.variables(asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else "")
+        for _ in range(_HOPS):
+            if not (
+                script := _fetched(client, url, timeout_s) or ""
+            ).strip():  # Cobbler answers so whom it does not know
+                break
+            boot = boot_of(script, url, variables)
+            if boot.chain is None or not _same_host(boot.chain, old) or "${" in boot.chain:
+                return boot
+            url = boot.chain
+    return None
+
+
+def _user_data(client: HttpClient, old: str, boot: OldBoot, timeout_s: float) -> str | None:
+    """What the system would find where it is led; None: it is led nowhere, or to another host than the old system."""
+    url = boot.user_data_url
+    if url is None or not _same_host(url, old):
+        return None
+    return _fetched(client, f"{url}user-data" if url.endswith("/") else url, timeout_s)
+
+
+def _digest(client: HttpClient, url: str, timeout_s: float) -> str:
+    """The sha256 of a file; that of nothing where it is not there."""
+    from gitboot.errors import HostUnreachable
+    from gitboot.http_client import SLOWEST_DOWNLOAD
+
+    found, size = sha256(), 0
+    headers = {"Accept": "*/*"}
+    with client.stream("GET", url, headers=headers, deadline_s=timeout_s, rate=SLOWEST_DOWNLOAD) as answer:
+        while answer.status == 200 and (piece := answer.read(_PIECE)):
+            found.update(piece)
+            if (size := size + len(piece)) > _LARGEST:
+                raise HostUnreachable(f"{urlsplit(url).netloc} answers more than {_LARGEST:,} bytes")
+    return found.hexdigest()
+
+
+def _same_host(url: str, old: str) -> bool:
+    ours, theirs = urlsplit(old), urlsplit(url)
+    return (ours.scheme, ours.netloc) == (theirs.scheme, theirs.netloc)
+
+
+def _fetched(client: HttpClient, url: str, timeout_s: float) -> str | None:
+    """A text; None: there is none. Raises `HostUnreachable` for any other answer."""
+    from gitboot.errors import HostUnreachable
+
+    with client.stream("GET", url, headers={"Accept": "*/*"}, deadline_s=timeout_s) as answer:
+        if answer.status in (404, 410):
+            return None
+        if answer.status != 200:
+            raise HostUnreachable(f"{urlsplit(url).netloc} answers {answer.status}")
+        return answer.read_whole(_MOST_BYTES).decode(errors="replace")
+
+
+# What is shown
+
+
+def _as_text(found: list[Contrast]) -> str:
+    from gitboot.cli.terminal import table, wrapped
+    from gitboot.importers.boot_comparison import Likeness
+
+    others = [each for each in found if each.verdict is not Likeness.EQUAL]
+    rows = [(_short(each.server), str(each.verdict), _what(each)) for each in others]
+    lines = [table(("SERVER", "ANSWER", "WHAT"), rows)] if rows else []
+    for each in others:
+        for what, old, new in each.differences:
+            lines += [
+                "",
+                wrapped(f"{each.server}: {what}"),
+                wrapped(f"old:     {old}", "  "),
+                wrapped(f"gitboot: {new}", "  "),
+            ]
+    return "\n".join((*lines, *([""] if lines else []), _counted(found)))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+
+
+def _what(each: Contrast) -> str:
+    text = each.message or ", ".join(what for what, _, _ in each.differences)
+    return text if len(text) <= 45 else f"{text[:44]}…"
+
+
+def _as_markdown(found: list[Contrast]) -> str:
+    from gitboot.importers.boot_comparison import Likeness
+    from gitboot.review.formats.markdown import code
+
+    def cell(text: str) -> str:
+        return code(text, in_table=True)
+
+    lines = [_counted(found), "", "| server | answer | what | old | gitboot |", "|---|---|---|---|---|"]
+    for each in found:
+        if each.verdict is not Likeness.EQUAL:
+            for what, old, new in each.differences or ((each.message, "-", "-"),):
+                lines.append(f"| {cell(each.server)} | {each.verdict} | {cell(what)} | {cell(old)} | {cell(new)} |")
+    return "\n".join(lines if len(lines) > 4 else lines[:1])
+
+
+def _as_json(found: list[Contrast]) -> str:
+    items = [
+        {
+            "server": each.server,
+            "verdict": str(each.verdict),
+            "message": each.message,
+            "differences": [{"what": what, "old": old, "gitboot": new} for what, old, new in each.differences],
+        }
+        for each in found
+    ]
+    return document(items=items)
+
+
+def _counted(found: list[Contrast]) -> str:
+    from gitboot.text import count
+
+    counts = Counter(str(each.verdict) for each in found)
+    told = ", ".join(f"{number:,} {word}" for word, number in sorted(counts.items()))
+    return f"{count(len(found), 'server')}: {told}" if found else "the fleet has no server"
+
+
+_FORMATS: Final = {"text": _as_text, "markdown": _as_markdown, "json": _as_json}

@@ -1,0 +1,217 @@
+"""`gitboot explain`: why a server boots what it boots, the fields of a kind, or the meaning of a problem's code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from gitboot.cli.evaluated_fleet import planned_fleet, records_option
+from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.options import OutputOption, at_option, fleet_options, output_option, this_second
+from gitboot.errors import UsageError
+from gitboot.git.snapshots import WORKTREE
+from gitboot.jsonio import document
+from gitboot.terminal import style
+
+if TYPE_CHECKING:
+    from gitboot.git.history import Blame
+    from gitboot.resolve.explanation import Explanation, Reason
+
+_KINDS: Final = ("Fleet", "Server", "BootImage", "ImageStream", "BootProfile", "BootPolicy", "Maintenance", "Any")
+_WIDTH: Final = 40
+_GREY: Final = "bright_black"
+
+
+@click.command()
+@click.argument("subject", metavar="SERVER|KIND|CODE", required=False)
+@click.argument("field", required=False)
+@click.option(
+    "--schemas",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the JSON Schemas of all kinds into this directory instead, for editors.",
+)
+@fleet_options
+@at_option
+@records_option
+@output_option("text", "json")
+@evaluator_command
+def command(
+    subject: str | None,
+    field: str | None,
+    schemas: Path | None,
+    path: Path,
+    rev: str | None,
+    at: datetime | None,
+    records: str | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Explain why SERVER boots what it boots: each field, its rule, its source line and the commit.
+
+    With a KIND (Server, BootImage, ...): list the fields of the kind, with their types and descriptions. -o json prints
+    its JSON Schema. The schema of Any accepts documents of every kind. An editor with yaml-language-server checks a
+    document that begins with `# yaml-language-server: $schema=FILE`.
+
+    With a problem's CODE, such as GB2011: explain what the code means, why gitboot rejects it, and how to fix it.
+
+    FIELD shows one field only, such as image, kernelArguments or vars.console of a server, or interfaces of a kind.
+    """
+    if schemas is not None:
+        _write_schemas(schemas)
+        return
+    if subject is None:
+        raise click.UsageError("Missing argument 'SERVER|KIND|CODE'.")
+    if re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE):
+        _explain_code(subject.upper(), outputs)
+        return
+    if subject in _KINDS:
+        _explain_kind(subject, field, outputs)
+        return
+    from gitboot.git.history import open_blame
+    from gitboot.jsonio import facts
+    from gitboot.resolve.explanation import explain
+    from gitboot.resolve.plan_at_time import plan
+
+    fleet = planned_fleet(path, rev, at or this_second(), records)
+    if kind := _kind_meant(subject, fleet.decisions.servers):
+        raise UsageError(f"there is no server {subject!r}; `gitboot explain {kind}` lists the fields of {kind}")
+    decision = fleet.decision(subject)
+    record = fleet.records.get(decision.uuid)
+    found = explain(fleet.repository, decision, plan(decision, fleet.at, record), record)
+    if field is not None:
+        found = _narrowed(found, field)
+    blame = open_blame(path, rev)
+    for output in outputs:
+        if output.format == "json":
+            reasons = [{**facts(each), "commit": _commit(each, blame)} for each in found.reasons]
+            output.write(document(**{**facts(found), "reasons": reasons}))
+        else:
+            output.write(_as_text(found, blame))
+
+
+def _kind_meant(subject: str, servers: Collection[str]) -> str | None:
+    """The kind that was typed with other capital letters; None if it is the name of a server."""
+    return next((each for each in _KINDS if each.lower() == subject.lower() and subject not in servers), None)
+
+
+def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
+    """Which commit wrote a field; None where it is written nowhere, or the fleet is in no Git repository."""
+    if blame is None or reason.path is None or reason.line is None:
+        return None
+    from gitboot.jsonio import facts
+
+    commit = blame.line(reason.path, reason.line)
+    if commit is None:
+        return {"revision": WORKTREE, "author": None, "date": None, "subject": None}
+    return {**facts(commit)}
+
+
+def _explain_code(text: str, outputs: tuple[OutputOption, ...]) -> None:
+    from gitboot.problems import Code
+
+    code = next((each for each in Code if each.value == text), None)
+    if code is None:
+        raise UsageError(f"there is no problem code {text}; they begin with GB1001")
+    for output in outputs:
+        if output.format == "json":
+            output.write(document(code=code, headline=code.headline, why=code.why, hint=code.fix))
+        else:
+            output.write(f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n")
+
+
+def _explain_kind(kind: str, field: str | None, outputs: tuple[OutputOption, ...]) -> None:
+    """Write the fields of a kind, or its JSON Schema; Any is every kind."""
+    from gitboot.review.formats.json import schemas
+
+    text = schemas()["any.json" if kind == "Any" else f"{kind}.json"]
+    for output in outputs:
+        output.write(text if output.format == "json" else _fields_as_text(kind, field))
+
+
+def _fields_as_text(kind: str, field: str | None) -> str:
+    from gitboot.cli.terminal import table
+    from gitboot.model.json_schema import KINDS, schema, schema_fields
+
+    documents = {each.__name__: schema(each) for each in KINDS if kind in (each.__name__, "Any")}
+    if kind == "Any":
+        kinds = [(name, str(document["description"])) for name, document in documents.items()]
+        return table(("KIND", "DESCRIPTION"), kinds)
+    fields = list(schema_fields(documents[kind]))
+    path = f"spec.{field.removeprefix('spec.')}" if field is not None else "spec"
+    found = [each for each in fields if _is_of(each.path, path)]
+    if not found:
+        known = ", ".join(each.path.removeprefix("spec.") for each in fields if each.path.count(".") == 1)
+        raise UsageError(f"{kind} has no field {field!r}; it has {known}")
+    rows = [
+        (
+            each.path,
+            each.type.replace("`", ""),
+            f"required: {each.description}" if each.is_required else each.description,
+        )
+        for each in found
+    ]
+    shown = table(("FIELD", "TYPE", "DESCRIPTION"), rows)
+    return shown if field is not None else f"{documents[kind]['description']}\n\n{shown}"
+
+
+def _write_schemas(directory: Path) -> None:
+    from gitboot.files import write_output_file
+    from gitboot.review.formats.json import schemas
+
+    for name, text in schemas().items():
+        write_output_file(directory / name, [text.encode()], make_folders=True)
+    click.echo(f"{directory}: {len(schemas())} schemas", err=True)
+
+
+def _narrowed(found: Explanation, field: str) -> Explanation:
+    reasons = tuple(each for each in found.reasons if _is_of(each.field, field))
+    if not reasons:
+        known = ", ".join(dict.fromkeys(re.sub(r"\[\d+\]", "", each.field) for each in found.reasons))
+        hint = f"the fleet is named by --path {field}" if Path(field).is_dir() else f"it has {known}"
+        raise UsageError(f"{found.server} has no field {field!r} now; {hint}")
+    rules = {each.rule for each in reasons}
+    return replace(found, reasons=reasons, lost=tuple(each for each in found.lost if each.rule in rules))
+
+
+def _as_text(found: Explanation, blame: Blame | None) -> str:
+    from gitboot.cli.terminal import table, wrapped
+
+    rows = [
+        (each.field, _shortened(each.value) if len(found.reasons) > 1 else each.value, each.rule, each.why)
+        for each in found.reasons
+    ]
+    written = [
+        style(wrapped(f"{each.path}:{each.line}:{each.column}  {_wrote(_commit(each, blame))}", "    "), fg=_GREY)
+        if each.path
+        else ""
+        for each in found.reasons
+    ]
+    text = table(("FIELD", "VALUE", "RULE", "WHY, AND WHERE IT IS WRITTEN"), rows, below=written)
+    rules = {each.rule for each in found.reasons}
+    lost = [(lost.candidate, lost.rule, lost.why) for lost in found.lost if lost.rule in rules]
+    return f"{text}\n\n{table(('NOT CHOSEN', 'RULE', 'WHY'), lost)}" if lost else text
+
+
+def _wrote(commit: dict[str, str | None] | None) -> str:
+    """A commit, its day and its author's name, in a cell."""
+    if commit is None:
+        return ""
+    revision, author, date = (commit[key] or "" for key in ("revision", "author", "date"))
+    if revision == WORKTREE:
+        return "not committed yet"
+    return f"{revision[:9]} {date[:10]} {author.partition(' <')[0]}"
+
+
+def _shortened(value: str) -> str:
+    """A long value without its middle; `explain SERVER FIELD` shows all of it."""
+    return value if len(value) <= _WIDTH else f"{value[: _WIDTH - 13]}…{value[-12:]}"
+
+
+def _is_of(name: str, field: str) -> bool:
+    return name == field or name.startswith((f"{field}[", f"{field}.", f"{field}{{"))

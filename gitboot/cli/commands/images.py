@@ -1,0 +1,120 @@
+"""`gitboot images`: what a fleet boots and was provisioned with, who stays behind, and who is next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from gitboot.cli.evaluated_fleet import planned_fleet, records_option
+from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_option, this_second
+from gitboot.jsonio import document
+from gitboot.terminal import style
+from gitboot.text import some
+
+if TYPE_CHECKING:
+    from gitboot.review.rollout_progress import Images, Joining, StreamUse
+
+_STEPS: Final = (10, 25, 50, 75, 100)  # of a rollout, as people raise it
+_NAMES: Final = 3  # of servers in a cell
+_REASON: Final = 34  # characters
+
+
+@click.command()
+@fleet_argument
+@at_option
+@records_option
+@output_option("text", "json")
+@evaluator_command
+def command(
+    path: Path, rev: str | None, at: datetime | None, records: str | None, outputs: tuple[OutputOption, ...]
+) -> None:
+    """Show each image and stream of the fleet at PATH: how many servers boot it, and were provisioned with it.
+
+    Then who is pinned or held, why and until when, who is below its stream's minimum version, and whom a rollout
+    reaches next when its percentage is raised. --at is the instant by which deadlines and windows are judged.
+    """
+    from gitboot.jsonio import facts
+    from gitboot.review.rollout_progress import images
+
+    fleet = planned_fleet(path, rev, at or this_second(), records)
+    found = images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)
+    for output in outputs:
+        if output.format == "json":
+            output.write(document(**facts(found), revision=fleet.decisions.revision))
+        else:
+            output.write("\n\n".join(_tables(found)))
+
+
+def _tables(found: Images) -> Iterator[str]:
+    """A table for each question that has an answer."""
+    from gitboot.cli.terminal import table
+
+    rows: list[tuple[str, ...]] = [
+        (
+            each.name,
+            each.version,
+            str(each.decided),
+            "?" if each.provisioned is None else str(each.provisioned),
+            str(each.maintenances),
+            ", ".join(each.streams) or "-",
+        )
+        for each in found.items
+    ]
+    yield table(("IMAGE", "VERSION", "BOOT IT", "HAVE IT", "IN WINDOWS", "STREAMS"), rows)
+    if found.streams:
+        yield table(("STREAM", "SERVERS", "CURRENT", "ROLLOUT"), map(_stream, found.streams))
+    rows = [(stream.name, *row) for stream in found.streams for row in _next(stream.joining)]
+    if rows:
+        yield table(("ROLLOUT OF", "RAISED TO", "REACHES", "SERVERS"), rows)
+    rows = [
+        (
+            each.what,
+            each.image,
+            _until(each.until, overdue=each.overdue),
+            _few(each.servers),
+            _shortened(each.reason),
+        )
+        for each in found.behind
+    ]
+    if rows:
+        yield table(("STAYS BY", "AT", "UNTIL", "SERVERS", "WHY"), rows)
+    rows = [(each.server, each.image, each.version, each.minimum_version, each.stream) for each in found.too_old]
+    if rows:
+        yield table(("TOO OLD", "BOOTS", "VERSION", "AT LEAST", "STREAM"), rows)
+
+
+def _stream(stream: StreamUse) -> tuple[str, ...]:
+    current = f"{stream.current} ({stream.images.get(stream.current, 0)})"
+    rollout = "-"
+    if stream.rollout is not None:
+        rollout = f"{stream.rollout} at {stream.percent} % ({stream.images.get(stream.rollout, 0)})"
+    return stream.name, str(sum(stream.images.values())), current, rollout
+
+
+def _next(joining: Sequence[Joining]) -> Iterator[tuple[str, str, str]]:
+    """Whom the next percentage reaches that reaches anyone, and whom the usual ones after it."""
+    if not joining:
+        return
+    nearest = joining[0].percent
+    for percent in (nearest, *(step for step in _STEPS if step > nearest)):
+        reached = [server for each in joining if each.percent <= percent for server in each.servers]
+        yield f"{percent} %", f"{len(reached)} more", _few(reached)
+
+
+def _until(until: datetime | None, *, overdue: bool) -> str:
+    if until is None:
+        return "-"
+    return style(f"{until:%Y-%m-%d} overdue", fg="red") if overdue else f"{until:%Y-%m-%d}"
+
+
+def _few(names: Sequence[str]) -> str:
+    return some(names, _NAMES) or "none"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _REASON else f"{text[: _REASON - 1]}…"

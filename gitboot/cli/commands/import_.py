@@ -1,0 +1,220 @@
+"""`gitboot import`: write a fleet from the data of another system."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import click
+
+from gitboot.cli.commands.init import CI, SCHEMAS, seed
+from gitboot.errors import UsageError
+from gitboot.files import read_output_file, remove_output_file, write_output_file
+from gitboot.importers.inventory import Estate, Texts
+from gitboot.importers.sources import cobbler, dhcp_servers, ironic, kubernetes, matchbox, netbox, openchami, xcat
+from gitboot.importers.sources import warewulf as warewulf_module
+from gitboot.text import count
+
+REPORT: Final = "import-report.md"
+_WRITTEN: Final = ".gitboot/import.json"  # the digest of each file as the last import wrote it
+_LARGEST: Final = 16 << 20  # bytes of one file that is read: what is larger is no description of a machine
+_MOST: Final = 50_000  # files
+_HELP: Final = """Write what SYSTEM knows of machines, found in SOURCE, as a fleet repository into a directory.
+
+Every server is Parked and has no provision, so nothing installs. Names are kept; what had to be guessed stands in
+comments, and import-report.md says of each machine what was kept, guessed, lost and is missing. What lacks something
+that only people know lies below pending/, which the fleet ignores. No secret is written: BMC credentials become names.
+Importing again writes what has changed in the source, and leaves alone what people have changed.
+
+SYSTEM and what SOURCE, a file or a directory, is:"""
+
+
+@dataclass(frozen=True, slots=True)
+class OldSystem:
+    """A system, and what of it is read."""
+
+    read: Callable[[Texts], Estate]
+    what: str
+
+
+SYSTEMS: Final[Mapping[str, OldSystem]] = {
+    "matchbox": OldSystem(matchbox.read, "its data directory: groups/, profiles/, ignition/"),
+    "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3"),
+    "openchami": OldSystem(
+        openchami.read, "what BSS answers at /boot/v1/bootparameters, and SMD's Components and EthernetInterfaces"
+    ),
+    "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
+    "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
+    "boot-operator": OldSystem(
+        kubernetes.read, "Server, BMC, Endpoint, IPXEBootConfig and HTTPBootConfig objects as YAML"
+    ),
+    "ironic": OldSystem(ironic.read, "`openstack baremetal node list --long -f json`, and the same of port"),
+    "netbox": OldSystem(netbox.read, "devices, interfaces and ip-addresses of NetBox or Nautobot as JSON"),
+    "xcat": OldSystem(xcat.xcat, "`lsdef -t node -z`"),
+    "warewulf": OldSystem(warewulf_module.warewulf, "nodes.conf of Warewulf 4"),
+    "dnsmasq": OldSystem(dhcp_servers.dnsmasq, "dhcp-host lines: MAC, name, address only"),
+    "isc": OldSystem(dhcp_servers.isc, "host blocks of dhcpd.conf: MAC, name, address only"),
+    "kea": OldSystem(dhcp_servers.kea, "reservations: MAC, name, address only"),
+}
+
+
+@click.command(help="\n\n".join([_HELP, *(f"{name}: {system.what}." for name, system in SYSTEMS.items())]))
+@click.argument("system", metavar="SYSTEM", type=click.Choice(list(SYSTEMS)))
+@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--out",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where to; new, empty, or imported into before.",
+)
+@click.option(
+    "--uuids",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Lines MAC UUID or NAME UUID, for machines whose UUID the source does not know. Default: they are pending.",
+)
+@click.option(
+    "--sums",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="What sha256sum prints of the files that machines boot. Default: what boots them is pending.",
+)
+@click.option(
+    "--base-url",
+    default="http://boot.example.net",
+    metavar="URL",
+    help="The Fleet's baseURL. Default: http://boot.example.net, to be changed.",
+)
+def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path | None, base_url: str) -> None:
+    from gitboot.importers.fleet_files import IGNORE, fleet_of, report, summary
+    from gitboot.importers.inventory import Supplement, sums_of, uuids_of
+    from gitboot.model.scalars import Malformed, parse_base_url
+
+    try:
+        fleet_yaml = seed("fleet.yaml").replace("http://boot.example.net", parse_base_url(base_url))
+    except Malformed as error:
+        raise UsageError(f"--base-url: {error.message}; {error.hint}") from None
+    estate = SYSTEMS[system].read(dict(_texts(source)))
+    supplement = Supplement(
+        uuids=uuids_of(_text(uuids), str(uuids)) if uuids else {}, sums=sums_of(_text(sums), str(sums)) if sums else {}
+    )
+    fleet = fleet_of(estate, supplement)
+    if not fleet.items:
+        raise UsageError(f"{source} describes no machine as {system} does; `gitboot import --help` says what is read")
+    try:
+        target = _Target(out)
+        target.begin({"fleet.yaml": fleet_yaml, ".gitbootignore": IGNORE, **{name: seed(name) for name in CI}})
+        target.write(fleet.files)
+        target.end(_schemas() | {REPORT: report(system, fleet, target.left)})
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from error
+    left = f", {count(len(target.left), 'file')} left as changed by people" if target.left else ""
+    click.echo(f"{out}: {summary(fleet)}{left}; {out / REPORT} says the rest", err=True)
+
+
+def _texts(source: Path) -> Iterator[tuple[str, str]]:
+    """Every text below the source, by its path; what is large, or no text, describes no machine."""
+    paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
+    if len(paths) > _MOST:
+        raise UsageError(f"{source} holds {len(paths):,} files: name the directory that describes machines")
+    for path in paths:
+        try:
+            if path.stat().st_size <= _LARGEST and b"\0" not in (content := path.read_bytes()):
+                name = path.name if path == source else path.relative_to(source.parent).as_posix()
+                yield name, content.decode(errors="replace")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+@cache
+def _schemas() -> dict[str, str]:
+    from gitboot.review.formats.json import schemas
+
+    return {f"{SCHEMAS}/{name}": text for name, text in schemas().items()}
+
+
+class _Target:
+    """A directory that is imported into again and again: what people have changed there stays."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self.left: list[str] = []  # files that were not written
+        self._now: dict[str, str] = {}
+        self._before: Mapping[str, str] = {}
+        if (written := read_output_file(out / _WRITTEN)) is not None:
+            self._before = _parse_written(written, out)
+        elif out.exists() and any(path.name != ".git" for path in out.iterdir()):
+            raise UsageError(f"{out} is not empty, and was not imported into: choose an empty directory")
+
+    def begin(self, files: Mapping[str, str]) -> None:
+        """Write what is there to be changed, where it is not."""
+        for name, text in files.items():
+            if not (self._out / name).exists():
+                self._put(name, text)
+
+    def write(self, files: Mapping[str, str]) -> None:
+        """Write documents, and take away those of the last import that the source no longer has."""
+        for name, text in sorted(files.items()):
+            theirs = [each for each in (name, name.removeprefix("pending/")) if self._is_theirs(each)]
+            self.left += theirs[:1]
+            if not theirs:
+                self._put(name, text)
+            self._now[name] = _digest(text)
+        for name in sorted(self._before.keys() - files.keys()):
+            if self._is_theirs(name):
+                self.left.append(name)
+                self._now[name] = self._before[name]
+            else:
+                remove_output_file(self._out / name)
+
+    def end(self, files: Mapping[str, str]) -> None:
+        for name, text in files.items():
+            self._put(name, text)
+        self._put(_WRITTEN, json.dumps(self._now, indent=2, sort_keys=True) + "\n")
+
+    def _is_theirs(self, name: str) -> bool:
+        """Whether a file is there that no import wrote as it is."""
+        found = self._read(name)
+        return found is not None and _digest(found) != self._before.get(name)
+
+    def _read(self, name: str) -> str | None:
+        content = read_output_file(self._out / name)
+        return content.decode(errors="replace").replace("\r\n", "\n") if content is not None else None
+
+    def _put(self, name: str, text: str) -> None:
+        if self._read(name) != text:
+            write_output_file(self._out / name, [text.encode()], make_folders=True)
+
+
+def _parse_written(data: bytes, out: Path) -> dict[str, str]:
+    """Return the digests that the last import wrote, by path; raise `UsageError` if a path leads out of ``out``.
+
+    The last import's files are deleted, and a commit can change what is written here.
+    """
+    try:
+        found = json.loads(data)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(f"{out / _WRITTEN} is damaged: restore it from Git")
+    for path in map(PurePosixPath, found):
+        if path.is_absolute() or ".." in path.parts:
+            raise UsageError(f"{out / _WRITTEN} names {str(path)!r}, which is not below {out}: restore it from Git")
+    return found
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()

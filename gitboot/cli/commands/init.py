@@ -1,0 +1,203 @@
+"""`gitboot init`: write a small fleet to start from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import click
+
+from gitboot import __version__
+from gitboot.errors import UsageError
+from gitboot.files import create_output_file
+from gitboot.git.branch_writer import pushed_as
+from gitboot.text import shell_words
+
+SEED: Final = Path(__file__).with_name("seed")  # what is written, but for the schemas
+_GITLAB: Final = ".gitlab-ci.yml"
+CI: Final = (  # dot-files, so that they are no part of the fleet
+    ".github/workflows/gitboot.yml",
+    _GITLAB,
+    ".pre-commit-config.yaml",
+    ".github/workflows/gitboot-rollout.yml",
+)
+THIS_VERSION: Final = f"gitboot=={__version__}"
+SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is no part of the fleet
+PACKAGES: Final = ".gitboot/requirements.txt"  # of the CI jobs that hold a token, with hashes
+_NEEDED: Final = Path(__file__).with_name("requirements.txt")  # by gitboot, with hashes: `scripts/lock` writes it
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--gitboot",
+    "wanted",
+    metavar="REQUIREMENT",
+    help="What pip installs in CI: gitboot==1.2.3, or 'gitboot @ URL'. Default: what this gitboot was installed from.",
+)
+@click.option(
+    "--subpath",
+    metavar="FOLDER",
+    help="Write the fleet into this folder of DIR, which may have other things: a monorepo, or several fleets. CI for "
+    "it lies in files of its own, at the top. Default: the top.",
+)
+def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
+    """Write a small fleet repository into DIR, ready to be changed into yours.
+
+    One server, what it boots, a maintenance; for GitHub and for GitLab a CI job that validates every change and shows
+    what it would do, and one that takes rollouts on; a hook for pre-commit; the schemas that editors check documents
+    by. DIR is new or empty; it may be a Git repository without a file. With --subpath the folder is; a file of CI that
+    is there already is left as it is.
+    """
+    from gitboot.git.repository import parse_subpath
+
+    known, folder = wanted or requirement(), parse_subpath(subpath) if subpath is not None else ""
+    fleet = directory / folder
+    try:
+        if fleet.exists() and any(path.name != ".git" for path in fleet.iterdir()):
+            raise UsageError(f"{fleet} is not empty: choose an empty directory, or one that does not exist yet")
+    except OSError as error:
+        raise UsageError(f"{fleet} cannot be written: {error.strerror}") from error
+    left = [
+        name
+        for name, text in _files(known or THIS_VERSION, folder)
+        if not create_output_file(directory / name, text.encode(), make_folders=True)
+    ]
+    hashes = "" if "#sha256=" in (known or "") else _HASH_MISSING
+    click.echo(_NEXT.format(directory=fleet, quoted=shell_words(fleet), hashes=hashes))
+    for name in left:
+        click.echo(_LEFT.format(name=name, hint=_HINTS.get(name, "").format(**_place_of(folder))), err=True)
+    if known is None:
+        click.echo(_UNKNOWN, err=True)
+
+
+def _files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
+    """The path and the text of each file of a fleet in a folder, and of its CI at the top."""
+    from gitboot.review.formats.json import schemas
+
+    below = f"{subpath}/" if subpath else ""
+    for path in sorted(SEED.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            name = path.relative_to(SEED).as_posix()
+            yield ci_path(name, subpath) if name in CI else f"{below}{name}", seed(name, gitboot, subpath)
+    for name, text in schemas().items():
+        yield f"{below}{SCHEMAS}/{name}", text
+    yield f"{below}{PACKAGES}", packages(gitboot, subpath)
+    if subpath:
+        yield _GITLAB, f"include: [{{local: {ci_path(_GITLAB, subpath)}}}]\n"
+
+
+def ci_path(name: str, subpath: str) -> str:
+    """Where a file of CI lies: beside those of other fleets of the repository, if there may be any."""
+    slug = _place_of(subpath)["slug"]
+    if name == _GITLAB and subpath:
+        return f".gitlab/gitboot{slug}.yml"
+    return name.replace(".yml", f"{slug}.yml") if name.startswith(".github/") else name
+
+
+def seed(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
+    """A file as it is written, for CI that installs ``gitboot``."""
+    place = _place_of(subpath)
+    text = (SEED / name).read_text()
+    if name in CI and subpath:  # an instance of its own
+        text = _VARIABLES.sub(rf"\g<0>_{place['slug'].strip('-').replace('-', '_').upper()}", text)
+    for token, value in (
+        ("@GITBOOT@", json.dumps(gitboot)[1:-1]),
+        ("@SUBPATH@", json.dumps(subpath)[1:-1]),
+        ("@PACKAGES@", json.dumps(f"{subpath}/{PACKAGES}" if subpath else PACKAGES)[1:-1]),
+        ("@SLUG@", place["slug"]),
+        ("@BELOW@", f" {shell_words(subpath)}" if subpath else ""),
+    ):
+        text = text.replace(token, value)
+    return text
+
+
+def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
+    """Return the file from which CI jobs that hold a token install ``gitboot`` and all that it needs, by hashes.
+
+    A requirement that ends in ``#sha256=DIGEST`` has its hash. For any other one, MISSING stands in place of the hash,
+    and the jobs refuse to run until a person has run the command above that line.
+    """
+    path = f"{subpath}/{PACKAGES}" if subpath else PACKAGES
+    requirement, _, digest = gitboot.partition("#sha256=")
+    if "git+" in requirement:
+        hint = _NO_HASH_OF_GIT
+    else:
+        hint = _NO_HASH.format(requirement=shell_words(requirement), path=shell_words(path))
+    needed = (line for line in _NEEDED.read_text().splitlines() if not line.lstrip().startswith("#"))
+    line = f"{requirement} --hash=sha256:{digest or 'MISSING'}"
+    return "\n".join((_PACKAGES + ("" if digest else hint) + line, *needed, ""))
+
+
+def _place_of(subpath: str) -> dict[str, str]:
+    """What tells a fleet's CI from that of others."""
+    slug = re.sub("[^A-Za-z0-9]+", "-", subpath).strip("-")
+    return {"slug": f"-{slug}" if subpath else "", "subpath": subpath}
+
+
+_VARIABLES: Final = re.compile(r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT)\b")
+_PACKAGES: Final = """\
+# What pip installs in the CI jobs that hold a token: gitboot and all that it needs, each package with its hash.
+# These jobs read this file from the default branch. Write it anew when you upgrade gitboot.
+"""
+_NO_HASH: Final = """\
+# The hash of gitboot is missing, so these jobs refuse to run. Run this at the top of the repository, and commit the file:
+#   d=$(mktemp -d) && pip download --no-deps --only-binary :all: --dest "$d" {requirement} && sed -i "/^gitboot/s,MISSING,$(sha256sum "$d"/*.whl | cut -c -64)," {path}
+"""  # noqa: E501 - one line to paste
+_NO_HASH_OF_GIT: Final = """\
+# The hash of gitboot is missing, so these jobs refuse to run. pip checks no hash of a Git repository. Build a wheel
+# with `pip wheel --no-deps`, put it on a web server, and write here: gitboot @ URL --hash=sha256:DIGEST
+"""
+_NEXT: Final = """\
+{directory} is a fleet of one server now. Next:
+
+  cd {quoted}
+  gitboot validate                 # every problem, with its place and its hint
+  gitboot plan --records fresh     # what web01 boots
+  $EDITOR fleet.yaml servers/*     # your URL, your machines
+
+Then commit, and see README.md. GITBOOT in .github/ and .gitlab-ci.yml is what pip installs in CI.{hashes}\
+"""
+_HASH_MISSING: Final = f"""
+The CI jobs that write comments refuse to run yet: run the command in {PACKAGES}, which adds gitboot's hash.\
+"""
+_LEFT: Final = "{name} is there already, and left as it is{hint}"
+_HINTS: Final = {
+    _GITLAB: ": let it have `include: [{{local: .gitlab/gitboot{slug}.yml}}]`",
+    ".pre-commit-config.yaml": ": let it have a hook that runs `gitboot validate {subpath}`",
+}
+_UNKNOWN: Final = f"""
+Warning: nothing says from where pip can install this gitboot on another machine: CI is to install {THIS_VERSION}.
+Where your index does not have it, say what it is to install: GITBOOT in these files, or `gitboot init --gitboot`.\
+"""
+_FROM_INDEX: Final = ("pip", "uv")  # who installs from one where nothing else is noted
+
+
+def requirement() -> str | None:
+    """As the installer noted it (PEP 610); None where that is found nowhere but here."""
+    try:
+        found = distribution("gitboot")
+    except PackageNotFoundError:
+        return None
+    return requirement_of(found)
+
+
+def requirement_of(found: Distribution) -> str | None:
+    text = found.read_text("direct_url.json")
+    if text is None:
+        installer = (found.read_text("INSTALLER") or "").strip()
+        return f"gitboot=={__version__}" if installer in _FROM_INDEX else None
+    noted: dict[str, Any] = json.loads(text)
+    url = noted["url"]
+    if "vcs_info" in noted:
+        return f"gitboot @ git+{url}@{noted['vcs_info']['commit_id']}"
+    if urlsplit(url).scheme == "file":
+        pushed = pushed_as(Path(unquote(urlsplit(url).path))) if "dir_info" in noted else None
+        return pushed and f"gitboot @ git+{pushed}"
+    digest = noted.get("archive_info", {}).get("hashes", {}).get("sha256")
+    return f"gitboot @ {url}" + (f"#sha256={digest}" if digest else "")

@@ -1,0 +1,196 @@
+"""`gitboot new`: documents of machines that nobody has described yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.options import credentials_option, path_option
+from gitboot.errors import UsageError
+from gitboot.files import create_output_file
+from gitboot.text import shell_words
+
+if TYPE_CHECKING:
+    from gitboot.fleet.resources import FleetRepository
+    from gitboot.importers.fleet_files import NewServer
+    from gitboot.model.server import Server
+
+_SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
+
+
+@click.group(context_settings=_SETTINGS)
+def new_command() -> None:
+    """Write the document of a new server."""
+
+
+@new_command.command("server", context_settings=_SETTINGS)
+@click.argument("name")
+@path_option
+@click.option(
+    "--seen",
+    metavar="MAC",
+    help="The unknown machine with this MAC address; `gitboot unknown-machines` lists them.",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The state directory of the instance that has --seen it.",
+)
+@click.option("--bmc", "address", metavar="ADDRESS", help="The machine behind this BMC, which is asked by Redfish.")
+@click.option("--as", "asked_as", metavar="NAME", help="The credentials to ask --bmc with, as documents name them.")
+@credentials_option
+@click.option(
+    "--no-verify", is_flag=True, help="Trust any certificate, and say so in the document; access.toml must allow it."
+)
+@click.option("--like", metavar="SERVER", help="Take labels, architecture, policy, variables … of this server.")
+@click.option("--mac", "macs", multiple=True, metavar="MAC", help="A MAC address of it; as often as it has some.")
+@click.option("--uuid", metavar="UUID", help="Its system UUID, where it is not known by --seen or --bmc.")
+@evaluator_command
+def server(
+    name: str,
+    path: Path,
+    seen: str | None,
+    state: Path | None,
+    address: str | None,
+    asked_as: str | None,
+    credentials: Path | None,
+    no_verify: bool,
+    like: str | None,
+    macs: tuple[str, ...],
+    uuid: str | None,
+) -> None:
+    """Write servers/NAME.yaml of the fleet at PATH, for a pull request.
+
+    What is known of the machine comes from --seen, --bmc, --mac and --uuid, of which some can be given together. It is
+    Parked: nothing is booted or set by it. Nothing is overwritten, and no machine is described twice.
+    """
+    from gitboot.cli.evaluated_fleet import load_fleet
+    from gitboot.importers.fleet_files import new_document
+    from gitboot.model.scalars import Malformed, parse_lookup_mac, parse_lookup_uuid, parse_name
+
+    fleet = load_fleet(path, None)
+    try:
+        new, about = _known(seen, state, address, asked_as, credentials, verify=not no_verify)
+        new = replace(new, macs={**new.macs, **{parse_lookup_mac(mac): None for mac in macs}})
+        new = replace(new, uuid=parse_lookup_uuid(uuid)) if uuid is not None else new
+        chosen = parse_name(name)
+    except Malformed as error:
+        raise UsageError(f"{error.message}; {error.hint}") from None
+    if not new.macs:
+        raise UsageError("no MAC address is known of it: give --seen, --bmc or --mac")
+    for taken in _taken(chosen, new, fleet):
+        raise UsageError(taken)
+    text = new_document(chosen, new, _like(like, fleet), about)
+    target = path / "servers" / f"{chosen}.yaml"
+    if not create_output_file(target, text.encode(), make_folders=True):
+        raise UsageError(f"{target} is there already")
+    click.echo(f"wrote {target}; next: gitboot validate {shell_words(path)}")
+
+
+def _known(
+    seen: str | None,
+    state: Path | None,
+    address: str | None,
+    asked_as: str | None,
+    credentials: Path | None,
+    *,
+    verify: bool,
+) -> tuple[NewServer, str]:
+    """What is known of the machine, and by what."""
+    from gitboot.importers.fleet_files import NewServer
+
+    new, about = NewServer(macs={}), "A new server."
+    if seen is not None:
+        if state is None:
+            raise UsageError("--seen needs --state: the directory of the instance that has seen it")
+        new, about = _seen(seen, state)
+    if address is not None:
+        if asked_as is None:
+            raise UsageError("--bmc needs --as NAME: the credentials to ask with, as documents name them")
+        behind, about = _behind(address, asked_as, credentials, verify=verify)
+        if seen is not None and new.macs.keys().isdisjoint(behind.macs):
+            raise UsageError(f"the machine behind {address} has other MAC addresses than the one that was seen")
+        new = behind
+    return new, about
+
+
+def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
+    from gitboot.controller.reconcile_inputs import read_unknown
+    from gitboot.importers.fleet_files import NewServer
+    from gitboot.model.scalars import parse_mac
+    from gitboot.model.server import Architecture, Firmware
+
+    mac = parse_mac(seen)
+    machine = next((each for each in read_unknown(state).machines if mac in each.macs), None)
+    if machine is None:
+        raise UsageError(
+            f"nobody has asked with {seen}, as far as is known: gitboot unknown-machines --state {shell_words(state)}"
+        )
+    about = f"It asked for a boot from {machine.client} at {machine.last:%Y-%m-%d %H:%M} UTC, and said this of itself."
+    new = NewServer(macs=dict.fromkeys(machine.macs), uuid=machine.uuid, serial=machine.serial)
+    if (inventory := machine.inventory) is None:
+        return new, about
+    names = {each.mac: each.name for each in inventory.interfaces}
+    macs = {mac: names.get(mac) for mac in machine.macs}
+    architecture = Architecture(inventory.architecture) if inventory.architecture is not None else None
+    firmware = Firmware(inventory.firmware) if inventory.firmware is not None else None
+    new = replace(new, macs=macs, architecture=architecture, firmware=firmware)
+    return new, f"{about} Found in it: {inventory}."
+
+
+def _behind(address: str, asked_as: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:
+    from gitboot.bmc.scan import addresses
+    from gitboot.cli.commands.bmc_scan import scanned
+    from gitboot.importers.fleet_files import NewServer
+
+    answers = scanned(addresses([address], [443]), credentials, asked_as, verify=verify, parallel=1)
+    found = [each for answer in answers for each in answer.found]
+    if len(found) != 1:
+        why = next((each.why_not for each in answers if each.why_not is not None), f"it shows {len(found)} machines")
+        raise UsageError(f"{address}: {why}")
+    [one] = found
+    if one.lacks is not None:
+        raise UsageError(f"{address}: {one.lacks}")
+    bmc = {
+        "address": one.address,
+        **({} if one.alone else {"system": one.system}),
+        "credentials": asked_as,
+        **({} if verify else {"tls": {"verify": False}}),
+    }
+    new = NewServer(
+        macs={nic.mac: nic.name or None for nic in one.nics},
+        uuid=one.shown.uuid,
+        serial=one.serial,
+        architecture=one.architecture,
+        firmware=one.firmware,
+        bmc=bmc,
+    )
+    return new, f"{f'{one.maker} {one.model}'.strip() or 'A machine'}, found at {one.address}."
+
+
+def _taken(name: str, new: NewServer, fleet: FleetRepository) -> Iterator[str]:
+    """What of it another document says already."""
+    from gitboot.model.scalars import byte_orders
+
+    for other, each in fleet.servers.items():
+        macs = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()
+        uuids = {*byte_orders(each.uuid)} & {*(byte_orders(new.uuid) if new.uuid is not None else ())}
+        serial = each.spec.serial if each.spec.serial == new.serial else None
+        if other == name:
+            yield f"Server/{name} is there already"
+        if found := sorted(filter(None, (*macs, *uuids, serial))):
+            yield f"Server/{other} has {found[0]} already"
+
+
+def _like(like: str | None, fleet: FleetRepository) -> Server | None:
+    if like is None:
+        return None
+    found = next((each for name, each in fleet.servers.items() if name == like), None)
+    if found is None:
+        raise UsageError(f"--like: there is no Server/{like} in the fleet")
+    return found

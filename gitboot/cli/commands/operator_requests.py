@@ -1,0 +1,265 @@
+"""`gitboot approve`, `reconcile`, `suspend`, `resume`, `stop-installs` and `allow-installs`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.main import Exit
+from gitboot.cli.options import LONGEST_S, InstantType, now, operator, reason_option, state_option
+from gitboot.errors import OperatorError
+from gitboot.resolve.server_plan import Stoppage
+from gitboot.review.guards import Guard
+
+_TIMEOUT_S: Final = 180  # a fetch that hangs fails after `git-timeout`, and then the next one may hang, too
+_LOOK_S: Final = 0.1
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@state_option
+@click.option(
+    "--timeout",
+    "timeout_s",
+    envvar="GITBOOT_TIMEOUT",
+    type=click.IntRange(min=0, max=LONGEST_S),
+    default=_TIMEOUT_S,
+    show_default=True,
+    help="Seconds to wait for the outcome. With 0, the command only triggers the fetch.",
+)
+def reconcile_command(state: Path, timeout_s: int) -> None:
+    """Let the instance on STATE fetch and reconcile now, and report the outcome.
+
+    The exit code is 6 if the fetch failed, and 3 if the newest commit is rejected: it is invalid, no trusted key signed
+    it (--verify), or its evaluation did not end. The exit code is 4 if the commit is held, 7 if the instance is
+    suspended, and 8 if the instance could not write the ledger, could not publish, or has not finished in time.
+    """
+    from gitboot.cli.instance_client import told_to
+    from gitboot.controller.instance.state_directory import check_acts, running
+    from gitboot.errors import LedgerError, NotYetDone, UsageError
+
+    state = told_to(state)
+    process = running(state)
+    if process is None:
+        raise UsageError(f"no gitboot runs with the state directory {state}: begin with `gitboot run`")
+    with suppress(LedgerError):  # a database that is down keeps no commit away
+        check_acts(state)
+    triggered, until = datetime.now(UTC), time.monotonic() + timeout_s
+    try:
+        os.kill(process, signal.SIGHUP)
+    except OSError as error:
+        raise UsageError(f"process {process} cannot be triggered: {error.strerror}") from None
+    if timeout_s == 0:
+        click.echo(f"Triggered process {process}. Run `gitboot status` for the result.", err=True)
+        return
+    found: Mapping[str, Any] = {}
+    while time.monotonic() < until:
+        found = _status(state)
+        if (outcome := outcome_of(found, triggered)) is not None:
+            code, message = outcome
+            click.echo(message, err=True)
+            sys.exit(code)
+        if running(state) != process:
+            raise NotYetDone(f"{state}: process {process} ended before it had finished; run `gitboot status`")
+        time.sleep(_LOOK_S)
+    source = _conditions(found).get("SourceReady")
+    why = f": {source['message']}" if source is not None and not source["status"] else ""
+    raise NotYetDone(
+        f"{state}: process {process} has not finished within {timeout_s} s{why}; run `gitboot status` for the result"
+    )
+
+
+def outcome_of(status: Mapping[str, Any], triggered: datetime) -> tuple[Exit, str] | None:
+    """Return the outcome of a fetch that began after ``triggered``, and of the reconcile after it; None: not yet."""
+    fetched, conditions = status.get("fetched") or {}, _conditions(status)
+    if fetched.get("began") is None or datetime.fromisoformat(fetched["began"]) < triggered:
+        return None
+    if (source := conditions.get("SourceReady")) is None:
+        return None
+    if not source["status"]:
+        return Exit.SOURCE, f"The fetch failed ({source['reason']}): {source['message']}"
+    commit = str(fetched["commit"])
+    if (accepting := conditions.get("Accepting")) is not None and not accepting["status"]:
+        return Exit.SUSPENDED, f"Fetched {commit[:12]}, which is not accepted: {accepting['message']}"
+    if status["attempted"]["commit"] != commit:
+        return None  # the instance still evaluates the commit
+    accepted = conditions.get("CommitAccepted")
+    if accepted is not None and not accepted["status"]:
+        code = Exit.HELD if status["attempted"]["held"] is not None else Exit.INVALID
+        return code, f"Fetched {commit[:12]}, which is not accepted ({accepted['reason']}): {accepted['message']}"
+    if status["accepted"]["commit"] != commit:
+        return None  # the instance reads what was fetched until now before it judges the commit
+    for type in ("LedgerWritable", "Published"):
+        if (found := conditions.get(type)) is not None and not found["status"]:
+            return Exit.PARTIAL, f"Accepted {commit[:12]}. {type} is false ({found['reason']}): {found['message']}"
+    return Exit.FINE, f"Fetched {commit[:12]}. The commit is accepted, and the instance has reconciled."
+
+
+def _status(state: Path) -> Mapping[str, Any]:
+    """Return the newest status of the instance; empty if it has not written one yet."""
+    from gitboot.cli.commands.status import newest
+    from gitboot.cli.instance_client import output_of
+    from gitboot.controller.instance.state_directory import read_status
+    from gitboot.errors import UsageError
+
+    with suppress(UsageError):
+        status = read_status(state)
+        return newest(status, output) if (output := output_of(state)) is not None else status
+    return {}
+
+
+def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {each["type"]: each for each in status.get("conditions", ())}
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.argument("digest")
+@state_option
+@click.option(
+    "--guard",
+    "guards",
+    required=True,
+    multiple=True,
+    type=click.Choice([str(guard) for guard in Guard]),
+    metavar="GUARD",
+    help="What is acknowledged: maxReinstalls, maxUpdatePercent, … as `gitboot status` names it; may be given "
+    "several times.",
+)
+@reason_option
+def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> None:
+    """Acknowledge what holds the newest commit; DIGEST is of all that it changes, as
+    `gitboot status` shows it.
+
+    It counts for exactly these changes: one more commit, and they are to be looked at again. The line
+    `Gitboot-Ack: DIGEST GUARD` in a commit's message says the same, and is reviewed with it.
+    """
+    from gitboot.cli.instance_client import held_changes, request
+    from gitboot.controller.instance.state_directory import check_acts, read_status
+    from gitboot.controller.operator_requests import APPROVE, check_approval
+
+    read_status(state)  # raises an error if no instance has run here
+    check_acts(state)
+    check_approval(held_changes(state), digest, guards)
+    click.echo(request(state, APPROVE, {"digest": digest, "guards": sorted(set(guards)), "reason": reason}))
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@state_option
+@evaluator_command
+def allow_installs_command(state: Path) -> None:
+    """Serve install boots again, after `gitboot stop-installs`, and print which servers boot from the network."""
+    from gitboot.cli.instance_client import done_in, folders_of, request, told_to
+    from gitboot.controller.operator_requests import START
+    from gitboot.errors import HeldByAnother, LedgerLeft
+    from gitboot.publish.tree_reader import take_back
+    from gitboot.text import count, some
+
+    found = folders_of(state := told_to(state))
+    try:
+        names = _released(state)
+    except (HeldByAnother, LedgerLeft) as error:  # what endpoints here were told is taken back here
+        for each in (*done_in(found, take_back), f"the instance was not told, only endpoints here: {error}"):
+            click.echo(f"gitboot: {each}", err=True)
+        raise SystemExit(Exit.PARTIAL) from None
+    missed = list(done_in(found, take_back))  # first: the instance would take it over once more
+    click.echo(request(state, START, {}))
+    if names:
+        click.echo(f"{count(len(names), 'server')} to boot from the network now: {some(names)}")
+    for each in missed:
+        click.echo(f"gitboot: {each}: boots stay stopped there, and at the instance", err=True)
+    if missed:
+        raise SystemExit(Exit.PARTIAL)
+
+
+def _released(state: Path) -> tuple[str, ...]:
+    """Servers that boot from the network again, as the instance on ``state`` sees it."""
+    from gitboot.cli.instance_client import looked_at
+    from gitboot.controller.operator_requests import released, stop_of
+
+    at = now()
+    with looked_at(state, at) as instance:
+        commit, knowledge = instance.commit, instance.knowledge
+        without = replace(knowledge, facts=replace(knowledge.facts, stoppage=None))
+        before, after = (stop_of(each, commit, knowledge.facts.orders) for each in (knowledge, without))
+        return released(commit, knowledge, at, before, after)
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@state_option
+def resume_command(state: Path) -> None:
+    """Let the instance on STATE accept commits and set overrides again."""
+    from gitboot.cli.instance_client import request
+    from gitboot.controller.operator_requests import RESUME
+
+    click.echo(request(state, RESUME, {}))
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@state_option
+@reason_option
+@click.option("--all-boots", "everything", is_flag=True, help="Stop all other boots from the network as well.")
+def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
+    """Withhold install boots at once, until `gitboot allow-installs`.
+
+    An install boot writes a disk. A machine boots what its policy always boots if that writes no disk, else its disk.
+    Windows still open and end, and gitboot clears overrides. Restarts do not end the stop. Endpoints obey at their next
+    request, also if no instance runs on STATE. Without a running instance, files on other web servers and overrides
+    stay as they are, and the exit code is 8.
+    """
+    from gitboot.cli.instance_client import done_in, folders_of, request, told_to
+    from gitboot.controller.instance.state_directory import running
+    from gitboot.controller.operator_requests import STOP
+    from gitboot.publish.tree_reader import say
+
+    at, stoppage = now(), Stoppage(operator(), reason, everything)
+    found = folders_of(state := told_to(state))
+    missed = list(done_in(found, lambda folder: say(folder, stoppage, at)))
+    try:
+        click.echo(request(state, STOP, {"reason": reason, "everything": everything}))
+    except OperatorError as error:  # the instance takes over what endpoints were told as soon as it can
+        if len(missed) == len(found):
+            raise
+        click.echo(stoppage)
+        told = ", ".join(map(str, found))
+        missed.append(f"the ledger was not told, only endpoints that look into {told}: {error}")
+    if running(state) is None:
+        missed.append(_NOT_RUNNING)
+    for each in missed:
+        click.echo(f"gitboot: {each}", err=True)
+    if missed:
+        raise SystemExit(Exit.PARTIAL)
+
+
+_NOT_RUNNING: Final = (
+    "no instance runs here: endpoints (gitboot serve) obey, but what other servers give out as files stays as it is, "
+    "and so does what is set at BMCs; start the instance, or end those servers"
+)
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@state_option
+@reason_option
+@click.option("--until", required=True, type=InstantType(), metavar="INSTANT", help="When it ends by itself.")
+def suspend_command(state: Path, reason: str, until: datetime) -> None:
+    """Let the instance on STATE accept no new commit and set nothing, until an instant or `gitboot resume`.
+
+    Windows still open and end, entries still turn to the disk, overrides are still withdrawn.
+    """
+    from gitboot.cli.instance_client import request
+    from gitboot.controller.operator_requests import SUSPEND
+    from gitboot.errors import UsageError
+    from gitboot.jsonio import format_instant
+
+    if until <= now():
+        raise UsageError(f"--until {format_instant(until)} is past; name an instant to come")
+    click.echo(request(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))

@@ -1,0 +1,351 @@
+"""`gitboot plan`, `render` and `boot-script`: show what servers boot."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from gitboot.cli.evaluated_fleet import (
+    Planned,
+    held_back,
+    planned_fleet,
+    records_option,
+    selected,
+    tell_already_made,
+    tell_held_back,
+)
+from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.options import (
+    InstantType,
+    OutputOption,
+    at_option,
+    fleet_argument,
+    now,
+    output_option,
+    selector_option,
+    this_second,
+)
+from gitboot.errors import UsageError
+from gitboot.files import check_output_folder
+from gitboot.jsonio import document, format_instant
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import Decision
+from gitboot.text import printable_lines, some
+
+if TYPE_CHECKING:
+    from gitboot.render.endpoint_files import PublishedServer, Turn
+
+
+@click.command()
+@fleet_argument
+@at_option
+@records_option
+@click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
+@selector_option
+@click.option(
+    "--timeline",
+    metavar="SERVER",
+    help="Show instead when the plan of this server changes without another commit or observation, and to what.",
+)
+@click.option(
+    "--until",
+    type=InstantType(),
+    metavar="INSTANT",
+    help="With --timeline: the end of the timeline. Default: a year after --at.",
+)
+@output_option("text", "json", "yaml")
+@evaluator_command
+def command(
+    path: Path,
+    rev: str | None,
+    at: datetime | None,
+    records: str | None,
+    names: tuple[str, ...],
+    selector: str | None,
+    timeline: str | None,
+    until: datetime | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Show what each server of the fleet at PATH boots, and why.
+
+    Without --records nothing is known of provisioning, and unknown never installs.
+    """
+    if timeline is not None and (names or selector is not None):
+        raise UsageError("--timeline shows one server: leave out --server and --selector")
+    if timeline is None and until is not None:
+        raise UsageError("--until is the end of a timeline: add --timeline SERVER, or leave out --until")
+    fleet = planned_fleet(path, rev, at or this_second(), records)
+    if timeline is None:
+        _write_plans(fleet, names, selector, outputs)
+    else:
+        _write_timeline(fleet, timeline, until or fleet.at + timedelta(days=365), outputs)
+
+
+def _write_plans(
+    fleet: Planned, names: tuple[str, ...], selector: str | None, outputs: tuple[OutputOption, ...]
+) -> None:
+    """Write the plans of the selected servers; raises `UsageError` if the selector matches no server."""
+    from gitboot.render.plan_and_record_files import summary
+    from gitboot.resolve.install_attempts import progress_of
+    from gitboot.resolve.plan_at_time import already_made
+
+    chosen = selected(selector)
+    asked = sorted({fleet.decision(name).server for name in names}) or fleet.decisions.servers
+    items: list[dict[str, Any]] = []
+    plans = {}
+    for server in asked:
+        metadata = fleet.repository.servers[server].metadata
+        if chosen is not None and not chosen.matches(metadata.name, metadata.labels):
+            continue
+        decision, plan = fleet.plan(server)
+        plans[decision.server] = plan
+        files = fleet.files(decision, plan)
+        boot_files = {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
+        made = already_made(decision, fleet.at, fleet.records.get(decision.uuid))
+        items.append(
+            {
+                **summary(decision, plan, boot_files, progress_of(fleet.records.get(decision.uuid), fleet.at)),
+                "alreadyMade": {name: format_instant(run.at) for name, run in made.items()},
+            }
+        )
+    if not items and chosen is not None:
+        among = f" among {', '.join(names)}" if names else ""
+        raise UsageError(f"no server{among} has the labels {selector}; the fleet has {len(fleet.decisions.servers)}")
+    for output in outputs:
+        if output.format == "text":
+            output.write(_as_table(items) if items else "")
+        else:
+            found = document(revision=fleet.decisions.revision, items=items)
+            output.write(found if output.format == "json" else _as_yaml(found))
+    if not items:
+        click.echo("the fleet has no server", err=True)
+    tell_already_made({item["server"]: item["alreadyMade"] for item in items})
+    tell_held_back(held_back(plans))
+
+
+def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
+    """Write what one server boots now and after each change up to and including ``until``."""
+    from gitboot.resolve.install_attempts import progress_of
+    from gitboot.resolve.plan_at_time import plan
+
+    decision = fleet.decision(server)
+    record = fleet.records.get(decision.uuid)
+    if until < fleet.at:
+        raise UsageError(
+            f"--until {format_instant(until)} is before {format_instant(fleet.at)}, where it begins: see --at"
+        )
+    items: list[dict[str, Any]] = []
+    instant: datetime | None = fleet.at
+    while instant is not None and instant <= until:
+        found, progress = plan(decision, instant, record), progress_of(record, instant)
+        items.append(
+            {
+                "from": format_instant(instant),
+                "phase": found.phase if found else None,
+                "image": found.boot.image if found and found.boot else None,
+                "maintenance": found.maintenance if found else None,
+                "policy": found.policy if found else None,
+                "why": found.cause if found else "no policy selects the server, and no maintenance is active",
+                "installing": progress.facts() if progress is not None else None,
+            }
+        )
+        instant = _next_change(decision, instant, record)
+    for output in outputs:
+        if output.format == "text":
+            output.write(_timeline_as_table(items))
+        else:
+            found_items = document(server=server, items=items)
+            output.write(found_items if output.format == "json" else _as_yaml(found_items))
+
+
+def _next_change(decision: Decision, instant: datetime, record: Record | None) -> datetime | None:
+    """Return when the plan changes next, or when an installation is no longer shown. None: never by itself."""
+    from gitboot.resolve.install_attempts import progress_of
+    from gitboot.resolve.plan_at_time import transition
+
+    progress = progress_of(record, instant)
+    ends = progress.until if progress is not None else None
+    return min(filter(None, (transition(decision, instant, record), ends)), default=None)
+
+
+def _as_yaml(text: str) -> str:
+    """Return JSON as YAML; unchanged, as JSON is YAML, if YAML could not be printed as it is."""
+    import yaml
+
+    found = str(yaml.safe_dump(json.loads(text), sort_keys=True, allow_unicode=True, width=100))
+    return found if printable_lines(found) == found else text
+
+
+def _as_table(items: list[dict[str, Any]]) -> str:
+    from gitboot.cli.terminal import source, table
+
+    rows = [
+        (
+            item["server"],
+            item["phase"] or "-",
+            item["image"] or "local disk" if item["phase"] else "no plan",
+            item["method"] or "-",
+            source(item),
+            item["nextTransition"] or "-",
+        )
+        for item in items
+    ]
+    return table(("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows, below=_installations(items))
+
+
+def _installations(items: list[dict[str, Any]]) -> list[str]:
+    """Return the line about the installation of each item, which is empty if no installation is under way."""
+    from gitboot.cli.terminal import wrapped
+
+    return [wrapped(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
+
+
+def _timeline_as_table(items: list[dict[str, Any]]) -> str:
+    from gitboot.cli.terminal import source, table
+
+    rows = [
+        (
+            str(item["from"]),
+            str(item["phase"] or "no plan"),
+            str(item["image"] or ("local disk" if item["phase"] else "-")),
+            source(item),
+            str(item["why"]),
+        )
+        for item in items
+    ]
+    return table(("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows, below=_installations(items))
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--tree",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The published tree: what `gitboot run` or `gitboot render` wrote.",
+)
+@at_option
+@output_option("text", "json")
+def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tuple[OutputOption, ...]) -> None:
+    """Print what each loader of the server NAME finds at its lookups, as it is published.
+
+    It reads the tree, so nothing is spent: a boot that is made once is still there for the machine. Whether an
+    endpoint has given it already, its own answer says, to whoever asks: a comment in the second line.
+    """
+    from gitboot.publish.tree_reader import read_state
+
+    state = read_state(tree, name)
+    if state is None:
+        raise UsageError(_missing(name, tree))
+    found = _entries(state, tree, at or now())
+    for output in outputs:
+        output.write(_as_text(found) if output.format == "text" else document(items=found))
+
+
+def _missing(name: str, tree: Path) -> str:
+    from gitboot.publish.manifest import MANIFEST
+    from gitboot.text import did_you_mean
+
+    if not (tree / MANIFEST).is_file():
+        return f"{tree} is no published tree; give what `gitboot run` or `gitboot render` has written with --out"
+    servers = tree / "ops" / "servers"
+    hint = did_you_mean(
+        name, sorted(each.stem for each in servers.glob("*.json")), f"{servers} has those that there are"
+    )
+    return f"there is no server {name!r} in {tree}; {hint}"
+
+
+def _entries(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
+    """Each entry with all paths that it stands at, the first ones first."""
+    from gitboot.render.endpoint_files import turn_of
+    from gitboot.render.paths import BOOT, Role
+
+    by_content: dict[tuple[str, str], list[str]] = {}
+    for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
+        turn = turn_of(turns, at)[0]
+        if turn is not None and turn.content is not None and turn.role is Role.ENTRY:
+            by_content.setdefault((turn.content, _how(turn)), []).append(path.removeprefix(BOOT))
+    return [
+        {"paths": paths, "given": how, "entry": _text(state, tree, content)}
+        for (content, how), paths in by_content.items()
+    ]
+
+
+def _how(turn: Turn) -> str:
+    """How often it is given, and to whom."""
+    if turn.writes is None:
+        return "to whoever asks"
+    return "once, to the machine" if turn.writes.once else "to the machine, at each boot"
+
+
+def _text(state: PublishedServer, tree: Path, content: str) -> str:
+    text = state.contents.get(content)
+    return text if text is not None else (tree / state.stored[content]).read_text()
+
+
+def _as_text(found: list[dict[str, Any]]) -> str:
+    return "\n".join(f"# given {each['given']}: {', '.join(each['paths'])}\n{each['entry']}" for each in found)
+
+
+@click.command()
+@fleet_argument
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Where to; made where it does not exist, else empty or rendered into before.",
+)
+@at_option
+@records_option
+@evaluator_command
+def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, records: str | None) -> None:
+    """Write every boot file of the fleet at PATH into a directory, as `gitboot run` would publish it.
+
+    OUT/boot is for machines: any HTTP server or CDN can serve it. OUT/ops is for operators. Tokens in paths are those
+    that anybody computes: an instance publishes others, and hears no installer that reports by these.
+    """
+    from gitboot.publish.publisher import Directory
+    from gitboot.render.boot_files import shared_files
+
+    _check_own(out, path)
+    fleet = planned_fleet(path, rev, at or this_second(), records)
+    states = fleet.states()
+    check_output_folder(out)
+    target = Directory.open(out, ledger="render")
+    try:
+        published = target.publish(
+            {name: state.files for name, state in states.items()},
+            shared_files(fleet.decisions, fleet.repository.fleet.spec.provisioning.monitors),
+            complete=True,
+            commit=fleet.decisions.revision,
+            at=fleet.at,
+            parts=fleet.page(states),
+        )
+        target.update_list(None, fleet.at)
+    finally:
+        target.close(and_forget_lock=True)
+    click.echo(
+        f"{out}: {published.new} files written, {len(published.withdrawn)} withdrawn, {published.unchanged} unchanged",
+        err=True,
+    )
+    tell_held_back(held_back({name: state.plan for name, state in states.items()}))
+
+
+def _check_own(out: Path, fleet: Path) -> None:
+    """Raise `UsageError` where files of somebody else lie: a fleet's, say, in which nobody finds the tree again."""
+    from gitboot.publish.manifest import MANIFEST
+
+    if not out.is_dir():
+        return
+    is_fleet = (out / ".git").exists() or out.samefile(fleet)
+    others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - _TREE)
+    if is_fleet or (others and not (out / MANIFEST).exists()):
+        what = "is a fleet's work tree" if is_fleet else f"holds what is not gitboot's: {some(others, 3)}"
+        raise UsageError(f"{out} {what}; give --out a directory that is new, empty, or was rendered into before")
+
+
+_TREE: Final = frozenset({"boot", "ops"})

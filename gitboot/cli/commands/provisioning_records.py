@@ -1,0 +1,521 @@
+"""`gitboot records`: show and correct provisioning records."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.instance_client import decision_of, go_on, meant_by, yes_option
+from gitboot.cli.options import OutputOption, now, output_option, reason_option, selector_option, state_option
+from gitboot.errors import UsageError
+from gitboot.fetchlog.spool import take
+from gitboot.jsonio import document, format_instant
+from gitboot.model.scalars import Malformed, parse_uuid
+from gitboot.render.endpoint_files import state_path
+from gitboot.resolve.provisioning_record import Record, record_facts, record_of
+from gitboot.text import count, shell_words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gitboot.controller.instance.assembly import Look
+    from gitboot.model.scalars import SystemUuid
+
+
+_SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
+_STANDINGS: Final = (
+    *("unknown", "consumed", "failed", "attempted", "started", "pending"),
+    *("drifted", "as wanted"),
+)
+_UNSAID: Final = _STANDINGS[:3]
+_MOST_NAMED: Final = 20  # in a line that is to be typed
+
+
+@click.group(context_settings=_SETTINGS)
+def records_command() -> None:
+    """Show and correct what is recorded as installed.
+
+    The commands read the state directory of an instance. The instance may be running or not.
+    """
+
+
+@records_command.command("show", context_settings=_SETTINGS)
+@click.argument("servers", nargs=-1)
+@selector_option
+@state_option
+@output_option("text", "json")
+@evaluator_command
+def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: tuple[OutputOption, ...]) -> None:
+    """Show the records of SERVERS, or of all, and their plans.
+
+    Unknown servers come first.
+
+    Consumed is where a boot override was consumed, and nothing has shown yet what became of it.
+    """
+    from gitboot.cli.instance_client import chosen, looked_at
+    from gitboot.controller.condition_rules import why_in_doubt
+
+    with looked_at(state, now()) as instance:
+        names = chosen(servers, instance, selector)
+        items = [item for item in _items(instance) if names is None or item["server"] in names]
+        doubt = why_in_doubt(instance.knowledge, instance.commit.decisions)
+        site = instance.commit.site
+    for output in outputs:
+        if output.format == "json":
+            output.write(document(items=items, site=site))
+        else:
+            output.write(_as_text(items, doubt[1] if doubt is not None else None, site))
+
+
+@records_command.command("begin", context_settings=_SETTINGS)
+@click.argument("what", metavar="fresh|adopt|as-recorded|FILE")
+@state_option
+@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+@evaluator_command
+def begin(what: str, state: Path, yes: bool) -> None:
+    """Record once what is installed, for a new ledger.
+
+    A restored, foreign or damaged ledger needs it too.
+
+    fresh: no server that wants provision 1 or more is installed; only a new ledger takes it. adopt: every server is
+    installed as Git wants it now. as-recorded: what the ledger says is right, as after a move of OUTPUT. FILE: exported
+    records, as the folder ops/records of a published tree; servers that it does not have stay unknown, and what knows
+    less than the published tree is refused. It shows which servers are installed by it, and asks. A ledger in no doubt
+    is not changed.
+    """
+    from gitboot.cli.instance_client import looked_at, request
+    from gitboot.controller.operator_requests import BEGIN
+
+    with looked_at(state, now()) as instance:
+        _check_named(instance)
+        facts = {**_beginning(what), "commit": instance.commit.revision}
+        _ask(instance, facts, yes=yes)
+    click.echo(request(state, BEGIN, facts, instance.commit))
+
+
+def _check_named(instance: Look) -> None:
+    """Raise `UsageError` where the Fleet names another ledger: who does not act takes no word for what is installed."""
+    from gitboot.errors import UsageError
+
+    identity, named = instance.knowledge.facts.identity, instance.commit.ledger
+    if not instance.commit.is_for(identity):
+        raise UsageError(
+            f"the Fleet names {named}, and this instance has {identity}, so it does not act: let the Fleet name it "
+            "(gitboot status has the line), and say then what is installed"
+        )
+
+
+def _beginning(what: str) -> dict[str, Any]:
+    """What is asked for, as a request says it."""
+    from gitboot.controller.learn.ledger_trust import Beginning
+    from gitboot.resolve.provisioning_record import record_facts
+
+    if what in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
+        return {"how": what}
+    hint = "; say fresh, adopt, as-recorded, or name a file of exported records"
+    items = [{"uuid": uuid, **record_facts(record)} for uuid, record in _read(Path(what), hint).items()]
+    return {"how": Beginning.RECORDS, "items": items}
+
+
+def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
+    """Show which servers would be installed, and of how many nothing would be known; go on if that is meant."""
+    from gitboot.controller.instance.assembly import begun
+    from gitboot.controller.learn.provisioning import left_to_install
+
+    if instance.knowledge.is_trusted:
+        return
+    decisions, after = instance.commit.decisions, begun(instance, facts, now())
+    installed = left_to_install(after, decisions)
+    unknown = sum(after.recorded(each.uuid) is None for each in decisions.servers.values())
+    click.echo(f"{count(len(installed), 'server')} would be installed{': ' if installed else ''}{', '.join(installed)}")
+    if unknown:
+        click.echo(f"{count(unknown, 'server')} would stay unknown: nothing is installed there")
+    machines = (instance.commit.machines[decisions.servers[name].uuid] for name in installed)
+    if instance.commit.ledger is None and any(each.bmc is not None for each in machines):
+        click.echo(
+            "the Fleet names no ledger, and nothing is set at BMCs before it does: "
+            f"provisioning: {{ledger: {after.facts.identity}}} names this one's"
+        )
+    if installed:
+        go_on(yes=yes)
+
+
+@records_command.command("confirm-clock", context_settings=_SETTINGS)
+@state_option
+@reason_option
+def confirm_clock(state: Path, reason: str) -> None:
+    """Confirm that the clock of this host is right.
+
+    Do this if the clock is behind the ledger, or if no time service keeps it. If a time service keeps the clock later
+    and then stops, confirm it again.
+    """
+    from gitboot.cli.instance_client import request
+    from gitboot.controller.operator_requests import CLOCK
+
+    click.echo(request(state, CLOCK, {"reason": reason}))
+
+
+@records_command.command("set", context_settings=_SETTINGS)
+@click.argument("servers", nargs=-1)
+@click.argument("what", type=click.Choice(["provisioned", "pending"]))
+@selector_option
+@state_option
+@reason_option
+@yes_option
+@evaluator_command
+def set_record(servers: tuple[str, ...], what: str, selector: str | None, state: Path, reason: str, yes: bool) -> None:
+    """Record that SERVERS are provisioned or pending.
+
+    provisioned: the servers are installed as their plans want it. pending: they are not.
+
+    pending installs them as soon as their plans want it, even where they were installed before: what was set or fetched
+    until now counts no more. Of several it shows what is known of each, and asks; it is said of all of them or of
+    none.
+    """
+    from gitboot.cli.instance_client import looked_at, request
+    from gitboot.controller.operator_requests import RECORDS
+    from gitboot.resolve.install_attempts import adopted
+    from gitboot.resolve.provisioning_record import Record, last_word, record_facts
+
+    at = now()
+    with looked_at(state, at) as instance:
+        meant = meant_by(instance, servers, selector)
+        shown = [item for item in _items(instance) if item["server"] in meant]
+    items = []
+    for name, decision in meant.items():
+        before = instance.knowledge.recorded(decision.uuid) or Record()
+        record = _replaced(adopted(decision) if what == "provisioned" else Record(), before, at)
+        items.append({"uuid": decision.uuid, "server": name, "seen": last_word(before), **record_facts(record)})
+    if len(items) > 1 or not servers:
+        click.echo(_as_text(shown, None))
+        click.echo(f"{count(len(items), 'server')} would be {what}: {reason}")
+        go_on(yes=yes)
+    click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
+
+
+@records_command.command("import", context_settings=_SETTINGS)
+@click.argument("file", type=click.Path(path_type=Path))
+@state_option
+@reason_option
+@evaluator_command
+def import_records(file: Path, state: Path, reason: str) -> None:
+    """Replace the records of all servers in FILE, or of none.
+
+    FILE has exported records.
+    """
+    from gitboot.cli.instance_client import looked_at, request
+    from gitboot.controller.operator_requests import RECORDS
+    from gitboot.errors import UsageError
+    from gitboot.resolve.provisioning_record import record_facts
+
+    records = _read(file)
+    with looked_at(state, now()) as instance:
+        names = {decision.uuid: name for name, decision in instance.commit.decisions.servers.items()}
+    known = [(uuid, record) for uuid, record in records.items() if uuid in names]
+    if not known:
+        raise UsageError(f"{file} has no server of the accepted commit")
+    items = [{"uuid": uuid, "server": names[uuid], **record_facts(record)} for uuid, record in known]
+    if strays := len(records) - len(known):
+        click.echo(
+            f"{strays} of {len(records)} records are of servers that the accepted commit does not have", err=True
+        )
+    click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
+
+
+@records_command.command("hand-over", context_settings=_SETTINGS)
+@click.argument("server")
+@state_option
+@evaluator_command
+def hand_over(server: str, state: Path) -> None:
+    """Print the record of SERVER, which has left this site.
+
+    `records take-over` at its new site reads what this command prints.
+
+    The instance has to have let it go first: it has accepted the commit that moves the server, has withdrawn what it
+    had set at its BMC, and publishes nothing for it. SERVER is the name that it has had at this site, or its UUID.
+    Nothing is changed by printing it, once or again.
+    """
+    from gitboot.cli.instance_client import looked_at
+
+    at = now()
+    with looked_at(state, at) as instance:
+        given = released(server, instance, at)
+    click.echo(document(**given))
+
+
+@records_command.command("take-over", context_settings=_SETTINGS)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@state_option
+@reason_option
+@evaluator_command
+def take_over(file: Path, state: Path, reason: str) -> None:
+    """Record what `records hand-over` printed elsewhere.
+
+    FILE has what it printed. The server has come to this site.
+
+    Both instances have to have accepted the same commit, and the server has to be unknown here: then nothing can have
+    been booted since it was let go.
+    """
+    from gitboot.cli.instance_client import looked_at, request
+    from gitboot.controller.operator_requests import RECORDS
+    from gitboot.resolve.provisioning_record import record_facts
+
+    given = read_hand_over(file)
+    with looked_at(state, now()) as instance:
+        record, server = taken(given, instance), called_here(given, instance)
+    item = {"uuid": given["uuid"], "server": server, **record_facts(record)}
+    said = {"items": [item], "reason": reason, "commit": given["commit"], "unknown": True}
+    click.echo(request(state, RECORDS, said))
+
+
+def _read(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
+    from gitboot.errors import UsageError
+    from gitboot.publish.tree_reader import read_records
+
+    try:
+        return read_records(file)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}{hint}") from None
+
+
+def _replaced(record: Record, before: Record, at: datetime) -> Record:
+    """What an operator says, from now on; what maintenances have booted stays as it was."""
+    from dataclasses import replace
+
+    since = max(at, before.provisioned_at or at)  # of what only grows: going back would look like an older backup
+    return replace(
+        record, provisioned_at=since, runs=before.runs, evidence="Operator" if record.provision is not None else None
+    )
+
+
+def _items(instance: Look) -> list[dict[str, Any]]:
+    from gitboot.resolve.install_attempts import step_of
+    from gitboot.resolve.provisioning_record import drift, record_facts
+
+    items = []
+    for name, decision in instance.commit.decisions.servers.items():
+        record = instance.knowledge.recorded(decision.uuid)
+        policy = decision.policy
+        items.append(
+            {
+                "server": name,
+                "uuid": decision.uuid,
+                "known": record is not None,
+                "wanted": {
+                    "provision": decision.provision,
+                    "image": policy.boot.image if policy and policy.boot else None,
+                    "pool": policy.policy if policy else None,
+                },
+                "step": step_of(decision, record),
+                "record": record_facts(record) if record is not None else None,
+                "drift": drift(decision, record),
+            }
+        )
+    return sorted(items, key=lambda item: (_STANDINGS.index(_standing(item)), item["server"]))
+
+
+def _standing(item: dict[str, Any]) -> str:
+    """The heading under which a server is counted, the worst that fits."""
+    record, step = item["record"], item["step"].lower()
+    if step == "pending" and record["consumedAt"] is not None:
+        return "consumed"
+    if step == "provisioned":
+        return "drifted" if item["drift"] else "as wanted"
+    return str(step)
+
+
+def _as_text(items: list[dict[str, Any]], doubt: str | None, site: str | None = None) -> str:
+    from gitboot.cli.terminal import table, wrapped
+
+    rows = []
+    for item in items:
+        wanted, record = item["wanted"], item["record"]
+        rows.append(
+            (
+                item["server"],
+                str(wanted["provision"]),
+                _provisioned(item),
+                (record or {}).get("image") or "-",
+                (record or {}).get("pool") or "-",
+                _evidence(item),
+                _to_the_minute(_since(item)),
+                ", ".join(item["drift"]) or "-",
+            )
+        )
+    header = ("SERVER", "WANTED", "PROVISIONED", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
+    unsaid = [item["server"] for item in items if _standing(item) in _UNSAID]
+    below = [wrapped(doubt)] if doubt else []
+    if unsaid and not doubt:
+        named = shell_words(*unsaid[:_MOST_NAMED])
+        below = [
+            "say what is on their disks, provisioned or pending:",
+            f"    gitboot records set {named} provisioned --state STATE --reason '…'",
+        ]
+    return "\n".join([table(header, rows), *(["", *below] if below else []), "", _summed_up(items, site)])
+
+
+def _provisioned(item: dict[str, Any]) -> str:
+    if item["step"] == "Unknown":
+        return "unknown"
+    number = item["record"]["provision"]
+    return "pending" if number is None else str(number)
+
+
+def _evidence(item: dict[str, Any]) -> str:
+    """The step that an installation has come to, if it has come to no end; else by what its end is known."""
+    record, standing = item["record"] or {}, _standing(item)
+    if standing == "unknown" and record:
+        return f"overwritten by {record['overwrittenBy']}"
+    if standing in ("consumed", "failed", "attempted", "started"):
+        return standing
+    return record.get("evidence") or "-"
+
+
+def _since(item: dict[str, Any]) -> str | None:
+    record = item["record"] or {}
+    if _standing(item) in ("failed", "attempted", "started"):
+        last = record["attempts"][-1]
+        step = last["failed"] or last["started"] or last["boots"][-1]
+        return str(step["at"])
+    return record.get("consumedAt") or record.get("provisionedAt")
+
+
+def _summed_up(items: list[dict[str, Any]], site: str | None) -> str:
+    counts = Counter(map(_standing, items))
+    shown = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
+    where = f" at the site {site}, for which this instance acts" if site is not None else ""
+    return f"{count(len(items), 'server')}{where}: {shown or 'none'}"
+
+
+def _to_the_minute(instant: str | None) -> str:
+    return f"{instant[:16]}Z" if instant else "-"
+
+
+KIND: Final = "HandOver"
+
+
+def released(server: str, look: Look, at: datetime) -> dict[str, Any]:
+    """What is known of a server that an instance has let go; raises `UsageError` where it has not, or not yet."""
+    about = look.knowledge.facts
+    server, uuid = _machine_of(server, look)
+    if uuid in look.commit.machines:
+        is_named = about.orders is None or about.orders.ledger in (None, about.identity)
+        raise UsageError(
+            f"{server} is still this instance's by the commit {look.commit.revision[:12]} that it has accepted: "
+            + ("move the server in Git first" if is_named else "let it accept the one by which it stands back first")
+        )
+    standing = [each for each in look.knowledge.overrides_of(uuid) if each.stays_behind]
+    if standing:
+        raise UsageError(f"{server}: what was set at its BMC for {standing[0].reason} is not known to be withdrawn yet")
+    is_given_away = server in look.commit.decisions.servers  # its name, to another machine
+    if about.output is not None and not is_given_away and (Path(about.output) / state_path(server)).exists():
+        raise UsageError(f"{server} is still published in {about.output}: wait for the next reconcile")
+    if _is_heard_of(server, uuid, look):
+        raise UsageError(f"what {server} fetched last is not taken in yet: wait for the next reconcile")
+    if (record := look.knowledge.recorded(uuid)) is None:
+        raise UsageError(f"nothing is known of {server} here either: say at its new site what it has")
+    if _is_underway(record):
+        raise UsageError(
+            f"an installation of {server} has begun here, and nothing has shown its end: look what became of it, "
+            "and say that at its new site"
+        )
+    return {
+        "kind": KIND,
+        "server": server,
+        "uuid": uuid,
+        "commit": look.commit.revision,
+        "ledger": about.identity,
+        "site": about.site or None,
+        "at": format_instant(at),
+        # Nothing that was given here is given there once more.
+        "record": record_facts(replace(record, grace_until=None)),
+    }
+
+
+def _is_underway(record: Record) -> bool:
+    since = record.provisioned_at
+    is_open = any(since is None or since < each.last_seen.at for each in record.attempts)
+    return is_open or record.consumed_at is not None or any(not each.is_withheld for each in record.unknown_serves)
+
+
+def _is_heard_of(server: str, uuid: SystemUuid, look: Look) -> bool:
+    """Whether something was fetched of which its record says nothing yet; nothing more is given by now."""
+    spool = look.knowledge.facts.spool
+    new = take(Path(spool), look.knowledge.taken).observations if spool is not None and Path(spool).is_dir() else []
+    return bool(look.knowledge.pending.get(uuid)) or any(each.server == server for each in new)
+
+
+def _machine_of(server: str, look: Look) -> tuple[str, SystemUuid]:
+    """The machine of a name that it has or had here, or of a UUID: one that stands here before those that have left."""
+    machines = look.knowledge.machines
+    if (decision := look.commit.decisions.servers.get(server)) is not None:
+        return server, decision.uuid
+    with suppress(Malformed):
+        if (by_uuid := machines.get(parse_uuid(server))) is not None:
+            return by_uuid.name, by_uuid.uuid
+    found = sorted(uuid for uuid, machine in machines.items() if machine.name == server)
+    if not found:
+        raise UsageError(
+            f"this instance has known no machine as {server}: name it as it was called here, or by its UUID"
+        )
+    if len(found) > 1:
+        raise UsageError(
+            f"this instance has known {len(found)} machines as {server}: name one by its UUID, {_or(found)}"
+        )
+    return server, found[0]
+
+
+def _or(found: Sequence[str]) -> str:
+    return f"{', '.join(found[:-1])} or {found[-1]}"
+
+
+def read_hand_over(file: Path) -> dict[str, Any]:
+    """What `released` made; raises `UsageError` for anything else."""
+    try:
+        found = json.loads(file.read_bytes())
+        if found["kind"] != KIND:
+            raise ValueError(f"its kind is {found['kind']}")
+        parse_uuid(found["uuid"])
+        record_of(found["record"])
+        texts = [found[each] for each in ("server", "commit", "ledger", "at")]
+        if not all(isinstance(each, str) for each in texts):
+            raise ValueError("a text is missing")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{file} is nothing that `gitboot records hand-over` printed: {error}") from None
+    return dict(found)
+
+
+def called_here(given: dict[str, Any], look: Look) -> str:
+    """The name of a machine that was handed over: the commit that moved it may have renamed it."""
+    machine = look.commit.machines.get(given["uuid"])
+    return str(given["server"]) if machine is None else machine.name
+
+
+def taken(given: dict[str, Any], look: Look) -> Record:
+    """What a server is taken with; raises `UsageError` where anything may have happened since it was let go."""
+    server = called_here(given, look)
+    if given["ledger"] == look.knowledge.facts.identity:
+        raise UsageError(f"{server} was handed over by this very instance")
+    decision = decision_of(look, server)
+    if decision.uuid != given["uuid"]:
+        raise UsageError(f"{server} is another machine here, {decision.uuid}, and {given['uuid']} was handed over")
+    if given["commit"] != look.commit.revision:
+        raise UsageError(
+            f"{server} was handed over by the commit {given['commit'][:12]}, and this instance has accepted "
+            f"{look.commit.revision[:12]}: it may have been elsewhere between; hand it over again once both have "
+            "accepted the same"
+        )
+    standing = any(each.stays_behind for each in look.knowledge.overrides_of(decision.uuid))
+    if standing or look.knowledge.recorded(decision.uuid) is not None:
+        raise UsageError(f"{server} is not unknown here: something is recorded of it; look at gitboot records show")
+    return record_of(given["record"])

@@ -1,0 +1,316 @@
+"""`gitboot rollout`: the next step of a rollout, once its machines have proven the present one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+
+from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command
+from gitboot.cli.main import Exit
+from gitboot.cli.options import OutputOption, now, output_option, path_option, token_over_http_option
+from gitboot.errors import UsageError
+from gitboot.files import write_output_file
+from gitboot.jsonio import document
+from gitboot.text import count, did_you_mean
+
+if TYPE_CHECKING:
+    from gitboot.cli.evaluator_process import Begun
+    from gitboot.cli.instance_client import Informant
+    from gitboot.fleet.revision import Revision, Snapshot
+    from gitboot.resolve.fleet_decisions import Decided
+    from gitboot.review.rollout_progress import AppliedRollout, Headway
+
+_PERCENT: Final = ("spec", "rollout", "percent")
+_SETTINGS: Final = {"auto_envvar_prefix": "GITBOOT"}
+
+
+class StepsType(click.ParamType[tuple[int, ...]]):
+    """Percentages, each above the one before."""
+
+    name = "steps"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [each.strip() for each in value.split(",")]
+        steps = tuple(int(each) for each in parts if each.isdecimal() and int(each) <= 100)
+        if len(steps) != len(parts) or list(steps) != sorted(set(steps)):
+            self.fail(f"{value!r}: expected percentages in rising order, as 1,10,50,100", param, context)
+        return steps
+
+
+class ShareType(click.ParamType[int]):
+    """A percentage, with its sign or without."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
+        text = str(value).removesuffix("%").strip()
+        if not text.isdecimal() or not 0 < int(text) <= 100:
+            self.fail(f"{value!r}: expected a percentage from 1% to 100%", param, context)
+        return int(text)
+
+
+@click.group(context_settings=_SETTINGS)
+def command() -> None:
+    """Raise the percentage of a rollout after each step succeeded."""
+
+
+@command.command("advance", context_settings=_SETTINGS)
+@click.argument("stream")
+@path_option
+@click.option(
+    "--steps", type=StepsType(), required=True, metavar="PERCENT,…", help="The percentages to go through: 1,10,50,100."
+)
+@click.option(
+    "--after",
+    type=ShareType(),
+    default="100%",
+    show_default=True,
+    metavar="PERCENT",
+    help="How many of the servers that the present step reaches have to be provisioned with the image.",
+)
+@click.option(
+    "--records",
+    required=True,
+    metavar="URL|OUTPUT|FILE",
+    help="Who knows: the URL of the instance's API, the directory that it publishes, or the ops/records in that.",
+)
+@click.option(
+    "--api-token", type=click.Path(path_type=Path, dir_okay=False), help="The file with a token that the API wants."
+)
+@click.option(
+    "--ca-bundle",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Authorities to trust for the API, besides the machine's own.",
+)
+@token_over_http_option
+@click.option(
+    "--accept-fetched",
+    is_flag=True,
+    help="Count a server that has fetched its boot, although no installer reported its completion. "
+    "Required if the Fleet has evidence Fetched.",
+)
+@click.option("--branch", metavar="NAME", help="The branch to make. Default: gitboot/rollout-STREAM-PERCENT.")
+@click.option("--rev", metavar="REVISION", help="The commit that the step is made upon. Default: HEAD.")
+@click.option("--no-commit", is_flag=True, help="Change the file in the work tree, and make neither branch nor commit.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+@output_option("text", "json")
+@evaluator_command
+def advance_stream(
+    stream: str,
+    path: Path,
+    steps: tuple[int, ...],
+    after: int,
+    records: str,
+    api_token: Path | None,
+    ca_bundle: Path | None,
+    allow_token_over_http: bool,
+    accept_fetched: bool,
+    branch: str | None,
+    rev: str | None,
+    no_commit: bool,
+    dry_run: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Commit the next percentage of STREAM if its step succeeded.
+
+    The commit is for a pull request. A step has succeeded when the instance has applied the step that Git has now, and
+    so many of the servers that the step reaches are provisioned with the image. A server whose installation failed
+    stops it (exit 4). With evidence Fetched, gitboot refuses the step, because a fetch does not prove that an image is
+    on a disk. Use --accept-fetched to go on without proof. While too few are, one is unknown, or what the instance
+    says is old, it waits, and says for whom (exit 9). Where the percentage is raised, or the last step is proven, the
+    exit code is 0. The commit is made upon HEAD or --rev, on a branch of its own, and what is checked out is not
+    touched. Where that branch is there already, nothing is written.
+    """
+    from gitboot.cli.instance_client import informant_at
+    from gitboot.git.branch_writer import check_branch
+    from gitboot.git.snapshots import WORKTREE, folder_around
+    from gitboot.jsonio import facts
+    from gitboot.review.rollout_progress import StepOutcome
+
+    if branch is not None:
+        check_branch(branch)
+    if rev is not None and no_commit:
+        raise UsageError("--no-commit changes what lies in the work tree: leave --rev out")
+    informant = informant_at(records, api_token, ca_bundle, allow_token_over_http=allow_token_over_http)
+    with evaluation_limits() as begun:
+        fleet = _Fleet.open(path, WORKTREE if no_commit else rev or "HEAD", begun)
+        found = fleet.advance(stream, informant, steps=steps, after=after, accept_fetched=accept_fetched)
+        change = fleet.change(found) if found.next is not None else None
+    where = "-".join(filter(None, (*folder_around(path).split("/"), stream, str(found.next))))
+    name = None if no_commit else branch or f"gitboot/rollout-{where}"
+    done = _propose(fleet, change, name, dry_run=dry_run) if change is not None else None
+    for output in outputs:
+        output.write(document(**facts(found), proposal=facts(done)) if output.format == "json" else _text(found, done))
+    sys.exit({StepOutcome.WAITS: Exit.WAITS, StepOutcome.STOPPED: Exit.HELD}.get(found.outcome, Exit.FINE))
+
+
+class _Change(NamedTuple):
+    """A step, as the one file that it changes and what its commit says."""
+
+    file: str
+    content: bytes
+    message: str
+
+
+class _Done(StrEnum):
+    """What became of a change."""
+
+    WRITTEN = "Written"
+    PROPOSED = "Proposed"  # the branch was there already
+    NOTHING = "Nothing"  # it was only to be said
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Proposal:
+    """Where a step is, or would be."""
+
+    made: _Done
+    file: str
+    message: str
+    branch: str | None  # None: in the work tree alone
+    commit: Revision | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fleet:
+    """The fleet that is to be changed, and whoever decides its revisions."""
+
+    path: Path
+    snapshot: Snapshot
+    now: Decided
+    decide: Callable[[Snapshot], Decided]
+
+    @classmethod
+    def open(cls, path: Path, rev: str, begun: Begun) -> _Fleet:
+        from gitboot.cli.evaluated_fleet import FleetEvaluator
+        from gitboot.git.snapshots import open_snapshot
+
+        evaluator, snapshot = FleetEvaluator(now()), open_snapshot(path, rev)
+
+        def decide(snapshot: Snapshot) -> Decided:
+            return evaluator.evaluate(snapshot, begun).head.decided
+
+        return cls(path=path, snapshot=snapshot, now=decide(snapshot), decide=decide)
+
+    def advance(
+        self, stream: str, informant: Informant, *, steps: Sequence[int], after: int, accept_fetched: bool
+    ) -> Headway:
+        """Return whether a stream's rollout can take its next step, by the records of an instance.
+
+        Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
+        """
+        from gitboot.cli.instance_client import proof_by
+        from gitboot.git.snapshots import open_snapshot
+        from gitboot.review.rollout_progress import StepOutcome, advance, applied_in
+
+        streams = self.now.repository.streams
+        if stream not in streams:
+            hint = did_you_mean(stream, streams, "gitboot images lists those that there are")
+            raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
+        if (here := streams[stream].spec.rollout) is None:
+            return Headway(stream=stream, outcome=StepOutcome.COMPLETE, why="nothing is being rolled out")
+        if not accept_fetched:
+            self._check_evidence()
+
+        def applied_at(commit: Revision) -> AppliedRollout:
+            found = self.decide(open_snapshot(self.path, commit))
+            return applied_in(stream, found.repository, found.decisions)
+
+        proof = proof_by(informant, applied_at)
+        return advance(stream, here, *proof, steps=steps, after=after, at=now(), accept_fetched=accept_fetched)
+
+    def _check_evidence(self) -> None:
+        """Raise `UsageError` if the Fleet's evidence proves only that a server fetched its boot."""
+        from gitboot.fleet.resources import Id
+        from gitboot.model.fleet import Evidence
+
+        fleet = self.now.repository.fleet
+        if fleet.spec.provisioning.evidence is Evidence.FETCHED:
+            name = fleet.metadata.name
+            raise UsageError(
+                f"{self.now.repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
+                "Fetched, and a fetch does not prove that the image is on a disk. Write evidence: Reported and let the "
+                "installers report their end. To advance without proof, add --accept-fetched"
+            )
+
+    def change(self, found: Headway) -> _Change:
+        """The next step, in place of the present one; raises `InvalidRepository` where the fleet does not bear it."""
+        from gitboot.fleet.resources import Id
+        from gitboot.fleet.revision import BlobId, Revision
+        from gitboot.fleet.yaml import rewritten
+
+        origin = self.now.repository.origins[Id("ImageStream", found.stream)]
+        before = self.snapshot.read(origin.blob)
+        content = rewritten(before, origin.document, _PERCENT, str(found.next))
+        blob = BlobId(f"step {found.next} of {found.stream}")
+        self.decide(
+            replace(
+                self.snapshot,
+                revision=Revision(f"{self.snapshot.revision} and {blob}"),
+                blobs={**self.snapshot.blobs, origin.path: blob},
+                read=lambda each: content if each == blob else self.snapshot.read(each),
+                changed=None,
+            )
+        )
+        return _Change(origin.path, content, _message(found))
+
+
+def _message(found: Headway) -> str:
+    begun = (
+        f"{count(len(found.begun), 'server')} more fetched the boot, and no completion was reported.\n"
+        if found.begun
+        else ""
+    )
+    return (
+        f"Roll {found.image} out to {found.next} % of {found.stream}\n\n"
+        f"{found.proven} of {count(found.reached, 'server')} that it reaches at {found.percent} % are provisioned "
+        f"with it.\n{begun}"
+    )
+
+
+def _propose(fleet: _Fleet, change: _Change, branch: str | None, *, dry_run: bool) -> _Proposal:
+    """Write a step: as a commit on a branch, or into the work tree."""
+    from gitboot.git.branch_writer import is_proposed, propose
+
+    files = {change.file: change.content}
+    done = _Proposal(made=_Done.NOTHING, file=change.file, message=change.message, branch=branch)
+    if branch is not None and (is_there := is_proposed(fleet.path, branch, files)) is not None:
+        if not is_there:
+            raise UsageError(
+                f"the branch {branch} is there already, and has another {change.file}, as of an earlier rollout: "
+                "delete it, or name another one with --branch"
+            )
+        return replace(done, made=_Done.PROPOSED)
+    if dry_run:
+        return done
+    if branch is None:
+        write_output_file(fleet.path / change.file, [change.content])
+        return replace(done, made=_Done.WRITTEN)
+    commit = propose(fleet.path, fleet.snapshot.revision, branch, files, change.message, now())
+    return replace(done, made=_Done.WRITTEN, commit=commit)
+
+
+_WORDS: Final = {
+    _Done.WRITTEN: "committed on the branch {}",
+    _Done.PROPOSED: "is on the branch {} already: nothing is written",
+    _Done.NOTHING: "would be committed on the branch {}",
+}
+
+
+def _text(found: Headway, done: _Proposal | None) -> str:
+    """What comes of it, and below that what was written."""
+    at = f" at {found.percent} %" if found.percent is not None else ""
+    lines = [f"{found.stream}{at}: {found.outcome.lower()}: {found.why}"]
+    if done is not None:
+        lines.append(f"{done.file}: percent: {found.next}")
+        if done.branch is not None:
+            lines.append(_WORDS[done.made].format(done.branch))
+    return "\n".join(lines)

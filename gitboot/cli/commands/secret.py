@@ -1,0 +1,239 @@
+"""`gitboot secret`: keys, secrets that are encrypted to them, and whether they open what a fleet has."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.instance_client import meant_by
+from gitboot.cli.main import Exit
+from gitboot.cli.options import OutputOption, fleet_argument, now, output_option, said, selector_option, state_option
+from gitboot.errors import UsageError
+from gitboot.files import write_output_file
+from gitboot.jsonio import document
+from gitboot.text import count
+
+_SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
+
+
+@click.group(context_settings=_SETTINGS)
+def command() -> None:
+    """Create age keys, encrypt secrets, and check the keys.
+
+    The files are age's: the program `age` reads and writes them too.
+    """
+
+
+@command.command("keygen", context_settings=_SETTINGS)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--signed-list",
+    is_flag=True,
+    help="Make or replace the keys that sign the list of published files. FILE is then a folder.",
+)
+@click.option(
+    "--root-key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --signed-list: the file of the root key. Default: root.key in the folder.",
+)
+@click.option(
+    "--new-root-key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --signed-list: replace the root key too, and write the new one here. Default: keep the root key.",
+)
+def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: Path | None) -> None:
+    """Write a new key to FILE, and print its recipient.
+
+    `gitboot run --secret-keys` reads FILE. Secrets are encrypted to the recipient.
+
+    FILE is its owner's alone; keep a copy where you keep the ledger's. One that is there already is not touched: to
+    change a key, append the new one to the old, encrypt every secret anew, and then delete the old line.
+
+    With --signed-list, the first run makes a root key and a publication key in the folder FILE, and prints the public
+    root key, which mirrors need. Each later run replaces the publication key, and is signed by the root key.
+    `gitboot run` reads the folder by its setting list-keys: docs/mirrors.md.
+    """
+    if signed_list:
+        click.echo(_list_keys(file, root_key, new_root_key).strip())
+        return
+    if root_key is not None or new_root_key is not None:
+        raise UsageError("--root-key and --new-root-key need --signed-list, whose keys they are")
+    from gitboot.endpoint.age_encryption import make_key
+
+    click.echo(make_key(file))
+
+
+def _list_keys(folder: Path, root_key: Path | None, new_root_key: Path | None) -> str:
+    """Make or replace the keys of a signed list; return the public root key as PEM."""
+    from gitboot.publish.list_root import has_root, make_list_keys, replace_list_keys
+
+    if has_root(folder):
+        return replace_list_keys(folder, root_key, new_root_key, now()).decode()
+    if new_root_key is not None:
+        raise UsageError(f"{folder} has no root key to replace: leave out --new-root-key")
+    return make_list_keys(folder, root_key, now()).decode()
+
+
+@command.command("encrypt", context_settings=_SETTINGS)
+@click.argument("secret", type=click.File("rb"), default="-")
+@click.option("--to", "recipients", multiple=True, metavar="age1…", help="What to encrypt to; may be given often.")
+@click.option(
+    "--to-keys",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Encrypt to every key of this file. Default: to those of --to alone.",
+)
+@click.option(
+    "--file",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file to write: NAME.age.",
+)
+def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None, file: Path) -> None:
+    """Encrypt SECRET, a file or standard input, for a fleet.
+
+    All of its bytes count, a line end at its end too.
+    """
+    from gitboot.endpoint.age_encryption import Keys
+    from gitboot.endpoint.age_encryption import encrypt as encrypted
+    from gitboot.fleet.documents import NotSealed, sealed
+
+    if to_keys is not None:
+        keys = Keys(to_keys)
+        keys.check()
+        recipients += keys.recipients()
+    if not recipients:
+        raise UsageError("give --to or --to-keys: a secret is encrypted to somebody")
+    content = encrypted(secret.read(), recipients)
+    try:
+        sealed(content)
+    except NotSealed as error:
+        raise UsageError(f"encrypted so, no endpoint would give it: {error}") from None
+    write_output_file(file, [content], sync=True)
+
+
+@command.command("check", context_settings=_SETTINGS)
+@fleet_argument
+@click.option(
+    "--secret-keys", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The keys to look with."
+)
+@output_option("text", "json")
+@evaluator_command
+def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputOption, ...]) -> None:
+    """Check that these keys decrypt each secret of the fleet at PATH.
+
+    The exit code is 3 if the keys cannot decrypt a secret.
+
+    Nothing of what they hold is shown. Run it before a commit is merged, and after keys have changed, where the keys
+    are: neither a review nor an instance can tell without them.
+    """
+    from gitboot.cli.evaluated_fleet import load_fleet
+    from gitboot.endpoint.age_encryption import Keys, Unopened
+    from gitboot.fleet.documents import sealed
+    from gitboot.model.scalars import AGE
+
+    keys = Keys(secret_keys)
+    keys.check()
+    closed: dict[str, str] = {}
+    files = {name: data for name, data in load_fleet(path, rev).files.items() if name.endswith(AGE)}
+    for name, data in files.items():
+        try:
+            keys.open(sealed(data))
+        except Unopened as error:
+            closed[name] = str(error)
+    for output in outputs:
+        if output.format == "json":
+            output.write(document(items=[{"path": name, "closed": closed.get(name)} for name in files]))
+        else:
+            output.write("".join(f"{name}: {why}\n" for name, why in closed.items()))
+    click.echo(f"{count(len(files), 'secret')}, {len(closed)} closed to these keys", err=True)
+    if closed:
+        sys.exit(Exit.INVALID)
+
+
+@command.command("fetches", context_settings=_SETTINGS)
+@click.argument("servers", nargs=-1)
+@selector_option
+@state_option
+@click.option(
+    "--confirm", metavar="REASON", callback=said, help="Confirm that the fetches of SERVERS are right, and why."
+)
+@output_option("text", "json")
+@evaluator_command
+def fetches(
+    servers: tuple[str, ...],
+    selector: str | None,
+    state: Path,
+    confirm: str | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Show who fetched the secrets of SERVERS, or of all.
+
+    The command shows the newest installation of each server, user data included. It names up to 16 addresses for each
+    secret, or /64 networks of IPv6, and counts the fetches of all others together.
+
+    If a stranger fetched a secret, change the secret. --confirm shows nothing: the condition SecretsPrivate holds again
+    until another address fetches a secret, or until ten more fetches.
+    """
+    from gitboot.cli.instance_client import chosen, looked_at
+    from gitboot.cli.terminal import table
+
+    if confirm is not None:
+        _confirm(servers, selector, state, confirm)
+        return
+    with looked_at(state, now()) as look:
+        names = chosen(servers, look, selector)
+        known = {
+            machine.name: look.knowledge.secret_fetches.get(uuid) for uuid, machine in look.commit.machines.items()
+        }
+    items = [
+        {"server": name, **facts}
+        for name, each in sorted(known.items(), key=lambda item: item[0])
+        if each is not None and (names is None or name in names)
+        for facts in each.facts()
+    ]
+    for output in outputs:
+        if output.format == "json":
+            output.write(document(items=items))
+        else:
+            output.write(table(("SERVER", "SECRET", "ADDRESS", "FETCHES", "FIRST", "LAST", ""), _rows(items)))
+
+
+def _rows(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A line for each address that fetched a secret, and one for all that are not told apart."""
+    return [
+        (
+            item["server"],
+            item["secret"],
+            each.get("address", "others"),
+            str(each["times"]),
+            each["first"],
+            each["last"],
+            "confirm" if item["unexpected"] else "",
+        )
+        for item in items
+        for each in (*item["addresses"], *([item["others"]] if item["others"] is not None else []))
+    ]
+
+
+def _confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
+    """Request that the instance takes the fetches that the ledger has now as right."""
+    from gitboot.cli.instance_client import looked_at, request
+    from gitboot.controller.operator_requests import SECRET_FETCHES
+
+    with looked_at(state, now()) as look:
+        known = {
+            name: (decision.uuid, look.knowledge.secret_fetches.get(decision.uuid))
+            for name, decision in meant_by(look, servers, selector).items()
+        }
+    if lacking := [name for name, (_, each) in known.items() if each is None and name in servers]:
+        raise UsageError(f"no fetch of a secret of {lacking[0]} is recorded; gitboot secret fetches lists the servers")
+    items = [
+        {"uuid": uuid, "server": name, "seen": {secret: list(found.seen) for secret, found in each.fetched.items()}}
+        for name, (uuid, each) in known.items()
+        if each is not None
+    ]
+    click.echo(request(state, SECRET_FETCHES, {"items": items, "reason": reason}))

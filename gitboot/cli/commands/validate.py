@@ -1,0 +1,81 @@
+"""`gitboot validate`: every problem of a fleet repository."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.main import Exit
+from gitboot.cli.options import (
+    OutputOption,
+    at_option,
+    fleet_argument,
+    opened_registries,
+    output_option,
+    prefix_of,
+    registry_options,
+    this_second,
+)
+from gitboot.fleet.problem_formats import FORMATS, counted
+from gitboot.text import count
+
+
+@click.command()
+@fleet_argument
+@at_option
+@registry_options
+@output_option(*FORMATS)
+@evaluator_command
+def command(
+    path: Path,
+    rev: str | None,
+    at: datetime | None,
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    allow_token_over_http: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Check the fleet repository at PATH: every problem at once, with its place and its hint.
+
+    PATH is a directory, a Git work tree or a bare repository. The exit code is 3 where there are errors;
+    warnings alone leave it 0. --at is the instant at which overlaps of maintenances, deadlines of pins and holds, and
+    certificates are judged.
+    `gitboot explain CODE` says more about a problem. No registry is asked, unless a document names an image by its tag:
+    then those of --registries are, for the digests to write.
+    """
+    from gitboot.cli.evaluated_fleet import evaluate_fleet
+    from gitboot.errors import InvalidRepository
+    from gitboot.problems import Code, Problem, Severity
+    from gitboot.resolve.policy_selection import overdue
+
+    now = at or this_second()
+    problems: tuple[Problem, ...]
+    summary = ""
+    try:
+        decided = evaluate_fleet(path, rev, now).decided
+        repository = decided.repository
+        problems = tuple(sorted((*decided.decisions.problems_at(now), *overdue(repository, now))))
+        servers, images = len(repository.servers), len(repository.images)
+        summary = f"{count(servers, 'server')}, {count(images, 'image')}, "
+    except InvalidRepository as error:
+        problems = error.problems
+        if registries and any(problem.code == Code.OCI_TAG for problem in problems):
+            from gitboot.artifacts.oci import with_digests
+
+            problems = with_digests(
+                problems,
+                opened_registries(
+                    registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http
+                ),
+            )
+    for output in outputs:
+        output.write(FORMATS[output.format](problems, prefix_of(path)))
+    if any(output.format == "text" for output in outputs):
+        click.echo(f"{path}: {summary}{counted(problems)}", err=True)
+    if any(problem.severity is Severity.ERROR for problem in problems):
+        sys.exit(Exit.INVALID)

@@ -1,0 +1,332 @@
+"""`gitboot verify-mirror`: compare a mirror with the signed list that it carries, or with the published tree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from gitboot.cli.main import Exit
+from gitboot.cli.options import OutputOption, output_option
+from gitboot.cli.terminal import growing
+from gitboot.jsonio import document
+from gitboot.terminal import style
+
+if TYPE_CHECKING:
+    from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, WebMirror
+    from gitboot.publish.mirror_repair import MirrorStore
+    from gitboot.publish.signed_mirror import MirrorReport
+
+_STORES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
+
+
+@click.command()
+@click.argument("mirror", metavar="MIRROR")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="KEY",
+    help="The public key of the list's root: a file (PEM or 64 hexadecimal digits), or the digits. Repeat it if "
+    "several keys sign the root: each of them has to. Default: signatures are not checked.",
+)
+@click.option(
+    "--tree",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Compare with this published tree, which `gitboot run` wrote. Default: with the list that the mirror carries.",
+)
+@click.option(
+    "--ca-bundle",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="GITBOOT_CA_BUNDLE",
+    help="Certificates of authorities that are trusted besides the machine's own, as PEM. Default: none.",
+)
+@click.option(
+    "--read-entries",
+    is_flag=True,
+    help="Read the files that only machines fetch, too. These requests are marked: endpoints and `gitboot "
+    "read-access-logs` of this version do not count them. Default: such files are not read.",
+)
+@click.option(
+    "--target",
+    "as_target",
+    is_flag=True,
+    help="With --tree: the mirror is a bucket, a Git branch, or a cache of one, whose files have times of their own.",
+)
+@click.option(
+    "--repair",
+    "repaired",
+    multiple=True,
+    metavar="PATH|all",
+    help="With --tree, of a folder or a target: replace this file if it is not as the tree has it now, or all such "
+    "files. Repeat it for several paths.",
+)
+@click.option(
+    "--write-program",
+    "program_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Compare nothing: write the files by which a host without gitboot copies to the folder MIRROR, verifies, and "
+    "ends maintenance windows. Needs --from and --key.",
+)
+@click.option("--from", "source", metavar="SOURCE", help="With --write-program: OUTPUT/boot as rsync reaches it there.")
+@click.option("--parallel", type=click.IntRange(min=1), default=16, show_default=True, help="Files at a time.")
+@output_option("text", "json")
+@click.pass_context
+def command(
+    context: click.Context,
+    mirror: str,
+    keys: tuple[str, ...],
+    tree: Path | None,
+    ca_bundle: Path | None,
+    read_entries: bool,
+    as_target: bool,
+    repaired: tuple[str, ...],
+    program_folder: Path | None,
+    source: str | None,
+    parallel: int,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Compare a mirror with the signed list that it carries.
+
+    MIRROR is the URL of a web server, or a folder with a copy of OUTPUT/boot; for --repair, a folder or a target
+    s3://…, ssh://… or rsync://…, with the settings of `gitboot run --target`. The report names missing, changed, stale
+    and additional files, caches that answer with what they stored, a list that has expired or that the --key has not
+    signed, and the age of the list. For a web server it also names headers that firmware, loaders or proxies do not
+    take. If the tree is published anew meanwhile, gitboot compares again. A web server does not list files of servers
+    that are gone: compare its folder. The exit code is 8 if something is wrong, and 6 if something could not be read.
+    """
+    from gitboot.errors import UsageError
+    from gitboot.publish.mirror_comparison import MirrorFault, compared, expected
+    from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP
+    from gitboot.render.paths import BOOT
+
+    if program_folder is not None:
+        _write_program(program_folder, mirror, source, keys)
+        return
+    if source is not None:
+        raise UsageError("--from names what a mirror's program copies: use it with --write-program")
+    if tree is not None and keys:
+        raise UsageError("--key is for the list that a mirror carries, and --tree compares with a tree: name one")
+    if tree is None and as_target:
+        raise UsageError("--target is for a comparison with a tree: name the tree with --tree, or leave --target out")
+    if repaired:
+        _repair(context, mirror, tree, repaired, parallel, outputs, as_target=as_target)
+        return
+    public_keys = [key for each in keys for key in _public_keys(each)]
+    opened = _opened(mirror, tree, ca_bundle, parallel, read_entries)
+    now = datetime.now(UTC)
+    report: MirrorReport | None = None
+    with growing("files") as (begun, done):
+        if tree is None:
+            from gitboot.publish.signed_mirror import compare_with_list
+
+            report = compare_with_list(opened, public_keys, now, parallel=parallel, begun=begun, done=done)
+            found, files, unread = report.findings, report.files, report.unread
+        else:
+            look = partial(expected, tree, as_target=as_target)
+            found, files, unread = compared(look, opened, parallel=parallel, begun=begun, done=done)
+            if (tree / BOOT / SIGNED / TIMESTAMP).exists():
+                found = (*opened.cached(), *found)
+    for output in outputs:
+        if output.format == "json":
+            items = [{"path": each.path, "fault": each.fault, "message": each.message} for each in found]
+            output.write(document(files=files, items=items, unchecked=list(unread), **_facts(report, now)))
+        else:
+            output.write(_as_text(found, files, unread, report, now))
+    if found:
+        context.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
+
+
+def _write_program(out: Path, mirror: str, source: str | None, keys: tuple[str, ...]) -> None:
+    """Write the mirror's program, its public key and its units into a folder."""
+    from gitboot.errors import UsageError
+    from gitboot.files import write_output_file
+    from gitboot.publish.mirror_repair import mirror_files
+
+    if source is None or not keys:
+        raise UsageError("--write-program needs --from, which the mirror copies, and --key, which it trusts")
+    digits = "".join(f"{key.hex()}\n" for each in keys for key in _public_keys(each))
+    for name, content in mirror_files(source, mirror, digits).items():
+        write_output_file(out / name, [content], make_folders=True)
+        click.echo(f"wrote {out / name}")
+
+
+def _repair(
+    context: click.Context,
+    mirror: str,
+    tree: Path | None,
+    paths: tuple[str, ...],
+    parallel: int,
+    outputs: tuple[OutputOption, ...],
+    *,
+    as_target: bool,
+) -> None:
+    """Repair a mirror, and write what was done."""
+    from gitboot.cli.terminal import table
+    from gitboot.errors import UsageError
+    from gitboot.publish.mirror_repair import repair
+    from gitboot.text import count
+
+    if tree is None:
+        raise UsageError("--repair takes the right files from a published tree: name it with --tree")
+    with ExitStack() as stack, growing("files") as (begun, done):
+        store = _store(mirror, tree, stack)
+        is_target = as_target or mirror.startswith(_STORES)
+        clock = partial(datetime.now, UTC)
+        report = repair(store, tree, paths, clock, as_target=is_target, parallel=parallel, begun=begun, done=done)
+    for output in outputs:
+        if output.format == "json":
+            items = [{"path": each.path, "action": each.action} for each in report.repairs]
+            output.write(document(files=report.files, repairs=items, left=list(report.left)))
+            continue
+        rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
+        rows += [(style("Left", fg="red"), f"/{path}") for path in report.left]
+        left = f", {len(report.left)} left that {'is' if len(report.left) == 1 else 'are'} not published"
+        total = f"{count(report.files, 'file')}: {len(report.repairs)} repaired{left if report.left else ''}"
+        output.write("\n".join((*([table(("DONE", "PATH"), rows), ""] if rows else []), total)))
+    if report.left:
+        context.exit(Exit.PARTIAL)
+
+
+def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
+    """Open the files of a mirror for writing."""
+    from gitboot.errors import UsageError
+    from gitboot.publish.mirror_repair import FolderStore
+    from gitboot.render.paths import BOOT
+
+    if mirror.startswith(_STORES):
+        return _target_store(mirror, stack)
+    if "://" in mirror and not mirror.startswith("file://"):
+        raise UsageError(
+            f"{mirror} cannot be repaired: name the folder or the target (s3://…, ssh://…, rsync://…) that it serves"
+        )
+    if (folder := _folder(mirror)).resolve() == (tree / BOOT).resolve():
+        raise UsageError(f"{folder} is the tree itself, to which only its instance writes: name a copy of it")
+    store = FolderStore(folder)
+    stack.callback(store.close)
+    return store
+
+
+def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
+    """Open a target for writing, by its address."""
+    from tempfile import TemporaryDirectory
+
+    from gitboot.bmc.credentials import read_credentials
+    from gitboot.publish.mirror_repair import BucketStore, HostStore
+    from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
+
+    address = parse_target(mirror)
+    assert isinstance(address, BucketAddress | RsyncAddress)  # noqa: S101 - by its scheme
+    key = None
+    if (folder := address.credentials) is not None:
+        found = read_credentials(folder.parent, folder.name)
+        key = found.username, found.password
+    if isinstance(address, BucketAddress):
+        from gitboot.publish.targets.s3 import Bucket  # obstore is an extra
+
+        return BucketStore(address.name, Bucket(address, key))
+    from gitboot.publish.targets.folder import RsyncStore
+
+    return HostStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
+
+
+def _folder(mirror: str) -> Path:
+    from gitboot.errors import UsageError
+
+    folder = Path(mirror.removeprefix("file://"))
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: name the URL of a web server, or a folder on this machine")
+    return folder
+
+
+def _public_keys(text: str) -> list[bytes]:
+    """Return the public keys that an option names."""
+    from gitboot.errors import UsageError
+    from gitboot.publish.signed_list_reader import parse_keys
+
+    try:
+        if len(text) == 64 and not Path(text).exists():
+            return parse_keys(text)
+        return parse_keys(Path(text).read_text())
+    except OSError as error:
+        raise UsageError(f"--key {text}: expected 64 hexadecimal digits or a file: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"--key {text}: {error}") from error
+
+
+def _opened(
+    mirror: str, tree: Path | None, ca_bundle: Path | None, parallel: int, read_entries: bool
+) -> FolderMirror | WebMirror:
+    import secrets
+
+    from gitboot.publish.mirror_comparison import FolderMirror, WebMirror
+
+    if "://" in mirror and not mirror.startswith("file://"):
+        nonce = secrets.token_hex(8)
+        return WebMirror(mirror, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=nonce)
+    return FolderMirror(_folder(mirror), tree)
+
+
+def _facts(report: MirrorReport | None, now: datetime) -> dict[str, object]:
+    """Return what JSON shows besides the findings."""
+    from gitboot.publish.signed_mirror import facts_of
+
+    if report is None:
+        return {}
+    return {
+        "list": facts_of(report.signed, now) if report.signed is not None else None,
+        "hidden": report.hidden,
+        "turning": list(report.turning),
+    }
+
+
+def _as_text(
+    found: Sequence[MirrorFinding], files: int, unread: Sequence[str], report: MirrorReport | None, now: datetime
+) -> str:
+    from gitboot.cli.terminal import table
+    from gitboot.text import count
+
+    rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in found]
+    counts = Counter(str(each.fault).lower() for each in found)
+    told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "all as published"
+    listed = [table(("FOUND", "PATH", "WHY"), rows), ""] if rows else []
+    omitted = [f"{count(len(unread), 'file')} not read, which only machines fetch (--read-entries)"] if unread else []
+    return "\n".join((*listed, *_about(report, now), *omitted, f"{count(files, 'file')}: {told}"))
+
+
+def _age(age: timedelta) -> str:
+    """Return a time in its largest whole unit."""
+    from gitboot.text import count
+
+    seconds = max(0, int(age.total_seconds()))
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
+    return next((count(seconds // size, unit) for size, unit in units if seconds >= size), count(seconds, "second"))
+
+
+def _about(report: MirrorReport | None, now: datetime) -> list[str]:
+    """Return the lines about a list, and about what was not compared."""
+    from gitboot.jsonio import format_instant
+    from gitboot.publish.signed_mirror import signature_of
+    from gitboot.text import count
+
+    if report is None or (signed := report.signed) is None:
+        return []
+    signatures = {
+        "Verified": "its signatures are right",
+        "Unchecked": "its signatures were not checked: name the public key with --key",
+        "Unsigned": "it is unsigned: it shows damage, and does not show who made it",
+    }
+    ago = f" ({_age(now - signed.made)} ago)" if signed.made <= now else ""
+    made = f"made {format_instant(signed.made)}{ago} of commit {signed.commit[:12]}"
+    lines = [f"list {signed.version}, {made}: {signatures[signature_of(signed)]}"]
+    if report.hidden:
+        lines.append(f"{count(report.hidden, 'file')} not read, whose paths have tokens (compare a folder)")
+    if report.turning:
+        lines.append(f"{count(len(report.turning), 'file')} about to turn, or just turned")
+    return lines

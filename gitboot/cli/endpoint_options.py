@@ -1,0 +1,307 @@
+"""Endpoint options that `gitboot run` and `gitboot serve` share."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from ipaddress import ip_network
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from gitboot.cli.configuration_file import Setting
+from gitboot.cli.terminal import tell
+from gitboot.errors import LedgerError, LedgerLeft, UsageError
+from gitboot.ledger.location import PostgresAddress
+from gitboot.status.events import Event
+
+if TYPE_CHECKING:
+    from gitboot.endpoint.access_control import CredentialFiles
+    from gitboot.endpoint.age_encryption import Keys
+    from gitboot.endpoint.app import Clients
+    from gitboot.endpoint.recorder import ForwardedRecording, Recording
+    from gitboot.endpoint.tls import Certificate
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_NAMES: Final = (
+    *("operators", "operators_hosts", "operators_tokens", "operators_listen"),
+    *("operators_tls", "trusted_proxies", "idle_connections"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccessSettings:
+    """Who may ask an endpoint for what."""
+
+    operators: tuple[str, ...]  # networks; none: this machine
+    operators_hosts: tuple[str, ...]
+    operators_tokens: Path | None
+    operators_listen: str | None  # HOST:PORT; None: where machines ask
+    operators_tls: tuple[Path, Path] | None  # the certificate and its key; None: what is asked there is not encrypted
+    trusted_proxies: tuple[str, ...]  # networks
+    idle_connections: int  # of one address
+
+
+def access_options(command: Command) -> Command:
+    """Add the options that say who may ask an endpoint for what."""
+    networks = click.option(
+        "--operators",
+        multiple=True,
+        metavar="CIDR",
+        help="Networks from which /api and /metrics are answered. Default: this machine alone.",
+    )
+    hosts = click.option(
+        "--operators-host",
+        "operators_hosts",
+        cls=Setting,
+        envvar="GITBOOT_OPERATORS_HOST",
+        multiple=True,
+        metavar="NAME",
+        help="Names in the URLs that operators use for /api and /metrics. gitboot always accepts addresses and "
+        "localhost, and rejects other names. Default: none.",
+    )
+    tokens = click.option(
+        "--operators-tokens",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A file with a token on each line; who shows one (Authorization: Bearer) is answered from anywhere.",
+    )
+    certificate = click.option(
+        "--operators-tls",
+        nargs=2,
+        metavar="CERT KEY",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Encrypt the separate socket for operators. CERT is a file with the certificate and its chain, KEY is "
+        "a file with the private key, both PEM and the key without a passphrase. gitboot reads the files again when "
+        "they change. Default: no encryption.",
+    )
+    proxies = click.option(
+        "--trusted-proxies",
+        cls=Setting,
+        multiple=True,
+        metavar="CIDR",
+        help="Networks of proxies. gitboot takes the client's address from their X-Forwarded-For header, and ignores "
+        "this header from every other address, also from this machine. Default: none.",
+    )
+    listen = click.option(
+        "--operators-listen",
+        metavar="HOST:PORT",
+        help="Answer /api and /metrics here, and no longer where machines ask. Default: there.",
+    )
+    idle = click.option(
+        "--idle-connections",
+        cls=Setting,
+        type=click.IntRange(min=1),
+        default=32,
+        show_default=True,
+        help="The largest number of connections without a request that one address may keep. If an address opens one "
+        "more, the endpoint closes the oldest. The limit does not apply to trusted proxies.",
+    )
+    for option in (idle, listen, proxies, certificate, tokens, hosts, networks):
+        command = option(command)
+    return command
+
+
+def access_of(given: dict[str, Any]) -> AccessSettings:
+    """What was given for these options, taken out of the others."""
+    return AccessSettings(**{name: given.pop(name) for name in _NAMES})
+
+
+def check(access: AccessSettings) -> None:
+    """Raise `UsageError` where it cannot be meant, or a file cannot be used: at the start, as it may be later."""
+    if access.operators_tls is not None and access.operators_listen is None:
+        raise UsageError("--operators-tls needs --operators-listen: gitboot does not encrypt what machines fetch")
+    clients = clients_of(access, None)
+    if clients.tokens is not None:
+        clients.tokens.check()
+    if clients.certificate is not None:
+        clients.certificate.check()
+
+
+def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clients:
+    """The same as an endpoint takes it; ``operators`` is the socket that is for operators alone."""
+    from gitboot.endpoint.access_control import LOOPBACK, Tokens
+    from gitboot.endpoint.app import Clients
+
+    return Clients(
+        operators=tuple(_networks("--operators", access.operators)) or LOOPBACK,
+        trusted_proxies=tuple(_networks("trusted-proxies", access.trusted_proxies)),
+        names=access.operators_hosts,
+        tokens=Tokens(access.operators_tokens) if access.operators_tokens is not None else None,
+        operators_at=operators.getsockname()[:2] if operators is not None else None,
+        certificate=certificate_of(access),
+        most_idle=access.idle_connections,
+    )
+
+
+def credential_files(access: AccessSettings, keys: Keys | None, push_secret: Path | None) -> CredentialFiles:
+    """Return the credential files that an endpoint reads for each request."""
+    from gitboot.endpoint.access_control import CredentialFiles, Tokens
+    from gitboot.endpoint.webhooks import PushSecret
+
+    checks: dict[str, Callable[[], object]] = {}
+    if access.operators_tokens is not None:
+        checks["--operators-tokens"] = Tokens(access.operators_tokens).check
+    if keys is not None:
+        checks["--secret-keys"] = keys.check
+    if push_secret is not None:
+        checks["--push-secret"] = PushSecret(push_secret).read
+    return CredentialFiles(checks)
+
+
+def certificate_of(access: AccessSettings) -> Certificate | None:
+    """What operators are shown; None: what they ask is not encrypted."""
+    from gitboot.endpoint.tls import Certificate
+
+    return Certificate(*access.operators_tls) if access.operators_tls is not None else None
+
+
+def _networks(option: str, given: tuple[str, ...]) -> Iterator[Any]:
+    for each in given:
+        try:
+            yield ip_network(each)
+        except ValueError as error:
+            raise UsageError(f"{option}: {error}") from None
+
+
+def arguments_of(access: AccessSettings) -> list[str]:
+    """The same as arguments of a worker, but for where to listen: it gets the socket."""
+    settings = {name: getattr(access, name) for name in ("idle_connections", "operators_hosts", "trusted_proxies")}
+    found = ["--settings", json.dumps(settings)]
+    for network in access.operators:
+        found += ["--operators", network]
+    if access.operators_tokens is not None:
+        found += ["--operators-tokens", str(access.operators_tokens.absolute())]
+    if access.operators_tls is not None:
+        found += ["--operators-tls", *(str(file.absolute()) for file in access.operators_tls)]
+    return found
+
+
+def keys_in(file: Path | None, *, may_be_wrong: bool = False) -> Keys | None:
+    """The keys of a file that is given; raises UsageError where it has none, unless that was looked at before."""
+    if file is None:
+        return None
+    from gitboot.endpoint.age_encryption import Keys  # few give one
+
+    keys = Keys(file)
+    if not may_be_wrong:
+        keys.check()
+    return keys
+
+
+def operators_socket(access: AccessSettings) -> socket.socket | None:
+    """What listens for operators alone, where that is wanted."""
+    from gitboot.endpoint.server import listen_at, url_of
+
+    if access.operators_listen is None:
+        return None
+    operators = listen_at(access.operators_listen)
+    url = url_of(access.operators_listen, operators, "https" if access.operators_tls is not None else "http")
+    tell(Event(at=_clock(), type="ListeningForOperators", message=url, facts={"url": url}))
+    return operators
+
+
+def make_spool(spool: Path) -> None:
+    """Make a spool where it is missing."""
+    try:
+        spool.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
+
+
+def _clock() -> datetime:
+    return datetime.now(UTC)
+
+
+def shared_ledger_options(command: Command) -> Command:
+    """Add --ledger and --ledger-password to a command that serves on a host without the instance."""
+    ledger = click.option(
+        "--ledger",
+        metavar="URL",
+        help="The PostgreSQL database of the instance's ledger, as in its own --ledger. Fetches that --spool records "
+        "go there, and a one-time boot is recorded there before it is served. Default: --spool is the instance's own.",
+    )
+    password = click.option(
+        "--ledger-password",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="The file with the password of that database. Default: libpq's own ways, such as a client certificate.",
+    )
+    return ledger(password(command))
+
+
+def shared_ledger_of(ledger: str | None, password: Path | None, spool: Path | None) -> PostgresAddress | None:
+    """Return the database of these options; None if there is no --ledger. Raises `UsageError` if they do not fit."""
+    if ledger is None:
+        if password is not None:
+            raise UsageError("--ledger-password needs --ledger, whose password it is")
+        return None
+    if spool is None:
+        raise UsageError("--ledger needs --spool: a directory of this host for fetches until the database has them")
+    return PostgresAddress.parse(ledger, password)
+
+
+def arguments_of_forwarding(shared: PostgresAddress | None) -> list[str]:
+    """Return the same options for the command line of a worker."""
+    if shared is None:
+        return []
+    password = ["--ledger-password", str(shared.password)] if shared.password is not None else []
+    return ["--ledger", shared.url, *password]
+
+
+@contextmanager
+def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator[Recording | ForwardedRecording | None]:
+    """Open what records fetches until the block ends; None if there is no spool."""
+    from gitboot.endpoint.app import DEADLINE_S
+    from gitboot.endpoint.recorder import ForwardedRecording, Recording
+    from gitboot.fetchlog.spool import Spool
+
+    if spool is None:
+        yield None
+        return
+    spooled = Spool(spool)
+    own = Recording(spooled, DEADLINE_S)
+    try:
+        if shared is None:
+            yield own
+            return
+        from gitboot.endpoint.recorder import Forwarder
+        from gitboot.ledger.shared_fetchlog import SharedFetches
+
+        with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
+            yield ForwardedRecording(own, fetches, DEADLINE_S)
+    finally:
+        own.end()
+        spooled.close()
+
+
+@contextmanager
+def emptied(spool: Path | None, shared: PostgresAddress | None) -> Iterator[None]:
+    """Send the fetches in a spool to the shared ledger until the block ends, whoever records them."""
+    if spool is None or shared is None:
+        yield
+        return
+    from gitboot.endpoint.recorder import Forwarder
+    from gitboot.ledger.shared_fetchlog import SharedFetches
+
+    with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
+        yield
+
+
+def why_not_shared(shared: PostgresAddress | None) -> tuple[str, str] | None:
+    """Return why the shared ledger takes no fetches, as an event's type and message; None: no reason is known."""
+    if shared is None:
+        return None
+    from gitboot.ledger.leader_lease import Holder
+    from gitboot.ledger.postgresql import PostgresRenewing
+
+    try:
+        with closing(PostgresRenewing(shared)) as looking:
+            looking.other_than(Holder("an endpoint", ""))
+    except LedgerError as error:
+        return "LedgerLeft" if isinstance(error, LedgerLeft) else "LedgerFailed", str(error)
+    return None

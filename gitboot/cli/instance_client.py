@@ -1,0 +1,413 @@
+"""Instance client: read an instance's status and plans from its API or state directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import quote
+
+import click
+
+from gitboot.cli.evaluator_process import evaluation_limits, results_cache
+from gitboot.cli.options import operator
+from gitboot.controller.instance import assembly
+from gitboot.controller.instance.assembly import Look, carried_out
+from gitboot.controller.instance.state_directory import (
+    LEDGER,
+    SPOOL,
+    check_acts,
+    has_ledger,
+    locked,
+    never_ran,
+    read_status,
+    running,
+    told_here,
+)
+from gitboot.controller.operator_requests import REFUSED, HeldChanges
+from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.revision import Revision
+from gitboot.ledger import instance_tables
+from gitboot.ledger.leader_lease import Holder
+from gitboot.ledger.open_ledger import open_ledger, places
+from gitboot.ledger.store import Store
+from gitboot.model.scalars import SystemUuid
+from gitboot.publish.tree_reader import folders, read_records
+from gitboot.render.plan_and_record_files import RECORDS
+from gitboot.resolve.provisioning_record import Record, record_of
+from gitboot.resolve.server_decision import Decision
+from gitboot.review.rollout_progress import AppliedRollout, Proof
+from gitboot.text import did_you_mean, shell_words
+
+if TYPE_CHECKING:
+    from gitboot.http_client import HttpClient, WebAnswer
+
+
+# Conditions without which nothing is proven by what records say, or nothing is offered that would be.
+_NEEDED: Final = ("Accepting", "BootsOffered", "ClockTrusted", "LedgerNamed", "LedgerWritable", "RecordsKnown")
+_OF_SERVERS: Final = "UnknownServers"  # of RecordsKnown: it is about some servers, each of which says it by itself
+
+
+class Informant(Protocol):
+    """An instance, as far as it can be asked."""
+
+    def status(self) -> Mapping[str, Any]:
+        """How it fares."""
+
+    def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
+        """What it knows of these machines; of those that it does not know nothing."""
+
+
+def proof_by(informant: Informant, applied_at: Callable[[Revision], AppliedRollout]) -> tuple[AppliedRollout, Proof]:
+    """A rollout in the commit that an instance has applied, and what it knows of the machines that this reaches.
+
+    Raises `HostUnreachable` where it goes on to another commit meanwhile, and what asking it raises.
+    """
+    said = informant.status()
+    commit = _commit(said)
+    applied = applied_at(commit)
+    records = informant.records(applied.machines)
+    if _commit(informant.status()) != commit:
+        raise HostUnreachable(f"the instance has applied another commit than {commit[:12]} meanwhile; ask it again")
+    at = _instant(said.get("at") or said.get("clock"))
+    return applied, Proof(commit=commit, at=at, doubt=_doubt(said), records=records)
+
+
+def _commit(said: Mapping[str, Any]) -> Revision:
+    applied = said.get("applied")
+    commit = applied.get("commit") if isinstance(applied, Mapping) else None
+    if not isinstance(commit, str):
+        raise UsageError("the instance has applied no commit yet: there is nothing that it could prove")
+    return Revision(commit)
+
+
+def _doubt(said: Mapping[str, Any]) -> str | None:
+    for each in said.get("conditions", ()):
+        if each["type"] in _NEEDED and not each["status"] and each["reason"] != _OF_SERVERS:
+            return f"the instance says {each['type']}: {each['reason']}: {each['message']}"
+    return None
+
+
+def _instant(written: object) -> datetime | None:
+    return datetime.fromisoformat(written).astimezone(UTC) if isinstance(written, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeInformant:
+    """The tree that an instance publishes, or its records with its status beside them."""
+
+    folder: Path
+
+    def status(self) -> Mapping[str, Any]:
+        from gitboot.publish.manifest import STATUS
+
+        found = json.loads(_content(self.folder / STATUS))
+        return found if isinstance(found, dict) else {}
+
+    def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
+        records = self.folder / RECORDS
+        try:
+            known = read_records(records)
+        except OSError as error:
+            raise _unreadable(records, error) from None
+        return {each.uuid: known[each.uuid] for each in machines if each.uuid in known}
+
+
+@dataclass(frozen=True, slots=True)
+class ApiInformant:
+    """The API of an instance."""
+
+    url: str
+    client: HttpClient
+    credentials: Mapping[str, str]  # headers
+    deadline_s: float  # of each request
+
+    def status(self) -> Mapping[str, Any]:
+        said = self._get("status")
+        if not isinstance(said.json, dict):
+            raise HostUnreachable(f"{self.url} answers no status")
+        return said.json
+
+    def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
+        found = {}
+        for each in machines:
+            item = self._get(f"servers/{quote(each.server, safe='')}").json
+            if isinstance(item, dict) and item.get("uuid") == each.uuid and item.get("provisioned") is not None:
+                found[each.uuid] = record_of(item["provisioned"])
+        return found
+
+    def _get(self, path: str) -> WebAnswer:
+        said = self.client.ask(f"{self.url}/api/v1/{path}", credentials=self.credentials, deadline_s=self.deadline_s)
+        if said.status != 200:
+            raise HostUnreachable(f"{self.url}/api/v1/{path} answered {said.status} {said.detail}".rstrip())
+        return said
+
+
+def informant_at(
+    where: str,
+    token: Path | None,
+    ca_bundle: Path | None,
+    *,
+    allow_token_over_http: bool = False,
+    deadline_s: float = 30,
+) -> Informant:
+    """The instance behind a URL of its API, or a directory that it publishes, by its ``ops/records`` as well."""
+    if "://" in where:
+        from gitboot.http_client import HttpClient
+
+        client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
+        if token is None:
+            return ApiInformant(where.rstrip("/"), client, {}, deadline_s)
+        client.check_credentials(where, f"the token in {token}")
+        words = _content(token).decode(errors="replace").strip()
+        return ApiInformant(where.rstrip("/"), client, {"Authorization": f"Bearer {words}"}, deadline_s)
+    path = Path(where)
+    is_records = path.parts[-2:] == Path(RECORDS).parts
+    return TreeInformant(path.parent.parent if is_records else path)
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(file: Path, error: OSError) -> UsageError:
+    return UsageError(f"{file} cannot be read: {error.strerror}")
+
+
+__all__ = ["Look", "chosen", "decision_of", "looked_at", "machines_of", "request"]
+_PATIENCE_S: Final = 30
+
+
+@contextmanager
+def looked_at(state: Path, at: datetime) -> Iterator[Look]:
+    """The instance on ``state`` as it is; what its commit takes to be read is limited."""
+    with ExitStack() as stack:
+        with evaluation_limits() as begun:
+            look = stack.enter_context(assembly.looked_at(state, at, begun=begun, results=results_cache()))
+        yield look
+
+
+def decision_of(look: Look, server: str) -> Decision:
+    """The decision for a server; raises `UsageError` where the accepted commit has no such server."""
+    servers = look.commit.decisions.servers
+    if (found := servers.get(server)) is None:
+        hint = did_you_mean(server, servers, "gitboot plan lists those that there are")
+        raise UsageError(f"the accepted commit has no server {server!r}; {hint}")
+    return found
+
+
+def machines_of(look: Look, server: str) -> tuple[SystemUuid, ...]:
+    """The machine of a server, and those of this name that left the fleet while an override of theirs stood.
+
+    Raises `UsageError` where there is none.
+    """
+    knowledge, described = look.knowledge, look.commit.machines
+    left = tuple(
+        uuid
+        for uuid in sorted(knowledge.overrides.keys() & knowledge.machines.keys() - described.keys())
+        if knowledge.machines[uuid].name == server and any(each.state.is_open for each in knowledge.overrides_of(uuid))
+    )
+    if left and server not in look.commit.decisions.servers:
+        return left
+    return (*left, decision_of(look, server).uuid)
+
+
+def chosen(names: Collection[str], look: Look, selector: str | None = None) -> frozenset[str] | None:
+    """The servers that were named, each of which is there, or was; None where none was named: all.
+
+    With a ``selector`` those that have its labels, too; raises `UsageError` where none has.
+    """
+    if selector is not None:
+        return frozenset(meant_by(look, tuple(names), selector))
+    wanted, seen = frozenset(names), {machine.name for machine in look.knowledge.machines.values()}
+    for name in sorted(wanted - seen):
+        decision_of(look, name)  # says that it is not there
+    return wanted or None
+
+
+def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
+    """Leave a request for the instance on ``state``, or carry it out in its place; return what came of it.
+
+    ``commit`` is the accepted one, for what needs it. Raises `UsageError` where it was refused, `NotYetDone` where the
+    instance has not taken it up, `HeldByAnother` where another host acts.
+    """
+    if not has_ledger(state):
+        raise never_ran(state)
+    check_acts(state)
+    process = running(state)
+    with ExitStack() as stack:
+        if process is None:
+            stack.enter_context(locked(state))
+        ledger = stack.enter_context(open_ledger(state / LEDGER))
+        if process is None:
+            ledger.database.hold(Holder.of(state))  # another may come to act meanwhile
+        number = instance_tables.give(ledger, datetime.now(UTC), operator(), what, facts)
+        if process is None:
+            carried_out(ledger, commit, datetime.now(UTC), held_changes(state))
+        else:
+            _wake(process)
+        outcome = _awaited(ledger, number)
+    if outcome is None:
+        raise NotYetDone(
+            f"{state}: left for process {process}, which has not taken it up within {_PATIENCE_S} s "
+            f"(gitboot status --state {shell_words(state)} says what it waits for)"
+        )
+    if outcome.startswith(REFUSED):
+        raise UsageError(outcome.removeprefix(REFUSED))
+    return outcome
+
+
+def held_changes(state: Path) -> HeldChanges | None:
+    """Return what the instance held when it wrote its status last; None if it held nothing, or none has run."""
+    with suppress(UsageError):
+        held = read_status(state)["attempted"].get("held")
+        return HeldChanges(held["digest"], tuple(held["guards"])) if held is not None else None
+    return None
+
+
+def _wake(process: int) -> None:
+    try:
+        os.kill(process, signal.SIGUSR1)
+    except OSError as error:
+        raise UsageError(f"process {process} cannot be woken: {error.strerror}") from None
+
+
+def _awaited(ledger: Store, number: int) -> str | None:
+    until = time.monotonic() + _PATIENCE_S
+    while (outcome := instance_tables.outcome(ledger, number)) is None and time.monotonic() < until:
+        time.sleep(0.05)
+    return outcome
+
+
+yes_option = click.option(
+    "--yes", is_flag=True, help="Do not ask; needed for several servers where there is no terminal."
+)
+
+
+def meant_by(instance: Look, servers: tuple[str, ...], selector: str | None) -> dict[str, Decision]:
+    """The servers that are named, and have these labels; never all of them by saying nothing."""
+    from gitboot.cli.evaluated_fleet import selected
+    from gitboot.errors import UsageError
+    from gitboot.model.scalars import Name
+
+    if not servers and selector is None:
+        raise UsageError("name servers, or select them by their labels: -l role=web")
+    for name in servers:
+        decision_of(instance, name)  # says that it is not there
+    labels, chosen = instance.commit.labels, selected(selector)
+    found = {
+        name: decision
+        for name, decision in sorted(instance.commit.decisions.servers.items())
+        if (not servers or name in servers) and (chosen is None or chosen.matches(Name(name), labels[name]))
+    }
+    if not found:
+        raise UsageError(f"no server{' among these' if servers else ''} has the labels {selector}")
+    return found
+
+
+def go_on(*, yes: bool) -> None:
+    """Go on if somebody says so."""
+    from gitboot.errors import UsageError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here: say --yes if this is meant")
+    click.confirm("Go on?", abort=True)
+
+
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+
+
+def accepted_by(where: str, *, deadline_s: float = 30) -> str:
+    """The commit that the instance behind ``where`` has accepted last: a URL, or a directory.
+
+    Raises `HostUnreachable` where nothing answers, `UsageError` where there is no such commit.
+    """
+    for said in _answers(where.rstrip("/"), deadline_s) if "://" in where else _files(Path(where)):
+        for each in (said.get("accepted"), said.get("applied"), said):
+            found = each.get("commit") if isinstance(each, dict) else None
+            if isinstance(found, str) and _COMMIT.fullmatch(found):
+                return found
+    raise UsageError(
+        f"--accepted: {where} names no commit that was accepted; give the URL of an endpoint, or the OUTPUT of "
+        "`gitboot run`, and see `gitboot status` there"
+    )
+
+
+def _answers(url: str, deadline_s: float) -> Iterator[dict[str, Any]]:
+    """The status of an endpoint; of a mirror, what the tree says that it serves."""
+    from gitboot.http_client import HttpClient
+    from gitboot.publish.manifest import MANIFEST
+
+    client = HttpClient()
+    for path in ("api/v1/status", MANIFEST):
+        reply = client.ask(f"{url}/{path}", deadline_s=deadline_s)
+        if reply.status == 200 and isinstance(reply.json, dict):
+            yield reply.json
+            return
+        if reply.status != 404:
+            raise HostUnreachable(f"{url}/{path} answered {reply.status} {reply.detail}".rstrip())
+
+
+def _files(directory: Path) -> Iterator[dict[str, Any]]:
+    from gitboot.publish.manifest import MANIFEST, STATUS
+
+    for name in (STATUS, MANIFEST):
+        try:
+            found = json.loads((directory / name).read_bytes())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--accepted: {directory / name} cannot be read: {error}") from error
+        if isinstance(found, dict):
+            yield found
+
+
+def folders_of(state: Path) -> tuple[Path, ...]:
+    """Where endpoints of the instance on ``state`` look: beside its tree and in its spool, as far as they are there.
+
+    Where its ledger cannot be read, only the spool that an instance has by itself is known.
+    """
+    found = {state / SPOOL}
+    with suppress(LedgerError):
+        output, spool = places(state / LEDGER) if has_ledger(state) else (None, None)
+        found.update(folders(output, spool) if output is not None else ())
+    return tuple(folder for folder in sorted(found) if folder.is_dir())
+
+
+def output_of(state: Path) -> Path | None:
+    """Where the instance on ``state`` publishes, as far as its ledger can be read."""
+    with suppress(LedgerError):
+        return places(state / LEDGER)[0] if has_ledger(state) else None
+    return None
+
+
+def told_to(state: Path) -> Path:
+    """The STATE of the instance that is told: that of who acts, where this one stands by on the same host."""
+    if (acting := told_here(state)) != state:
+        told = f"{state}: this instance stands by; the one that acts is told, with --state {acting}"
+        click.echo(f"gitboot: {told}", err=True)
+    return acting
+
+
+def done_in(found: tuple[Path, ...], do: Callable[[Path], None]) -> Iterator[str]:
+    """Do something in each folder; why it could not be done, of those where it could not."""
+    for folder in found:
+        try:
+            do(folder)
+        except OSError as error:
+            yield f"{folder} cannot be written: {error.strerror}"

@@ -1,0 +1,530 @@
+"""Options that several commands share: fleet, revision, time, formats, guards, trust."""
+
+from __future__ import annotations
+
+import getpass
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from gitboot.cli.configuration_file import Setting
+from gitboot.errors import UsageError
+from gitboot.files import write_output_file
+from gitboot.fleet.revision import ReinstallsNeed, Verify
+from gitboot.model.scalars import Malformed, parse_instant
+from gitboot.terminal import escaped_lines, unstyled, write_verbatim
+from gitboot.text import some
+
+if TYPE_CHECKING:
+    from gitboot.artifacts.oci import Registries
+    from gitboot.controller.instance.settings import TrustSettings
+    from gitboot.review.guards import Limits
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+rev_option = click.option(
+    "--rev",
+    metavar="REVISION",
+    help="A Git revision, or WORKTREE for what lies there uncommitted. Default: WORKTREE in a work tree, HEAD in a "
+    "bare repository.",
+)
+_PATH: Final = "gitboot.path"  # in a context: the fleet, as the command's argument names it
+_SUBPATH: Final = "gitboot.subpath"  # and its folder below that
+
+
+def _note_path(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    context.meta[_PATH] = path
+
+
+def _note_subpath(context: click.Context, _: click.Parameter, text: str | None) -> None:
+    if text is not None:
+        from gitboot.git.repository import parse_subpath
+
+        context.meta[_SUBPATH] = parse_subpath(text)
+
+
+def _chosen_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
+    given: Path | None = context.meta.get(_PATH)
+    if given is not None and context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT:
+        raise UsageError(f"the fleet is named twice, {given} and --path {path}: leave one out")
+    subpath: str = context.meta.get(_SUBPATH, "")
+    if subpath:
+        from gitboot.git.repository import check_subpath
+
+        check_subpath(given or path, subpath)
+    return (given or path) / subpath
+
+
+_subpath_option = click.option(
+    "--subpath",
+    envvar="GITBOOT_SUBPATH",
+    metavar="FOLDER",
+    is_eager=True,  # before the path, which it goes into
+    expose_value=False,
+    callback=_note_subpath,
+    help="The fleet's folder below that, as infra/boot; of a bare repository, too. Default: the top.",
+)
+
+
+def path_option(command: Command) -> Command:
+    """--path and --subpath: the same, for commands whose argument is something in the fleet."""
+    path = click.option(
+        "--path",
+        default=".",
+        type=click.Path(path_type=Path),
+        callback=_chosen_path,
+        help="The fleet: a directory, a Git work tree or a bare repository. Default: here.",
+    )
+    return path(_subpath_option(command))
+
+
+def fleet_argument(command: Command) -> Command:
+    """--path, --subpath and --rev: the fleet that a command reads; its path may also be the command's last argument."""
+    return _argument(fleet_options(command))
+
+
+def path_argument(command: Command) -> Command:
+    """--path and --subpath: the same, for commands that say otherwise which commits they read."""
+    return _argument(path_option(command))
+
+
+_argument = click.argument(
+    "fleet",
+    metavar="[PATH]",
+    required=False,
+    type=click.Path(path_type=Path),
+    callback=_note_path,
+    is_eager=True,
+    expose_value=False,
+)
+
+
+def fleet_options(command: Command) -> Command:
+    """--path, --subpath and --rev: the same, for commands whose argument is something in the fleet."""
+    return path_option(rev_option(command))
+
+
+def state_option(command: Command) -> Command:
+    """--state: the instance that a command is about."""
+    return click.option(
+        "--state",
+        required=True,
+        type=click.Path(path_type=Path, file_okay=False),
+        help="The state directory of the instance.",
+    )(command)
+
+
+def _directory_of_credentials(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and not path.is_dir():
+        raise UsageError(
+            f"--credentials: there is no directory {path}; make it, with NAME/username and NAME/password for each name "
+            "under bmc.credentials, or leave the option out"
+        )
+    return path
+
+
+def said(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    if text is not None and not text.strip():
+        raise click.BadParameter("say why: who finds it later has nothing else to go by", param=parameter)
+    return text
+
+
+reason_option = click.option("--reason", required=True, callback=said, help="Why, for those who find it later.")
+credentials_option = click.option(
+    "--credentials",
+    type=click.Path(path_type=Path),
+    callback=_directory_of_credentials,
+    help="A directory with NAME/username and NAME/password for the BMCs. Default: none.",
+)
+secret_keys_option = click.option(
+    "--secret-keys",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file with the keys of age that open the fleet's secrets, from `gitboot secret keygen`. Default: none, "
+    "and no secret is given.",
+)
+accept_filesystem_option = click.option(
+    "--accept-filesystem",
+    "accepted_filesystems",
+    envvar="GITBOOT_ACCEPT_FILESYSTEM",
+    multiple=True,
+    metavar="NAME",
+    help="A type of file system on which state may lie although it may be lost there: tmpfs, overlay, nfs4.",
+)
+LONGEST_S: Final = 10_000_000  # a hundred days
+MOST_MEMORY_MIB: Final = 1_000_000_000
+_FORMER_VARIABLES: Final = {
+    "GITBOOT_FORGE_TOKEN": "GITBOOT_FORGE",
+    "GITBOOT_FORWARD_TO": "GITBOOT_LEDGER",
+    "GITBOOT_KNOWN_HOSTS": "GITBOOT_GIT_SSH",
+    "GITBOOT_OPERATORS_TLS_CERT": "GITBOOT_OPERATORS_TLS",
+    "GITBOOT_OPERATORS_TLS_KEY": "GITBOOT_OPERATORS_TLS",
+    "GITBOOT_OUTPUT": "GITBOOT_OUT",
+    "GITBOOT_RECORDS": "gitboot records begin",
+    "GITBOOT_REFERENCE": "GITBOOT_REV",
+    "GITBOOT_SOLE_FOR": "GITBOOT_LEDGER",
+    "GITBOOT_SPOOL_TOKENS": "GITBOOT_LEDGER",
+    "GITBOOT_SSH_KEY": "GITBOOT_GIT_SSH",
+}
+
+
+def reject_old_variables() -> None:
+    """Raise `UsageError` for a variable of an earlier version, which would be ignored."""
+    for name, successor in _FORMER_VARIABLES.items():
+        if name in os.environ:
+            raise UsageError(f"the environment variable {name} is not read any more; use {successor}")
+
+
+class FiniteRange(click.FloatRange):
+    """A number that there is an end to: ``nan`` lies in every range of click's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
+        found: float = super().convert(value, param, context)
+        if not math.isfinite(found):
+            self.fail(f"expected a finite number, found {value!r}", param, context)
+        return found
+
+
+class InstantType(click.ParamType[datetime]):
+    """An RFC 3339 instant with its offset."""
+
+    name = "instant"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return parse_instant(value)
+        except Malformed as error:
+            self.fail(f"{error.message}; {error.hint}", param, context)
+
+
+def at_option(command: Command) -> Command:
+    """--at: the instant that a command looks at."""
+    return click.option("--at", type=InstantType(), metavar="INSTANT", help="An instant with offset. Default: now.")(
+        command
+    )
+
+
+def now() -> datetime:
+    """The clock, read once a command: exact, since what an instance noted a moment ago is not later than this."""
+    return datetime.now(UTC)
+
+
+def this_second() -> datetime:
+    """The same for what is read in a repository, and shown with its instant."""
+    return now().replace(microsecond=0)
+
+
+def evaluation_options(command: Command) -> Command:
+    """Add --no-cache, and the limits for evaluating one commit."""
+    no_cache = click.option("--no-cache", is_flag=True, help="Neither read nor write a cache: compute everything anew.")
+    return no_cache(allowance_options(command))
+
+
+def allowance_options(command: Command) -> Command:
+    """Add --commit-seconds, --commit-memory and --commit-workers: the limits for evaluating one commit."""
+    return _allowance(command, click.Option)
+
+
+def allowance_settings(command: Command) -> Command:
+    """Add the limits for evaluating one commit as settings of the configuration file."""
+    return _allowance(command, Setting)
+
+
+def _allowance(command: Command, cls: type[click.Option]) -> Command:
+    def limit(name: str, unit: str, most: int, text: str) -> Callable[[Command], Command]:
+        envvar = "GITBOOT_" + name.removeprefix("--").replace("-", "_").upper()
+        whole_numbers = click.IntRange(min=1, max=most)  # of seconds, too: the kernel does not count parts of a second
+        return click.option(name, cls=cls, type=whole_numbers, metavar=unit, envvar=envvar, help=text)
+
+    seconds = limit(
+        "--commit-seconds",
+        "SECONDS",
+        LONGEST_S,
+        "Whole seconds of processor time for evaluating one commit. Default: 60, and 6 for each 1,000 files.",
+    )
+    memory = limit(
+        "--commit-memory",
+        "MIB",
+        MOST_MEMORY_MIB,
+        "MiB of memory for evaluating one commit. Default: 1,024 MiB, and 64 for each 1,000 files.",
+    )
+    workers = limit(
+        "--commit-workers",
+        "NUMBER",
+        64,
+        "Processes that evaluate a commit if all of its files must be read and there are at least 500. Default: "
+        "one for each processor, at most 8.",
+    )
+    return seconds(memory(workers(command)))
+
+
+def kept(name: str) -> Path | None:
+    """Where a command keeps what it has found, by the XDG Base Directory Specification; None: a user without a home."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    folder = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
+    return Path(folder, "gitboot", name) if os.path.isabs(folder) else None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOption:
+    """One ``-o FORMAT[=FILE]``."""
+
+    format: str
+    file: Path | None
+
+    def write(self, text: str) -> None:
+        """Write a document to the file, which may end up empty, or to standard output."""
+        self.write_lines([text.removesuffix("\n")] if text else [])
+
+    def write_lines(self, lines: Iterable[str]) -> None:
+        """Write lines as they come. All but commands for a CI system are escaped, and a file has no colours.
+
+        A file is replaced when the last line is there. Raises `UsageError`.
+        """
+        if self.format in _COMMANDS:
+            lines = list(lines)
+            if self.file is None:
+                write_verbatim("".join(f"{line}\n" for line in lines))
+                return
+        else:
+            lines = map(escaped_lines, lines)
+        if self.file is None:
+            for line in lines:
+                click.echo(line)
+            return
+        lines = map(unstyled, lines)
+        write_output_file(self.file, (f"{line}\n".encode(errors="backslashreplace") for line in lines))
+
+
+def output_option(*formats: str) -> Callable[[Command], Command]:
+    """-o FORMAT[=FILE], several times; the first of ``formats`` is the default."""
+
+    def parsed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[OutputOption, ...]:
+        outputs = []
+        for value in values or (formats[0],):
+            format, _equals, file = value.partition("=")
+            if format not in formats:
+                raise click.BadParameter(f"{format!r} is none of {', '.join(formats)}")
+            outputs.append(OutputOption(format, Path(file) if file else None))
+        _check_apart(outputs)
+        return tuple(outputs)
+
+    return click.option(
+        "-o",
+        "--format",
+        "outputs",
+        multiple=True,
+        callback=parsed,
+        metavar="FORMAT[=FILE]",
+        help=f"One of {', '.join(formats)}; may be given several times. Default: {formats[0]}.",
+    )
+
+
+def _check_apart(outputs: Sequence[OutputOption]) -> None:
+    """Raise `click.BadParameter` where documents would come out as none; lines for CI may stand beside what is read."""
+    shown = [each.format for each in outputs if each.file is None]
+    if len(shown) > 1 and (alone := next((each for each in shown if each in _DOCUMENTS), None)) is not None:
+        shown.remove(alone)
+        raise click.BadParameter(
+            f"{alone} and {some(shown)} would be one text: write {alone} to a file, as {alone}=FILE"
+        )
+    files = [each.file for each in outputs if each.file is not None]
+    if twice := next((each for each in files if files.count(each) > 1), None):
+        raise click.BadParameter(f"{twice} is written twice: give each format a file of its own")
+
+
+_COMMANDS: Final = frozenset({"github"})  # which a CI system obeys, and which escape what they hold themselves
+_DOCUMENTS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # which programs read as a whole
+_registries = click.option(
+    "--registries",
+    multiple=True,
+    metavar="HOST[/NAME]",
+    envvar="GITBOOT_REGISTRIES",
+    help="An OCI registry that may be asked, or a part of one: * and ? stand for any characters. http:// before it "
+    "asks it unencrypted. May be given often. Default: none may be asked.",
+)
+_credentials = click.option(
+    "--registry-credentials",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="GITBOOT_REGISTRY_CREDENTIALS",
+    help="A file as `podman login --authfile` writes it, with credentials for registries. Default: none.",
+)
+_ca_bundle = click.option(
+    "--ca-bundle",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="GITBOOT_CA_BUNDLE",
+    help="Certificates of authorities that are trusted besides the machine's own, as PEM. Default: none.",
+)
+# For commands that send a token, each under this one name.
+token_over_http_option = click.option(
+    "--allow-token-over-http",
+    is_flag=True,
+    envvar="GITBOOT_ALLOW_TOKEN_OVER_HTTP",
+    help="Send tokens and passwords to http:// URLs of other machines too, where anyone on the way can read them. "
+    "Default: only to https:// URLs and to this machine.",
+)
+
+
+def registry_options(command: Command) -> Command:
+    """--registries, --registry-credentials, --ca-bundle and --allow-token-over-http."""
+    return _registries(_credentials(_ca_bundle(token_over_http_option(command))))
+
+
+def opened_registries(
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    *,
+    allow_token_over_http: bool,
+) -> Registries:
+    """What those options say; raises `UsageError`."""
+    from gitboot.artifacts.oci import AllowedRegistry, Registries, RegistryCredentials
+    from gitboot.http_client import HttpClient
+
+    allowed = [AllowedRegistry.parse(each) for each in registries]
+    credentials = RegistryCredentials(registry_credentials) if registry_credentials is not None else None
+    if credentials is not None:
+        credentials.check()
+    client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
+    return Registries(allowed, client, credentials)
+
+
+def prefix_of(path: Path) -> str:
+    """What stands before a problem's path so that it leads from here to the file."""
+    return "" if path == Path() or (path.is_absolute() and not path.is_dir()) else f"{path}/"
+
+
+selector_option = click.option(
+    "-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1."
+)
+LIMITS: Final = {
+    "max_update_percent": "Percentage of servers that a commit may change, of the fleet and of each site and role. "
+    "Default: 30.",
+    "max_delete_percent": "Percentage of servers that a commit may remove, of the fleet and of each site and role. "
+    "Default: 10.",
+    "max_deletes": "Servers that a commit may remove. Default: 25.",
+    "max_small_group": "Servers that a commit may change or remove in a group or fleet of fewer than 10, instead of "
+    "percentages. Default: 3.",
+    "max_reinstalls": "Servers that a commit may reinstall. Default: 0, so every reinstallation is acknowledged.",
+    "max_installs": "New servers that a commit may install. Default: 50.",
+    "max_resets": "Running servers that the maintenances of a commit may reset. Default: 50.",
+}
+
+
+def limit_options(command: Command) -> Command:
+    """Add one option for each guard. gitboot holds a commit that changes more until it is acknowledged."""
+    return _limits(command, click.Option)
+
+
+def limit_settings(command: Command) -> Command:
+    """Add one setting of the configuration file for each guard."""
+    return _limits(command, Setting)
+
+
+def _limits(command: Command, cls: type[click.Option]) -> Command:
+    for name, text in reversed(LIMITS.items()):
+        flag = f"--{name.replace('_', '-')}"
+        count = click.IntRange(min=0)
+        command = click.option(flag, name, cls=cls, type=count, metavar="N", help=f"Guard. {text}")(command)
+    return command
+
+
+def limits_of(given: Mapping[str, int | None], **allowed: bool) -> Limits:
+    """The defaults, or what was given instead."""
+    from gitboot.review.guards import Limits
+
+    numbers: dict[str, Any] = {name: limit for name, limit in given.items() if limit is not None}
+    return Limits(**numbers, **allowed)
+
+
+_OPTIONS: Final = (
+    click.option(
+        "--verify",
+        metavar="WHAT",
+        type=click.Choice([str(each) for each in Verify]),
+        help="Accept only what a trusted key has signed: head, the newest commit; range, each on the "
+        "branch since the accepted one; tag, the tag that --rev names. Default: whatever is pushed.",
+    ),
+    click.option(
+        "--allowed-signers",
+        type=click.Path(path_type=Path),
+        help="SSH keys of people, as ssh-keygen reads them: a line PRINCIPAL KEYTYPE KEY each. Read anew when it is "
+        "changed.",
+    ),
+    click.option(
+        "--openpgp-keys",
+        type=click.Path(path_type=Path),
+        help="OpenPGP public keys of people: a file, or a directory of files. Read anew when they are changed.",
+    ),
+    click.option(
+        "--forge-key",
+        "forge_keys",
+        envvar="GITBOOT_FORGE_KEY",
+        metavar="NAME=FILE",
+        multiple=True,
+        help="A forge's own public key, OpenPGP or SSH, with which it signs merges. It counts for merge commits alone.",
+    ),
+    click.option(
+        "--reinstalls-need",
+        metavar="WHOM",
+        type=click.Choice([str(each) for each in ReinstallsNeed]),
+        help="What acknowledges reinstallations: approve, `gitboot approve` alone; signed, that or a Gitboot-Ack line "
+        "in a commit that a person's trusted key has signed. Default: such a line in any commit.",
+    ),
+)
+TRUST: Final = ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need")
+
+
+def trust_options(command: Command) -> Command:
+    """Whose commits and acknowledgements count, by these options alone."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def trust_of(
+    *,
+    verify: str | None,
+    allowed_signers: Path | None,
+    openpgp_keys: Path | None,
+    forge_keys: tuple[str, ...],
+    reinstalls_need: str | None,
+) -> TrustSettings:
+    """What was given; raises `UsageError` where it cannot be meant."""
+    from gitboot.controller.instance.settings import TrustSettings
+    from gitboot.git.signatures import TrustedKeys
+
+    keys = TrustedKeys(
+        allowed_signers=allowed_signers,
+        openpgp_keys=openpgp_keys,
+        forge_keys=tuple(map(_forge_key, forge_keys)),
+    )
+    need = ReinstallsNeed(reinstalls_need) if reinstalls_need is not None else None
+    if verify is not None and not keys.any:
+        raise UsageError(f"--verify {verify} needs keys: --allowed-signers, --openpgp-keys or --forge-key")
+    if need is ReinstallsNeed.SIGNED and not keys.of_people:
+        raise UsageError("--reinstalls-need signed needs keys of people: --allowed-signers or --openpgp-keys")
+    return TrustSettings(verify=Verify(verify) if verify is not None else None, keys=keys, reinstalls_need=need)
+
+
+def _forge_key(text: str) -> tuple[str, Path]:
+    name, found, path = text.partition("=")
+    if not (name and found and path):
+        raise UsageError(f"--forge-key {text}: expected NAME=FILE, as in GitHub=/etc/gitboot/web-flow.gpg")
+    return name, Path(path)
+
+
+def operator() -> str:
+    """The user's name; in a container, a user that has none is a number: ``uid 65532``."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # an OSError since Python 3.13
+        return f"uid {os.getuid()}"

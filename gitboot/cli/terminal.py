@@ -1,0 +1,337 @@
+"""Terminal output of commands: tables, progress bars, events and signals."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import zip_longest
+from typing import Any, Final, TypeVar
+
+import click
+from rich.cells import cell_len, chop_cells, set_cell_size
+
+from gitboot.background_threads import SignalQueue
+from gitboot.child_processes import LOG_FORMAT
+from gitboot.jsonio import format_instant
+from gitboot.status.events import Event
+from gitboot.terminal import control, escaped, escaped_lines, style, unstyled, verbatim
+from gitboot.text import one_line, printable
+
+_WIDEST: Final = 100
+_NARROWEST: Final = 40
+_COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
+
+
+def columns() -> int:
+    """How wide what people read may be: 100 columns, or what a terminal, or COLUMNS, has less, but 40."""
+    return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((_WIDEST, 0)).columns))
+
+
+def source(item: Mapping[str, Any]) -> str:
+    """What a plan's boot comes from: Maintenance/NAME, BootPolicy/NAME, or nothing."""
+    kinds = (("Maintenance", item["maintenance"]), ("BootPolicy", item["policy"]))
+    return next((f"{kind}/{name}" for kind, name in kinds if name), "-")
+
+
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    shortened: Sequence[int] = (),
+    below: Sequence[str] = (),
+    indent: int = 0,
+) -> str:
+    """Left-aligned columns with two spaces between; the header in bold. ``below`` has lines for below each row.
+
+    Each cell is escaped, so a cell stays on its line.
+
+    Where it is wider than `columns`, these are ``shortened``, the first first, to no less than their headers. If
+    that is not enough, the widest are folded: their cells go on in the next lines. A header without words is left out.
+    """
+    lines = [list(header), *([escaped(cell) for cell in row] for row in rows)]
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    room = columns() - indent - 2 * (len(widths) - 1)
+    for column in shortened:
+        widths[column] = max(widths[column] - max(sum(widths) - room, 0), _width(header[column]))
+        for line in lines:
+            line[column] = _cut(line[column], widths[column])
+    widths = _fitting(widths, room, least=[max(_width(name), 1) for name in header])
+    text = []
+    for number, line in enumerate(lines if any(header) else lines[1:], start=0 if any(header) else 1):
+        for part in zip_longest(
+            *(_folded(cell, width) for cell, width in zip(line, widths, strict=True)), fillvalue=""
+        ):
+            cells = [cell + " " * (width - _width(cell)) for cell, width in zip(part, widths, strict=True)]
+            cells[-1] = cells[-1].rstrip()
+            text.append("  ".join(map(_bold if number == 0 else _coloured, cells)).rstrip())
+        if number > 0 and below and below[number - 1]:
+            text.append(below[number - 1])
+    return textwrap.indent("\n".join(text), " " * indent)
+
+
+def _fitting(widths: Sequence[int], room: int, *, least: Sequence[int]) -> list[int]:
+    """The widths with the widest made narrower until all fits: none below its ``least``; names, the first, at last.
+
+    Where even the headers do not fit, they are folded, too.
+    """
+    found = list(widths)
+    while sum(found) > room:
+        foldable = [column for column, width in enumerate(found) if width > least[column]]
+        if not foldable:
+            least = [_NARROWEST_CELL] * len(found)
+            if all(width <= _NARROWEST_CELL for width in found):
+                break
+            continue
+        found[max(foldable, key=lambda column: (column > 0, found[column]))] -= 1
+    return found
+
+
+_NARROWEST_CELL: Final = 2  # a wide letter
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    """A cell in lines of at most so many columns; one that is coloured keeps its colour."""
+    if _width(cell) <= width:
+        return [cell]
+    plain, parts = unstyled(cell), [""]
+    for word in _WORD.findall(plain):
+        if cell_len(parts[-1]) + cell_len(word.rstrip()) > width:
+            parts += chop_cells(word, width)
+        else:
+            parts[-1] += word
+    return [cell.replace(plain, part.rstrip()) for part in parts if part.strip()]
+
+
+_WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path goes on in the next line after a slash
+
+
+def _bold(cell: str) -> str:
+    return style(cell, bold=True)
+
+
+def _coloured(cell: str) -> str:
+    colour = _COLOURS.get(cell.rstrip())
+    return style(cell, fg=colour) if colour else cell
+
+
+def wrapped(text: str, indent: str = "", *, then: str | None = None) -> str:
+    """A sentence in lines that fit, the further ones indented; commands and paths stay whole."""
+    return textwrap.fill(
+        printable(text),
+        columns(),
+        initial_indent=indent,
+        subsequent_indent=then if then is not None else indent or "    ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _cut(cell: str, width: int) -> str:
+    """A cell of at most so many columns; one that is coloured keeps its colour."""
+    plain = unstyled(cell)
+    return cell.replace(plain, f"{set_cell_size(plain, width - 1).rstrip()}…") if cell_len(plain) > width else cell
+
+
+def _width(cell: str) -> int:
+    return cell_len(unstyled(cell))
+
+
+_lock = threading.Lock()
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class LogFormat(StrEnum):
+    AUTO = "auto"
+    TEXT = "text"
+    JSON = "json"
+
+
+def _choose(_: click.Context, __: click.Parameter, chosen: str) -> None:
+    os.environ[LOG_FORMAT] = chosen
+
+
+def log_format_option(command: _Command) -> _Command:
+    return click.option(
+        "--log-format",
+        type=click.Choice([each.value for each in LogFormat]),
+        default=LogFormat.AUTO.value,
+        show_default=True,
+        callback=_choose,
+        expose_value=False,
+        help="How events are told: text, a line each; json, a line of JSON each; auto, text on a terminal.",
+    )(command)
+
+
+_LEAST: Final = 20  # columns for a message, on however narrow a terminal
+# ECMA-48. EL: the rest of the line that is written over. CHA: back to the first column.
+_CLEAR, _BACK = control("K"), control("G")
+_TELLING_COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cyan", "MaintenanceBooted": "cyan"}
+
+
+def tell(event: Event) -> None:
+    """Say what happened, whole lines only, whichever thread calls."""
+    with _lock:
+        is_passing = event.type == "Progress" and _is_seen()
+        after = _BACK if is_passing else "\n"  # the next line takes its place
+        sys.stderr.write(f"{_CLEAR if _is_seen() else ''}{_line(event)}{after}")  # at once: others write, too
+        sys.stderr.flush()
+
+
+def _is_seen() -> bool:
+    """Whether somebody sees each line as it is written, in text."""
+    return sys.stderr.isatty() and os.environ.get(LOG_FORMAT) != LogFormat.JSON
+
+
+def tell_what_is_logged() -> None:
+    """Let what is logged, by gitboot or by a library, be events as well: nothing else goes to standard error."""
+    logging.lastResort = _Logged(logging.WARNING)
+
+
+class _Logged(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        facts = {"logger": record.name}
+        if record.exc_info is not None:
+            facts["traceback"] = logging.Formatter().formatException(record.exc_info)
+        at = datetime.fromtimestamp(record.created, UTC)
+        tell(Event(at=at, type="Logged", message=record.getMessage(), facts=facts, warning=True))
+
+
+def _line(event: Event) -> str:
+    if not _is_seen() and os.environ.get(LOG_FORMAT) != LogFormat.TEXT:
+        return _json(event)
+    at = f"{event.at:%H:%M:%S}" if _is_seen() else format_instant(event.at)
+    level = "" if _is_seen() or not event.warning else "warning: "  # a colour says it
+    message = one_line(f"{level}{event.message}")
+    if _is_seen():
+        message = _fitting_telling(
+            message, os.get_terminal_size(sys.stderr.fileno()).columns - len(f"{at} {event.type:<18} ")
+        )
+    time = style(at, fg="bright_black")
+    kind = style(f"{event.type:<18}", fg="yellow" if event.warning else _TELLING_COLOURS.get(event.type))
+    traceback = event.facts.get("traceback")
+    text = "\n".join([f"{time} {kind} {message}", *([escaped_lines(traceback)] if traceback else [])])
+    return text if _is_seen() else unstyled(text)
+
+
+def _json(event: Event) -> str:
+    return json.dumps(
+        {
+            **event.facts,
+            "at": format_instant(event.at),
+            "type": event.type,
+            "message": event.message,
+            "level": "warning" if event.warning else "info",
+        },
+        sort_keys=True,
+    )
+
+
+def _fitting_telling(message: str, columns: int) -> str:
+    """As much as one line has room for: a terminal would wrap the rest, and `gitboot events` has it."""
+    room = max(columns, _LEAST)
+    return message if len(message) <= room else f"{message[: room - 1]}…"
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar for so many of what is named; what is yielded is told how many more are done."""
+    with growing(what) as (of, advance):
+        of(total)
+        yield advance
+
+
+@contextmanager
+def growing(what: str) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+    """The same, where how many there are is found on the way: the first is told that, and may be told again."""
+    if not sys.stderr.isatty():
+        yield _unseen, _unseen
+        return
+    from rich.console import Console  # only where somebody looks: it takes a tenth of a second
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        verbatim(sys.stderr) as terminal,
+        Progress(
+            *columns,
+            console=Console(file=terminal),
+            transient=True,
+            redirect_stdout=False,  # what others write is escaped by their own streams
+            redirect_stderr=False,
+        ) as shown,
+    ):
+        task = shown.add_task(what, total=None)
+        yield lambda total: shown.update(task, total=total), lambda number: shown.advance(task, number)
+
+
+def _unseen(_: int) -> None:
+    """Where nobody looks."""
+
+
+class Stop:
+    """A request to end, which a signal handler or another thread makes."""
+
+    def __init__(self) -> None:
+        self._asked: SignalQueue[bool] = SignalQueue()
+        self.is_set = False
+
+    def set(self) -> None:
+        """Ask for the end; from any thread or signal handler."""
+        self.is_set = True
+        self._asked.put(True)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the end is asked for, or for so long; say whether it was."""
+        if not self.is_set and self._asked.get(timeout_s):
+            self._asked.put(True)  # others may wait, too
+        return self.is_set
+
+
+def stopped_by_signal(*numbers: signal.Signals) -> Stop:
+    """An end that these signals ask for from now on; SIGINT and SIGTERM where none is named."""
+    stop = Stop()
+    for number in numbers or (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+@contextmanager
+def interrupted_by_signal() -> Iterator[Stop]:
+    """An end that SIGINT and SIGTERM ask for until the block ends; SIGHUP and SIGUSR1 ask for nothing meanwhile."""
+    stop = Stop()
+    numbers = {signal.SIGINT: stop.set, signal.SIGTERM: stop.set, signal.SIGHUP: _nothing, signal.SIGUSR1: _nothing}
+    before = {number: signal.signal(number, lambda *_, what=what: what()) for number, what in numbers.items()}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _nothing() -> None:
+    """Nothing is done."""
+
+
+def end_by_signal(stop: Callable[[], None], *, within_s: float) -> None:
+    """Call ``stop`` at SIGINT and SIGTERM; a process that has not come to its end after so long is ended."""
+
+    def end(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, within_s)
+        stop()
+
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # later Python has no handler any more: it would be killed
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)

@@ -1,0 +1,758 @@
+"""Which commit is accepted: read, decided, judged by the guards; accepted whole, refused whole, or held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from operator import is_not
+from typing import Final, NamedTuple, Protocol
+
+from gitboot.bmc.credentials import Pair
+from gitboot.controller.commit_verdicts import (
+    Ahead,
+    Candidate,
+    Evaluating,
+    Judging,
+    Merges,
+    Unfinished,
+    Wait,
+    approvals,
+)
+from gitboot.controller.learn.install_boots import joined, offering, withheld_by
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.operator_requests import released
+from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Moves
+from gitboot.fleet.revision import Message, ReinstallsNeed, Revision, Signer
+from gitboot.jsonio import facts as as_facts
+from gitboot.jsonio import format_instant
+from gitboot.ledger.instance_tables import Withheld
+from gitboot.model.scalars import SystemUuid
+from gitboot.problems import Code, Problem, Severity, next_change
+from gitboot.resolve.server_plan import Halt
+from gitboot.review.formats import phrases
+from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
+from gitboot.status.events import Event
+from gitboot.status.instance_status import ChangedArea, Heeded, Held, PassedMerge
+from gitboot.text import count, more, some
+
+
+class CommitSource(Protocol):
+    """Where commits come from, as far as accepting one needs it; errors as those of `gitboot.git.clone.Source`."""
+
+    @property
+    def has_fetched(self) -> bool:
+        """Whether this process has fetched the branch."""
+
+    def latest(self) -> Revision | None:
+        """The commit that was fetched last."""
+
+    def accepted(self) -> Revision | None:
+        """The commit that was accepted last; None where there is none, or the clone was lost."""
+
+    def has(self, revision: Revision) -> bool:
+        """Whether a commit was fetched."""
+
+    def accept(self, revision: Revision) -> None:
+        """Make a commit the accepted one."""
+
+    def restore(self, accepted: Revision | None) -> None:
+        """Make the clone anew, with the accepted commit in it."""
+
+    def merges(self, since: Revision | None, revision: Revision) -> Merges:
+        """The commits from ``since`` to ``revision`` by first parents, the oldest first; all in one, if that is no way.
+
+        Without ``since`` the one commit.
+        """
+
+    def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
+        """The signed content of acknowledging commits that led to ``tips``, not to ``hidden``, as far as it is here."""
+
+    def committed_at(self, revision: Revision) -> datetime:
+        """Return the committer time of a commit."""
+
+    def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
+        """Whether ``latest`` leaves out something of what led to ``accepted``."""
+
+
+class CommitSignatures(Protocol):
+    """Who has signed commits; see `gitboot.git.signatures.Signatures`."""
+
+    def mark(self, revision: Revision) -> str:
+        """What is another where a signature may be judged otherwise by now."""
+
+    def faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
+        """What speaks against these commits, the oldest first, after the accepted one."""
+
+    def signer(self, revision: Revision) -> Signer | None:
+        """Whose trusted key vouches for a commit."""
+
+    def signed(self, message: Message) -> Message:
+        """A message with who has signed its commit, if anyone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Authority:
+    """Whose word counts, by the instance's own settings."""
+
+    signatures: CommitSignatures | None = None  # None: no keys are given
+    reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges them
+
+
+NOBODY_SIGNS: Final = Authority()
+
+
+class Gone(NamedTuple):
+    """Boots that stay withheld because the branch does not have the commit that takes them back."""
+
+    commit: Revision
+    servers: int  # machines of the accepted commit whose boots are withheld for no other commit
+    is_here: bool  # whether the clone has the commit, so that a newer one can be compared with it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """What became of the newest commit, and which one goes on."""
+
+    accepted: Commit | None = None
+    changes: tuple[str, ...] = ()  # the digests of the steps that led to the accepted one since the start
+    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by them
+    moves: Moves = NO_MOVES  # of machines between sites, by them
+    searched: Revision | None = None  # the accepted commit, if its history was searched for acknowledgements now
+    met: frozenset[str] = frozenset()  # acknowledgements that do not count again, and that the ledger lacks
+    lost: frozenset[LostIdentity] | None = None  # identities that machines had before the accepted one; None: as before
+    let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials because they passed the guard
+    attempted: Revision | None = None
+    problems: tuple[Problem, ...] = ()  # of the attempted commit
+    problems_until: datetime | None = None  # when another of them begins or ends; None: never
+    orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
+    candidate: Candidate | None = None
+    passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one
+    waiting: Revision | None = None  # the newest commit, while an operator lets none be accepted
+    is_adopted: bool = False  # whether the clone knows which one is accepted
+    trouble: tuple[str, str] | None = None  # why the clone cannot be read: a word, and in words
+    committed_at: datetime | None = None  # the committer time of the accepted commit; None if it could not be read
+    signer: Signer | None = None  # whose trusted key vouches for the accepted commit
+    acknowledged: tuple[Heeded, ...] = ()  # on the way to the accepted one since the start
+    changed: tuple[ChangedArea, ...] = ()  # likewise
+    keys: str = ""  # what is another since the attempted one was judged, where keys are
+    retry_at: datetime | None = None  # when gitboot evaluates again what was not evaluated to its end; None: nothing
+    retries: int = 0  # evaluations of it that did not end
+    withheld: Withheld | None = None  # install boots of the accepted commit that newer commits do not offer
+    offered: Commit | None = None  # the accepted commit without these boots
+    evaluated: Revision | None = None  # the newest commit by which they were found
+    stands: Revision | None = None  # the commit by which they were found when gitboot published without them last
+    read: Revision | None = None  # the same commit, once every fetch up to then is learned
+    is_log_unread: bool = False  # whether the fetch log could not be read to its end the last time
+    awaits_records: bool = False  # whether more can perhaps be accepted once that is learned
+    waits: bool = False  # whether a step waits for that which no guard holds
+    gone: Gone | None = None  # of these boots, those that a commit withholds which the branch does not have
+    rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
+
+    @property
+    def is_unevaluated(self) -> bool:
+        """Whether the evaluation of the newest commit did not end, so that gitboot evaluates it again."""
+        return self.retry_at is not None and any(each.code is Code.LIMITS for each in self.problems)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the attempted commit was not accepted."""
+        return self.accepted is None or self.accepted.revision != self.attempted
+
+    @property
+    def is_preliminary(self) -> bool:
+        """Whether gitboot judges the held commit by records as soon as it has learned of the fetches up to now."""
+        candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated
+        if candidate is not None and self.waits:
+            return True
+        is_judged_soon = is_published and self.waiting is None and not self.is_log_unread
+        return is_judged_soon and candidate is not None and candidate.is_preliminary
+
+    @property
+    def held(self) -> Held | None:
+        """The commit that waits for an acknowledgement."""
+        if self.candidate is None or self.is_preliminary:
+            return None
+        verdict = self.candidate.verdict
+        guards = tuple(str(guard) for guard in verdict.holding)
+        is_reinstalling = Guard.MAX_REINSTALLS in verdict.holding
+        lines = _lines(verdict, self.candidate.need) if self.candidate.heeds_lines else ()
+        return Held(
+            commit=self.candidate.commit.revision,
+            digest=verdict.digest,
+            guards=guards,
+            lines=lines,
+            reinstalls=self.candidate.reinstalls if is_reinstalling else (),
+        )
+
+
+_FIRST_RETRY: Final = timedelta(minutes=1)  # after an evaluation that did not end; each next wait is twice as long
+_LONGEST_RETRY: Final = timedelta(minutes=30)
+
+_Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
+
+
+class _MergesBetween:
+    """What lies between two commits of a source; read again only for another two."""
+
+    def __init__(self, source: CommitSource) -> None:
+        self._source = source
+        self._ends: tuple[Revision, Revision] | None = None
+        self._found: tuple[Merges, bool] = (), False
+
+    def between(self, accepted: Revision, latest: Revision) -> tuple[Merges, bool]:
+        """The merges from one to the other, and whether that is a rewind."""
+        if self._ends != (accepted, latest):
+            self._found = self._source.merges(accepted, latest), self._source.is_rewind(accepted, latest)
+            self._ends = accepted, latest
+        return self._found
+
+
+class Accepting:
+    """Accepts the newest commit if it holds together and no guard holds it; else the one before goes on."""
+
+    def __init__(
+        self,
+        source: CommitSource,
+        evaluation: Evaluating,
+        *,
+        limits: Limits,
+        covered: Callable[[BmcAccess], bool] = lambda _: True,
+        published: Revision | None = None,
+        trust: Authority = NOBODY_SIGNS,
+        kept: Commit | None = None,
+    ) -> None:
+        self._source, self._evaluation, self._limits = source, evaluation, limits
+        self._judging = Judging(evaluation, limits, covered, trust.reinstalls_need)
+        self._signatures = trust.signatures
+        self._published = published  # the commit that the tree was made of before this start
+        self._kept = kept  # one that was accepted before it, of which nothing has to be found out
+        self._merges = _MergesBetween(source)
+        self._is_retrying = False  # whether commits are evaluated again whose evaluation did not end
+        self._has_searched = False  # whether since the start
+        self._judged_by_records: Candidate | None = None  # the last one
+        self._records_read: tuple[object, ...] = ()  # by `_records_of`, when it was judged
+        self._path: tuple[tuple[Commit, ...], Withheld | None] | None = None  # the last of `withheld_by`
+        self._offering: tuple[Commit, Withheld | None, Commit] | None = None  # the last of `_without_withheld`
+        self._left_out: tuple[Revision, Revision, bool] | None = None  # the last of `is_rewind` that `_is_gone` read
+
+    def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
+        """What becomes of the newest commit, and what there is to say of it.
+
+        After a start that is first the one that was accepted before: bad commits and a lost remote keep it. What is
+        accepted here counts once it is written down, and `adopt` was called.
+        """
+        attempt, events = replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
+        if knowledge.settled is None and knowledge.is_trusted:  # at a start: the records are those of before it
+            knowledge = replace(knowledge, settled="")
+        for step in (self._adopted, self._taken_up_again, self._searched, self._taken_newest, self._searched):
+            attempt = self._over_a_whole_clone(step, attempt, knowledge, events, at)
+            if attempt.trouble is not None:
+                break
+        return self._without_withheld(attempt), tuple(events)
+
+    def resume(self, before: Attempt, knowledge: Knowledge, at: datetime) -> Attempt:
+        """Return the commit that was accepted before a start, for as long as the ledger cannot be written.
+
+        Nothing is adopted: `accept` begins with ``before`` again. Without that commit the attempt is ``before``.
+        """
+        kept = self._kept
+        try:
+            resumed = self._resumed(before, knowledge, [], at)
+        except SourceError:
+            return before
+        finally:
+            self._kept = kept
+        return self._without_withheld(resumed) if resumed.accepted is not None else before
+
+    def has_asked(self, attempt: Attempt, knowledge: Knowledge, at: datetime) -> bool:
+        """Start the evaluation of the newest commit if needed, and return whether it is still running."""
+        try:
+            latest = self._source.latest()
+            if latest is None or attempt.attempted in (None, latest):
+                return False
+            self._judging.judge(self._ahead(attempt.accepted, latest, knowledge), knowledge, at)
+        except Unfinished:
+            return True
+        except SourceError:
+            pass  # `accept` finds it, too, and says so
+        return False
+
+    def adopt(self, attempt: Attempt) -> Attempt:
+        """Go by the accepted commit from now on, after a restart too, once the ledger has it."""
+        try:
+            return self._adopted(attempt)
+        except SourceError:
+            return attempt  # `accept` tries again, and says so
+
+    def is_newest(self, attempt: Attempt) -> bool:
+        """Whether the accepted commit is the newest that was fetched."""
+        with suppress(SourceError):
+            return attempt.accepted is not None and attempt.accepted.revision == self._source.latest()
+        return False
+
+    def _over_a_whole_clone(
+        self, step: _Step, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime
+    ) -> Attempt:
+        """What a step makes of the attempt; a damaged clone is made anew, once, before it is tried again."""
+        try:
+            try:
+                return step(attempt, knowledge, events, at)
+            except CorruptClone as error:
+                if trouble := self._restore(error, knowledge, events, at):
+                    return replace(attempt, trouble=trouble)
+                return step(attempt, knowledge, events, at)
+        except SourceError as error:
+            return replace(attempt, trouble=(type(error).__name__, str(error)))
+
+    def _adopted(self, attempt: Attempt, *_: object) -> Attempt:
+        if attempt.accepted is None or attempt.is_adopted:
+            return attempt
+        self._source.accept(attempt.accepted.revision)
+        self._evaluation.keep(attempt.accepted.revision)
+        return replace(attempt, is_adopted=True)
+
+    def _taken_newest(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
+        if attempt.attempted is None and self._accepted_before(knowledge) is not None:
+            return attempt  # what was accepted before is still being evaluated
+        latest, suspension = self._source.latest(), knowledge.facts.suspension
+        if latest is None:
+            return attempt
+        attempt = _with_problems_at(replace(attempt, waiting=None), at)
+        keys = self._signatures.mark(latest) if self._signatures is not None else ""
+        has_news = keys != attempt.keys or _has_new_approvals(attempt, knowledge)
+        reads_records = attempt.read == latest
+        has_news |= reads_records and (attempt.awaits_records or self._has_new_records(attempt, knowledge))
+        wait = _wait(attempt, latest)
+        has_news |= attempt.waits and wait is Wait.NONE
+        has_news |= attempt.problems_until is not None and attempt.problems_until <= at
+        has_news |= (is_gone := self._is_gone(attempt.withheld, latest)) != (attempt.gone is not None)
+        before, retries = attempt.withheld, attempt.retries if latest == attempt.attempted else 0
+        if attempt.retry_at is not None and at >= attempt.retry_at and not self._is_retrying:
+            self._judging.forget_unevaluated()
+            self._is_retrying = True
+        if latest == attempt.attempted and not attempt.is_behind:
+            return self._withheld(attempt, before, (), latest, is_gone=is_gone)
+        if latest == attempt.attempted and not (has_news or self._is_retrying):
+            return attempt
+        if self._is_retrying:
+            # The boots that these commits take back are still offered: withhold them first, then read the records.
+            reads_records, attempt = False, replace(attempt, evaluated=None, stands=None, read=None)
+            wait = _wait(attempt, latest)
+        try:
+            ahead = self._ahead(attempt.accepted, latest, knowledge)
+            found = self._judging.judge(ahead, knowledge, at, attempt.met, reads_records=reads_records, wait=wait)
+        except Unfinished:
+            return attempt
+        reached = found.reached or attempt.accepted
+        self._evaluation.settle(reached.revision if reached is not None else None)
+        self._records_read, self._is_retrying = _records_of(knowledge), False
+        attempt = replace(attempt, retry_at=None, retries=0)
+        if suspension is not None and at < suspension.until:
+            attempt = self._withheld(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
+            until = found.problems_until if attempt.is_behind else attempt.problems_until
+            orders = found.latest_orders
+            return replace(attempt, orders=orders, waiting=latest, evaluated=latest, problems_until=until)
+        if found.reached is not None:
+            digests = tuple(verdict.digest for _, verdict in found.hops)
+            met = attempt.met | found.used
+            attempt = self._accepted(found.reached, digests, found.introduced, events, at)
+            attempt = replace(
+                attempt,
+                met=met,
+                moves=found.moves,
+                lost=found.lost,
+                let_in=found.let_in,
+                acknowledged=tuple(_heeded(found.hops)),
+                changed=tuple(_changed(found.hops, _subjects(ahead))),
+                rolled_back=found.rolled_back,
+            )
+            events += _acknowledged(found.hops, at)
+        attempt = replace(
+            attempt, orders=found.orders, passed=found.passed, keys=keys, problems_until=found.problems_until
+        )
+        attempt = self._withheld(attempt, before, found.newer, found.evaluated, is_gone=is_gone)
+        attempt = replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
+        if found.is_incomplete and (found.reached is None or found.reached.revision != latest):
+            attempt = _postponed(attempt, retries, at)
+        if found.invalid is not None:
+            return _refused(attempt, latest, found.invalid, events, at)
+        if (held := found.candidate) is None:
+            return attempt
+        accepted = attempt.accepted
+        if accepted is not None and accepted.fleet.stopped is not None and held.commit.fleet.stopped is None:
+            held = replace(held, released=released(held.commit, knowledge, at, Halt.WRITING))
+        self._judged_by_records = held if reads_records else None
+        return replace(attempt, attempted=latest, problems=held.commit.decisions.problems_at(at), candidate=held)
+
+    def _withheld(
+        self,
+        attempt: Attempt,
+        before: Withheld | None,
+        newer: Sequence[Commit],
+        evaluated: Revision | None,
+        *,
+        is_gone: bool,
+    ) -> Attempt:
+        """Return the attempt with what newer commits withhold, and what was withheld ``before`` by another commit.
+
+        ``evaluated`` is the newest commit whose evaluation ended. After a restart, a restore or a take-over, the commit
+        of ``before`` may be newer: its evaluation did not end, or the clone lacks it. ``is_gone``: the branch does not
+        have it. Then a person decides, unless ``evaluated`` is known to be no older commit.
+        """
+        now, accepted = None, attempt.accepted
+        if accepted is not None and newer and evaluated is not None:
+            path = (accepted, *newer)
+            if self._path is None or len(path) != len(self._path[0]) or any(map(is_not, path, self._path[0])):
+                self._path = path, withheld_by(accepted, newer, evaluated)
+            found = self._path[1]
+            now = found._replace(by=evaluated) if found is not None else None
+        if before is None or before.by == evaluated or (is_gone and self._limits.allow_rewind):
+            return replace(attempt, withheld=now, gone=None)
+        by, is_here, is_over = Revision(before.by), False, False
+        with suppress(SourceError):
+            is_here = self._source.has(by)
+            is_over = is_here and evaluated is not None and self._source.is_rewind(evaluated, by)
+        if is_over:
+            return replace(attempt, withheld=now, gone=None)
+        withheld, gone = joined(before, now), None
+        if is_gone:
+            others, machines = now.servers if now is not None else {}, accepted.machines if accepted is not None else {}
+            servers = [each for each, boots in withheld.servers.items() if boots != others.get(each)]
+            gone = Gone(by, sum(each in machines for each in servers), is_here)
+        return replace(attempt, withheld=withheld, gone=gone)
+
+    def _is_gone(self, withheld: Withheld | None, latest: Revision) -> bool:
+        """Return whether the branch does not have the commit by which boots are withheld, as it was fetched last.
+
+        That is not known before the first fetch of a process: the clone may be of before the commit.
+        """
+        if withheld is None or withheld.by == latest or not self._source.has_fetched:
+            return False
+        by = Revision(withheld.by)
+        with suppress(SourceError):
+            if not self._source.has(by):
+                return True
+            if self._left_out is None or self._left_out[:2] != (by, latest):
+                self._left_out = by, latest, self._source.is_rewind(by, latest)
+            return self._left_out[2]
+        return False
+
+    def _has_new_records(self, attempt: Attempt, knowledge: Knowledge) -> bool:
+        """Return whether records may let a held commit through that did not when it was judged last."""
+        if attempt.candidate is None or not attempt.candidate.by_records:
+            return False
+        if attempt.candidate is not self._judged_by_records:  # or it was, and the ledger did not take what came of it
+            return True
+        return any(map(is_not, self._records_read, _records_of(knowledge)))
+
+    def _without_withheld(self, attempt: Attempt) -> Attempt:
+        """Return the attempt with what the accepted commit offers without the withheld boots."""
+        accepted, last = attempt.accepted, self._offering
+        if accepted is None:
+            return attempt
+        if last is None or last[0] is not accepted or last[1] != attempt.withheld:
+            last = self._offering = accepted, attempt.withheld, offering(accepted, attempt.withheld)
+        return replace(attempt, offered=last[2])
+
+    def _searched(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
+        """Find the acknowledgements in the history of the accepted commit: none of them counts again.
+
+        After a start they are looked for in all that is known to have been accepted: the ledger may come from a gitboot
+        that did not note them, or from a backup.
+        """
+        accepted = attempt.accepted.revision if attempt.accepted is not None else None
+        if accepted is None and self._source.latest() is None:
+            return attempt  # the first fetch makes the clone; a clone that is made anew meanwhile would be in its way
+        since, tips = attempt.searched or knowledge.facts.searched, {accepted}
+        if not self._has_searched:
+            tips |= {*map(Revision, knowledge.unsearched), self._source.accepted(), self._published}
+        if tips - {None, since}:
+            hidden = [Revision(since)] if since is not None else []
+            found = self._source.acknowledging_content(hidden, sorted(filter(None, tips)))
+            attempt = replace(attempt, searched=accepted, met=attempt.met | (found - knowledge.met))
+        self._has_searched = accepted is not None  # until then the ledger is not told
+        return attempt
+
+    def _ahead(self, accepted: Commit | None, latest: Revision, knowledge: Knowledge) -> Ahead:
+        if accepted is None:  # one that cannot be compared with what was accepted may leave something out
+            before = self._accepted_before(knowledge)
+            messages = [message for _, brought in self._source.merges(before, latest) for message in brought]
+            return _signed(
+                self._signatures,
+                before,
+                Ahead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published),
+            )
+        merges, rewound = self._merges.between(accepted.revision, latest)
+        ahead = Ahead(accepted=accepted, merges=merges, leaves_out=accepted.revision if rewound else None)
+        return _signed(self._signatures, accepted.revision, ahead)
+
+    def _taken_up_again(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
+        """After a start: go on with what was accepted before, which is compared with what comes next."""
+        return self._adopted(self._resumed(attempt, knowledge, events, at))
+
+    def _resumed(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
+        """Return the attempt after a start with what was accepted before; the guards have judged it then."""
+        if attempt.attempted is not None or (before := self._accepted_before(knowledge)) is None:
+            return attempt
+        if attempt.retry_at is not None and at < attempt.retry_at:
+            return attempt
+        kept = self._kept if self._kept is not None and self._source.has(self._kept.revision) else None
+        if kept is not None and kept.revision == before:
+            commit = kept
+        else:
+            try:
+                if kept is not None:
+                    self._evaluation.keep(kept.revision)
+                evaluated = self._evaluation.evaluate(before, kept)
+            except NotEvaluated as error:
+                attempt = _refused(_postponed(attempt, attempt.retries, at), before, error, events, at)
+                return replace(attempt, attempted=None)
+            except InvalidRepository as error:
+                return _refused(attempt, before, error.at(at), events, at)
+            if evaluated is None:
+                return attempt
+            commit = evaluated.commit
+        self._kept = None
+        resumed = self._accepted(commit, (), {}, events, at)
+        return replace(resumed, orders=attempt.orders, withheld=attempt.withheld, evaluated=commit.revision)
+
+    def _accepted(
+        self,
+        commit: Commit,
+        changes: tuple[str, ...],
+        introduced: Mapping[SystemUuid, int],
+        events: list[Event],
+        at: datetime,
+    ) -> Attempt:
+        committed_at, signer = None, None
+        with suppress(SourceError):  # the commit is accepted even if its time or its signature cannot be read now
+            committed_at = self._source.committed_at(commit.revision)
+            signer = self._signatures.signer(commit.revision) if self._signatures is not None else None
+        attempt = Attempt(
+            accepted=commit,
+            changes=changes,
+            introduced=introduced,
+            attempted=commit.revision,
+            problems=commit.decisions.problems_at(at),
+            problems_until=next_change(commit.decisions.dated, at),
+            committed_at=committed_at,
+            signer=signer,
+        )
+        facts = {"commit": commit.revision, **({"signer": as_facts(signer)} if signer is not None else {})}
+        events.append(Event(at=at, type="Accepted", message=accepted_message(commit, signer), facts=facts))
+        return attempt
+
+    def _accepted_before(self, knowledge: Knowledge) -> Revision | None:
+        """The commit that was accepted last; the ledger knows it even where the clone was lost.
+
+        Where the ledger was lost too, the tree knows what was published: guards compare with that.
+        """
+        accepted, noted = self._source.accepted(), knowledge.facts.accepted
+        if noted is not None and knowledge.is_trusted:
+            if self._source.has(Revision(noted)):
+                return Revision(noted)  # the ledger is written first: a crash may lie between
+            accepted = None  # the clone is of before: of an older backup, or of a host that has stood by since
+        if accepted is None and noted is None and self._published is not None:
+            return self._published if self._source.has(self._published) else None
+        if accepted is None and noted is not None and not self._limits.allow_rewind:
+            raise CorruptClone(
+                f"the accepted commit {noted} is not in gitboot's own clone (start once with --allow-rewind to go on "
+                "without it)"
+            )
+        return accepted
+
+    def _restore(
+        self, error: CorruptClone, knowledge: Knowledge, events: list[Event], at: datetime
+    ) -> tuple[str, str] | None:
+        """Make the clone anew; return why that could not be done. What is answered goes on meanwhile."""
+        events.append(Event(at=at, type="CloneCorrupt", message=str(error), warning=True))
+        accepted = knowledge.facts.accepted
+        try:
+            self._source.restore(Revision(accepted) if accepted is not None else None)
+        except (TryAgain, OperatorError) as failure:
+            return "CorruptClone", f"{error}; {failure}"
+        events.append(Event(at=at, type="CloneRestored", message="gitboot's own clone was made anew"))
+        return None
+
+
+def _signed(signatures: CommitSignatures | None, since: Revision | None, ahead: Ahead) -> Ahead:
+    """What lies ahead, with what of it does not count, and who has signed acknowledgements."""
+    if signatures is None:
+        return ahead
+    merges = tuple(
+        (revision, tuple(signatures.signed(each) if may_acknowledge(each) else each for each in messages))
+        for revision, messages in ahead.merges
+    )
+    untrusted = signatures.faults(since, [revision for revision, _ in ahead.merges])
+    return replace(ahead, merges=merges, untrusted=untrusted)
+
+
+def _wait(attempt: Attempt, latest: Revision) -> Wait:
+    """Return which steps to the newest commit wait until all fetches are read.
+
+    They wait until gitboot has published without the boots that they take back, and has read the fetch log then. They
+    do not wait if gitboot could not publish, or cannot read the log: evidence that comes later installs nothing.
+    """
+    is_new = attempt.evaluated != latest
+    if attempt.accepted is None or not (is_new or (attempt.stands == latest and not attempt.is_log_unread)):
+        return Wait.NONE
+    # What the commit before the accepted one offered counts, too, until all fetches since are read.
+    return Wait.ALL if attempt.read is None else Wait.OFFERED
+
+
+def _with_problems_at(attempt: Attempt, at: datetime) -> Attempt:
+    """Return the attempt with the problems that its commit has at an instant, if gitboot has accepted the commit."""
+    if attempt.is_behind or attempt.accepted is None or attempt.problems_until is None or at < attempt.problems_until:
+        return attempt
+    decisions = attempt.accepted.decisions
+    return replace(attempt, problems=decisions.problems_at(at), problems_until=next_change(decisions.dated, at))
+
+
+def _postponed(attempt: Attempt, retries: int, at: datetime) -> Attempt:
+    """Return the attempt after one more evaluation that did not end; ``retries`` of them did not end before."""
+    wait = min(_FIRST_RETRY * 2 ** min(retries, 10), _LONGEST_RETRY)
+    return replace(attempt, retry_at=at + wait, retries=retries + 1)
+
+
+def _refused(
+    attempt: Attempt, revision: Revision, error: InvalidRepository, events: list[Event], at: datetime
+) -> Attempt:
+    is_known = (attempt.attempted, attempt.problems, attempt.candidate) == (revision, error.problems, None)
+    attempt = replace(attempt, attempted=revision, problems=error.problems, candidate=None)
+    if is_known:  # one more evaluation that did not end
+        return attempt
+    facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
+    events.append(Event(at=at, type="Refused", message=refused_message(attempt), facts=facts, warning=True))
+    return attempt
+
+
+def _acknowledged(hops: Iterable[tuple[Revision, Verdict]], at: datetime) -> Iterator[Event]:
+    for revision, verdict in hops:
+        for trip in verdict.trips:
+            message = f"{revision[:12]}: {trip.guard} is acknowledged: {phrases.trip(trip)} (by {trip.by})"
+            facts = {"commit": revision, "digest": verdict.digest, "guard": trip.guard.value, "by": trip.by}
+            yield Event(at=at, type="Acknowledged", message=message, facts=facts)
+
+
+def _heeded(hops: Iterable[tuple[Revision, Verdict]]) -> Iterator[Heeded]:
+    for revision, verdict in hops:
+        for guard, by in dict.fromkeys((trip.guard.value, trip.by) for trip in verdict.trips):
+            yield Heeded(commit=revision, guard=guard, by=by)
+
+
+def _subjects(ahead: Ahead) -> Mapping[str, str]:
+    """Return the first line of each commit's message, cut to what one line of a page holds."""
+    return {each.commit: each.text.partition("\n")[0][:_SUBJECT] for _, messages in ahead.merges for each in messages}
+
+
+_SUBJECT: Final = 120
+
+
+def _changed(hops: Iterable[tuple[Revision, Verdict]], subjects: Mapping[str, str]) -> Iterator[ChangedArea]:
+    for revision, verdict in hops:
+        for area in verdict.areas:
+            yield ChangedArea(
+                commit=revision,
+                label="=".join(area.label) if area.label is not None else "",
+                size=area.size,
+                changed=area.changed,
+                less=area.less,
+                removed=area.removed,
+                added=area.added,
+                reinstalled=area.reinstalled,
+                subject=subjects.get(revision, ""),
+            )
+
+
+def _records_of(knowledge: Knowledge) -> tuple[object, ...]:
+    """Return what decides whether a server is installed: another object where anything of it is another."""
+    return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unseen, knowledge.facts.gap
+
+
+def _has_new_approvals(attempt: Attempt, knowledge: Knowledge) -> bool:
+    """Whether a held commit may be judged otherwise by now."""
+    held = attempt.candidate
+    if held is None:
+        return False
+    if not held.heeds_lines and not knowledge.facts.gap:
+        return True
+    return not approvals(knowledge).keys() <= held.approvals.keys()
+
+
+# In words
+
+
+def accepted_message(commit: Commit, signer: Signer | None = None) -> str:
+    signed = f", signed by {signer}" if signer is not None else ""
+    return f"{commit.revision[:12]} decides for {count(len(commit.decisions.servers), 'server')}{signed}"
+
+
+def refused_message(attempt: Attempt) -> str:
+    first = next((each for each in attempt.problems if each.severity is Severity.ERROR), attempt.problems[0])
+    rest = more(len(attempt.problems) - 1, "problem")
+    which = attempt.attempted[:12] if attempt.attempted is not None else "the commit that was accepted before the start"
+    if attempt.retry_at is None or not attempt.is_unevaluated:
+        return f"{which} is invalid: {first}{rest and f' {rest}'}"
+    return f"{which} is not evaluated: {first}; gitboot evaluates it again at {format_instant(attempt.retry_at)}"
+
+
+_AFTER_GAP: Final = (
+    "Lines of messages do not count before the instance has come up to the newest commit: it was not alive for long, "
+    "and nothing else proves that this ledger is no older copy"
+)
+
+
+_MOST_INHERITED: Final = 3  # that a message shows
+
+
+def held_message(held: Candidate) -> str:
+    """By which numbers a commit is held, and how it is acknowledged."""
+    verdict = held.verdict
+    trips = "; ".join(f"{trip.guard}: {phrases.trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
+    guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
+    approve = f"gitboot approve {verdict.digest} {guards} --reason … --state …"
+    if Guard.MAX_REINSTALLS in verdict.holding and held.reinstalls:
+        trips = f"{trips} ({some(held.reinstalls)})"
+    if Guard.MAX_REINSTALLS in verdict.holding and verdict.inherited:
+        gets = "; ".join(map(str, verdict.inherited[:_MOST_INHERITED]))
+        rest = more(len(verdict.inherited) - _MOST_INHERITED, "identity")
+        trips = f"{trips} ({gets}{rest and f' {rest}'})"
+    message = f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it with: {approve}"
+    if not held.heeds_lines:
+        return f"{message}. {_AFTER_GAP}"
+    if lines := _quoted(verdict, held.need):
+        where = (
+            "in the message of a commit that you sign" if _wants_key(verdict, held.need) else "in a commit's message"
+        )
+        message = (
+            f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it {where} with {lines}, or with: {approve}"
+        )
+    if held.released:
+        message = f"{message}. {count(len(held.released), 'server')} would boot by it at once: {some(held.released)}"
+    if len(held.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in held.steps):
+        each = "; ".join(
+            f"{revision[:12]} with {_quoted(step, held.need) or 'gitboot approve'}" for revision, step in held.steps
+        )
+        message = f"{message}. Or each merge by itself: {each}"
+    unheeded = tuple(
+        f"{phrases.value(each.line)!r} does not count: {phrases.value(each.why)}" for each in held.unheeded
+    )
+    return f"{message} ({some(unheeded)})" if unheeded else message
+
+
+def _lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
+    """The lines that acknowledge all that holds; none where no line does."""
+    found = tuple(text for _, text in trailers(verdict, need))
+    return found if len(found) == len(verdict.holding) else ()
+
+
+def _quoted(verdict: Verdict, need: ReinstallsNeed | None) -> str:
+    return " and ".join(map(repr, _lines(verdict, need)))
+
+
+def _wants_key(verdict: Verdict, need: ReinstallsNeed | None) -> bool:
+    return need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in verdict.holding

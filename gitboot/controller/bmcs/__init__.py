@@ -1,0 +1,1 @@
+"""Decide which BMCs get a task, when, and in which order."""

@@ -1,0 +1,405 @@
+"""Desired state of BMCs: the override and the power that a plan wants."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from threading import Lock
+
+from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, Wanted
+from gitboot.bmc.override_steps import Withdrawal
+from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
+from gitboot.controller.learn.evidence import awaits_progress
+from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
+from gitboot.controller.learn.ledger_trust import Beginning
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.files import write_whole
+from gitboot.fleet.identities import BmcAccess
+from gitboot.fleet.layered_dict import replaced
+from gitboot.jsonio import canonical, format_instant
+from gitboot.ledger import server_tables
+from gitboot.model.boot_policy import HttpBoot, MaintenancePower, OverrideMode, PolicyPower, PolicyWait
+from gitboot.model.scalars import SystemUuid
+from gitboot.model.server import Firmware
+from gitboot.render.paths import BOOT, MEDIUM
+from gitboot.render.server_states import About, ServerState
+from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.install_attempts import last_attempt, provision_reason
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, OverrideTarget, PolicyDecision
+from gitboot.resolve.server_plan import BootPlan, Cause, Halt, Phase
+
+SITE = "Site"  # maxUnavailablePer, where it names no label
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PowerAsk:
+    """What is to become of one machine's power, and among whom it has its turn."""
+
+    switching: Switching
+    is_due: bool  # whether the plan wants it now; else it is only seen to that whoever was switched comes back
+    maintenance: str | None = None  # None: a policy wants it, and nobody waits for anybody
+    group: str | None = None  # of those that the limit is for
+    limit: str = ""
+    run_at: datetime | None = None  # when its run was seen to be made
+
+    def asked(self, switches: Iterable[SwitchRecord], *, now: bool) -> Switching | None:
+        """What is wanted at this moment, or is to be seen to have become of that; ``now``: its turn has come."""
+        is_open = any(each.reason == self.switching.reason and each.state.is_open for each in switches)
+        return replace(self.switching, now=now) if self.is_due or is_open else None
+
+    def is_new(self, switches: Iterable[SwitchRecord]) -> bool:
+        """Whether a machine is to be switched, as far as the ledger knows."""
+        own = next((each for each in switches if each.reason == self.switching.reason), None)
+        return self.is_due and (own is None or own.state is SwitchState.REFUSED)
+
+    def seen_off(self, switches: Iterable[SwitchRecord]) -> PowerAsk | None:
+        """So that nothing is switched, and whoever was is seen to come back; None: nobody was."""
+        if not any(each.reason == self.switching.reason and each.state.is_open for each in switches):
+            return None
+        return replace(self, is_due=False, switching=replace(self.switching, may_ask=False))
+
+    @property
+    def turn(self) -> str:
+        """When its turn comes, in words."""
+        if self.maintenance is None:
+            return "at once"
+        among = f" in {self.group}" if self.group is not None else ""
+        return f"in its turn: {self.limit} of maintenance {self.maintenance}{among} may be down at a time"
+
+
+def power_wanted(
+    decision: Decision,
+    plan: BootPlan | None,
+    record: Record | None,
+    switches: Mapping[str, SwitchRecord],
+    *,
+    stop: Halt,
+    about: About,
+) -> PowerAsk | None:
+    """What a server's plan wants of its power; None: nothing.
+
+    So it is with a machine of which nothing is known, and while anything is stopped, whatever the plan.
+    """
+    if plan is None or record is None or decision.stopped or stop is not Halt.NONE:
+        return None
+    if plan.maintenance is not None:
+        found = next(each for each in decision.maintenances if each.name == plan.maintenance)
+        return _by_maintenance(found, plan, record, about, switches)
+    return _by_policy(decision.policy, plan) if decision.policy is not None else None
+
+
+def _by_policy(policy: PolicyDecision, plan: BootPlan) -> PowerAsk | None:
+    is_first_boot = plan.phase is Phase.NETWORK and plan.cause is Cause.PENDING
+    if policy.power is not PolicyPower.ON or not is_first_boot or plan.key is None:
+        return None
+    if not _is_reached(policy.override, plan):
+        return None
+    override = plan.override.reason if plan.override is not None else None
+    switching = Switching(reason=plan.key, manner=Manner.ON, override=override, until=plan.next_transition)
+    return PowerAsk(switching=switching, is_due=True)
+
+
+def _by_maintenance(
+    maintenance: MaintenanceDecision,
+    plan: BootPlan,
+    record: Record,
+    about: About,
+    switches: Mapping[str, SwitchRecord],
+) -> PowerAsk | None:
+    if maintenance.power is MaintenancePower.NONE:
+        return None
+    ends = [each for each in (maintenance.end, plan.next_transition) if each is not None]
+    made, per = record.runs.get(maintenance.name), maintenance.max_unavailable_per
+    return PowerAsk(
+        switching=Switching(
+            reason=_reason(maintenance, switches),
+            manner=Manner(maintenance.power.value),
+            override=plan.override.reason if plan.override is not None else None,
+            until=min(ends, default=None),
+            end=maintenance.end,
+        ),
+        is_due=_asks_for_a_boot(maintenance.boot, plan) and _is_reached(maintenance.override, plan),
+        maintenance=maintenance.name,
+        group=about.site if per == SITE else about.labels.get(per) if per is not None else None,
+        limit=maintenance.max_unavailable,
+        run_at=made.at if made is not None and made.run >= maintenance.run else None,
+    )
+
+
+def _asks_for_a_boot(boot: Boot | None, plan: BootPlan) -> bool:
+    """Whether a maintenance's boot is still to be made; one of the local disk always is, and needs no override."""
+    return plan.cause is Cause.MAINTENANCE_DISK if boot is None else plan.phase is Phase.MAINTENANCE
+
+
+def _is_reached(override: OverrideMode, plan: BootPlan) -> bool:
+    """Whether a machine that resets boots what is planned: an override leads there, or the firmware's own order."""
+    return plan.override is not None or plan.boot is None or override is OverrideMode.NONE
+
+
+def _reason(maintenance: MaintenanceDecision, switches: Mapping[str, SwitchRecord]) -> str:
+    """The run of a maintenance; one in a window after that in which a machine was switched is another reason."""
+    first = reason = f"power/{maintenance.name}/{maintenance.run}"
+    while (before := switches.get(reason)) is not None and before.end is not None:
+        if maintenance.start is None or maintenance.start < before.end:
+            break
+        later = f"{first}/after/{format_instant(before.end)}"
+        if later == reason:
+            break
+        reason = later
+    return reason
+
+
+def carry_switches(learning: Learning, commit: Commit, changed: Collection[str]) -> None:
+    """Let what was done to power count for as long as the windows in which it was, wherever a commit moved those."""
+    for name in sorted(changed):
+        if (decision := commit.decisions.servers.get(name)) is None:
+            continue
+        switches = {each.reason: each for each in learning.switches.of(decision.uuid)}
+        for each in decision.maintenances if switches else ():
+            record = switches.get(_reason(each, switches))
+            if record is not None and record.end is not None and (each.end is None or each.end > record.end):
+                learning.switches.note(decision.uuid, replace(record, end=each.end))
+
+
+def settle_switches(
+    learning: Learning, uuid: SystemUuid, state: SwitchState, which: Callable[[SwitchRecord], bool]
+) -> int:
+    """Take a person's word for what became of what was done to a machine's power; return of how many."""
+    meant = [each for each in learning.switches.of(uuid) if each.state is not state and which(each)]
+    for each in meant:
+        learning.switches.note(uuid, replace(each, state=state))
+    return len(meant)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """One machine's BMC, and what is to become of it."""
+
+    name: str
+    uuid: SystemUuid
+    bmc: BmcAccess
+    wanted: Wanted | None
+    records: tuple[OverrideRecord, ...]
+    site: str | None
+    serial: str | None = None
+    judged_by_marks: bool = False  # its BMC alone can tell when it has come up
+    keeps: tuple[str, ...] = ()  # the media of a boot that was given
+    power: PowerAsk | None = None
+    switches: tuple[SwitchRecord, ...] = ()
+
+
+def media_of(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | None]:
+    """The URLs of the image that lies, or may still lie, in a virtual drive, and of the one with its user data."""
+    if plan is None:
+        return None, None
+    if (token := plan.data_medium) is None:
+        return plan.medium, None
+    name = keys.name(token) if token == plan.data else token  # a digest is published as it is
+    return plan.medium, f"{plan.base_url}/{MEDIUM.of(plan.uuid, name).removeprefix(BOOT)}"
+
+
+def wanted_by(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
+    """What a plan wants of the BMC, in Redfish's words."""
+    if plan is None or plan.override is None:
+        return None
+    override = plan.override
+    boots_disc = override.target is OverrideTarget.CD
+    medium, data_medium = media_of(plan, keys) if boots_disc else (None, None)
+    return Wanted(
+        reason=override.reason,
+        plan_digest=plan.digest,
+        override=Override(
+            enabled=Enabled(override.enabled.value),
+            target=BootTarget(override.target.value),
+            mode="UEFI" if plan.firmware is Firmware.UEFI else "Legacy",
+            http_boot_uri=override.http_boot_uri,
+            medium=medium,
+            data_medium=data_medium,
+        ),
+        set_again=override.set_again,
+        writes_disk=plan.boot is not None and plan.boot.writes_disk,
+        by_uri_alone=plan.boot is not None and plan.boot.http_boot is HttpBoot.ISO,
+        own_loaders=f"{plan.base_url}/" if plan.boot is not None and plan.boot.http_boot is HttpBoot.LOADER else None,
+        until=plan.next_transition,
+    )
+
+
+def _ask(
+    uuid: SystemUuid,
+    commit: Commit,
+    servers: Mapping[str, ServerState],
+    knowledge: Knowledge,
+    keys: TokenKeys,
+    *,
+    may_set: bool,
+) -> tuple[Ask | None, bool]:
+    """What is to become of a machine's own BMC, and whether something new is to be set there, were it allowed.
+
+    None: nothing is wanted there, and nothing stands there.
+    """
+    machine = commit.machines.get(uuid)
+    if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
+        return None, False
+    wanted, records = wanted_by(state.plan, keys), knowledge.overrides_of(uuid)
+    switches = knowledge.switches_of(uuid)
+    power = _power_wanted(state, knowledge.switches.get(uuid, {}))
+    own = next((each for each in records if _is_for(each, wanted)), None)
+    is_new = (wanted is not None and wanted.is_new(own)) or (power is not None and power.is_new(switches))
+    if wanted is not None:
+        wanted = replace(wanted, ends=_end_of(wanted, state))
+    if wanted is not None and _is_first(state, knowledge):
+        wanted = replace(wanted, is_first=True)
+    if wanted is not None and _waits_for_off(state):
+        wanted = replace(wanted, only_off=True)
+    if not may_set:
+        is_begun = own is not None and not own.state.is_free
+        wanted = replace(wanted, may_set=False) if wanted is not None and is_begun else None
+        power = power.seen_off(switches) if power is not None else None
+    stands = any(each.stays_behind for each in records)
+    awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
+    runs = state.plan is not None and state.plan.cause is Cause.RUNS  # it is to be seen off
+    if wanted is None and power is None and not stands and not awaits and not runs:
+        return None, is_new
+    ask = Ask(
+        name=machine.name,
+        uuid=uuid,
+        bmc=machine.bmc,
+        wanted=wanted,
+        records=records,
+        site=commit.sites.get(machine.name),
+        serial=machine.serial,
+        judged_by_marks=awaits,
+        keeps=tuple(filter(None, media_of(state.plan, keys))),
+        power=power,
+        switches=switches,
+    )
+    return ask, is_new
+
+
+def _end_of(wanted: Wanted, state: ServerState) -> datetime | None:
+    """Return from when on the plan wants another override, or none; None: not within the transitions that are planned.
+
+    A maintenance without an end goes on for as long as an instance plans it.
+    """
+    for since, plan in state.later:
+        if plan is None or plan.override is None or plan.override.reason != wanted.reason:
+            return since if plan is None or plan.cause is not Cause.UNHEARD else None
+    return None
+
+
+def _is_first(state: ServerState, knowledge: Knowledge) -> bool:
+    """Whether nothing but a person's word, of all servers at once, says that a machine was never installed."""
+    record = state.record
+    is_bare = record is not None and record == Record(offered=record.offered)
+    return is_bare and knowledge.facts.initialised == Beginning.FRESH
+
+
+def _power_wanted(state: ServerState, switches: Mapping[str, SwitchRecord]) -> PowerAsk | None:
+    return power_wanted(state.decision, state.plan, state.record, switches, stop=state.stop, about=state.about)
+
+
+def _waits_for_off(state: ServerState) -> bool:
+    """Whether a machine's boot is only to be set while it is off: its policy says so, and nothing was attempted yet."""
+    plan, policy, record = state.plan, state.decision.policy, state.record
+    if plan is None or policy is None or record is None or policy.wait_for is not PolicyWait.POWER_OFF:
+        return False
+    return plan.phase is Phase.NETWORK and last_attempt(record, provision_reason(policy, record)) is None
+
+
+def _left_behind(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> Ask | None:
+    records = knowledge.overrides_of(uuid)
+    standing = [each for each in records if each.stays_behind]
+    if not standing:
+        return None
+    machine, last = commit.machines.get(uuid), knowledge.machines.get(uuid)
+    was = next((each.bmc for each in standing if each.bmc is not None), None)
+    bmc = was or (last.bmc if last is not None else None)
+    if bmc is None or (machine is not None and machine.bmc is not None and machine.bmc.place == bmc.place):
+        return None
+    name = last.name if last is not None else uuid
+    return Ask(name=name, uuid=uuid, bmc=bmc, wanted=None, records=records, site=None)
+
+
+def _is_for(record: OverrideRecord, wanted: Wanted | None) -> bool:
+    return wanted is not None and record.reason == wanted.reason
+
+
+_logger = logging.getLogger(__name__)
+
+
+class NotedWithdrawals:
+    """The newest record of each withdrawal that the ledger lacks; for any thread.
+
+    The notes lie in a file, so that a restart finds them. If the disk refuses the file, they are kept in memory. After
+    a restart, an override without a note is unknown then: `OverrideRecord.may_be_cleared_unrecorded`.
+    """
+
+    def __init__(self, path: Path | None = None, ledger: str = "") -> None:
+        """``path`` is the file, None for memory alone; ``ledger`` is the identity of the ledger that lacks them."""
+        self._path, self._ledger, self._lock = path, ledger, Lock()
+        self._notes = {(each.uuid, each.record.reason): each for each in self._read()}
+
+    def __iter__(self) -> Iterator[Withdrawal]:
+        """Yield them in the order in which they were carried out."""
+        with self._lock:
+            return iter([*self._notes.values()])
+
+    def note(self, uuid: SystemUuid, record: OverrideRecord) -> None:
+        """Keep a record, durably if the disk takes it, in place of an older one for the same reason."""
+        with self._lock:
+            self._notes.pop((uuid, record.reason), None)
+            self._notes[uuid, record.reason] = Withdrawal(uuid, record)
+            self._keep()
+
+    def forget(self, stored: Iterable[Withdrawal]) -> None:
+        """Drop the notes that the ledger has, or that are of another setting of the override than it knows."""
+        with self._lock:
+            stored = [each for each in stored if self._notes.get((each.uuid, each.record.reason)) == each]
+            for each in stored:
+                del self._notes[each.uuid, each.record.reason]
+            if stored:
+                self._keep()
+
+    def over(
+        self, overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
+    ) -> Mapping[SystemUuid, Mapping[str, OverrideRecord]]:
+        """Return the overrides of a ledger as they are with what is noted here."""
+        found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
+        for uuid, record, _ in self:
+            known = found.get(uuid, overrides.get(uuid, {}))
+            if record.reason in known and known[record.reason].is_ended_by(record):
+                found[uuid] = {**known, record.reason: record}
+        return replaced(overrides, found) if found else overrides
+
+    def _keep(self) -> None:
+        if self._path is None:
+            return
+        try:
+            if not self._notes:
+                self._path.unlink(missing_ok=True)
+                return
+            found = [
+                {"uuid": uuid, "record": server_tables.of_override(record)} for uuid, record, _ in self._notes.values()
+            ]
+            write_whole(self._path, canonical({"ledger": self._ledger, "withdrawals": found}) + b"\n")
+        except OSError as error:
+            _logger.error("%s: withdrawals are noted in memory alone (%s)", self._path, error.strerror)
+
+    def _read(self) -> list[Withdrawal]:
+        """Return the notes of an earlier process; those of another ledger are none of this one."""
+        if self._path is None or not self._path.exists():
+            return []
+        try:
+            found = json.loads(self._path.read_bytes())
+            notes = [
+                (SystemUuid(each["uuid"]), server_tables.override(each["record"])) for each in found["withdrawals"]
+            ]
+            return [Withdrawal(*each, is_left=True) for each in notes if found["ledger"] == self._ledger]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            _logger.error("%s: withdrawals cannot be read (%s)", self._path, error)
+            return []

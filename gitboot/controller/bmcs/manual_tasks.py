@@ -1,0 +1,581 @@
+"""Manual BMC tasks: inspect BMCs and switch power for an operator."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from gitboot.bmc.credentials import NO_SIGN, Sign, pair_of
+from gitboot.bmc.identity import Described, Identified, Pinned, identify, known_at
+from gitboot.bmc.override_state import (
+    AskOperator,
+    Confirm,
+    Eject,
+    Enabled,
+    Insert,
+    Leave,
+    Observed,
+    Override,
+    OverrideRecord,
+    Set,
+    State,
+    Step,
+    Wait,
+    Wanted,
+    Withdraw,
+)
+from gitboot.bmc.override_steps import left_to_dhcp, next_step, uri_to_keep
+from gitboot.bmc.power_steps import (
+    AskForReset,
+    DoubtSwitch,
+    HoldSwitch,
+    NotSwitched,
+    PowerAction,
+    PowerStep,
+    Send,
+    SwitchRecord,
+    SwitchStep,
+    marks_that_move,
+    next_power,
+    next_switch,
+)
+from gitboot.bmc.step_runner import look, method_of, would_send
+from gitboot.bmc.worker_pool import Connections, Crew, Task
+from gitboot.controller.bmcs.desired_state import PowerAsk, media_of, power_wanted, wanted_by
+from gitboot.controller.bmcs.schedule import shared_values
+from gitboot.controller.current_plans import about
+from gitboot.controller.learn.install_boots import offering
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.learn.ledger_trust import doubt_of
+from gitboot.controller.operator_requests import stop_of
+from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.identities import BmcAccess
+from gitboot.jsonio import format_instant
+from gitboot.model.boot_policy import HttpBoot
+from gitboot.model.scalars import SystemUuid
+from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.install_attempts import step_of
+from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.provisioning_record import InstallStep, Record
+from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, BootPlan, Cause, Phase
+from gitboot.status.conditions import remedy
+from gitboot.text import shell_words
+
+if TYPE_CHECKING:
+    from gitboot.bmc.step_runner import Driver
+
+
+Signed = Callable[[str, str], bool | None]
+_UNNAMED: Final = "the Fleet names no ledger, and another instance may set the same BMC"
+_SET_BY_ANOTHER: Final = "was set by another instance, and is not set"
+_DOUBTS: Final = {
+    Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
+    Cause.OUTCOME: ("BootsProven", "OutcomeUnknown"),
+    Cause.MAINTENANCE_OUTCOME: ("RunsStarted", "OutcomeUnknown"),
+    Cause.FAILED: ("BootsProven", "Failed"),
+    Cause.OVERTAKEN: ("BootsProven", "Failed"),
+    Cause.OVERWRITTEN: ("RecordsKnown", "UnknownServers"),
+    Cause.UNKNOWN: ("RecordsKnown", "UnknownServers"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """One machine that has a BMC, or on whose BMC something of gitboot's may stand."""
+
+    name: str
+    uuid: SystemUuid
+    bmc: BmcAccess
+    decision: Decision | None  # None: no document describes it any more
+    plan: BootPlan | None
+    record: Record | None
+    wanted: Wanted | None
+    overrides: tuple[OverrideRecord, ...]
+    keeps: tuple[str, ...] = ()  # the media of a boot that was given
+    site: str | None = None
+    serial: str | None = None
+    pinned: Pinned | None = None
+    shared: frozenset[str] = frozenset()
+    known: bool = False  # whether the ledger lets its BMC have the credentials
+    unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
+    power: PowerAsk | None = None  # what its plan wants of the machine's power
+    switches: tuple[SwitchRecord, ...] = ()  # what was done to it before
+    mistrusted: str | None = None  # why nothing that is recorded counts, in a word
+    unnamed: str | None = None  # the ledger of this instance, where the Fleet names none: nothing is set before it does
+
+    @property
+    def evidence(self) -> str:
+        """What is known of the boot that the plan is about, in a word or two."""
+        record = self.record
+        if record is None or self.decision is None:
+            return "unseen" if self.unseen else "unknown"
+        if self.is_lost:
+            return "lost"
+        if self.plan is not None and self.plan.cause in UNKNOWN_OUTCOMES:
+            return "outcome unknown"
+        step = step_of(self.decision, record)
+        if step is InstallStep.PENDING and self.plan is not None and record.consumed_key == self.plan.key is not None:
+            return "consumed"
+        return (record.evidence or "-") if step is InstallStep.PROVISIONED else step.lower()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the override for the boot that is still to be made is gone without a trace."""
+        plan = self.plan
+        if plan is None or plan.phase is not Phase.NETWORK or plan.key is None:
+            return False
+        return any(each.reason == plan.key and each.state is State.LOST for each in self.overrides)
+
+    @property
+    def doubt(self) -> tuple[str, str] | None:
+        """Why only a person can tell what is on the machine's disks: the condition that says so, and its reason."""
+        if self.plan is None or self.unseen:
+            return None
+        if self.mistrusted is not None:
+            return "RecordsKnown", self.mistrusted
+        return _DOUBTS.get(Cause.CONSUMED if self.is_lost else self.plan.cause)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    """What was found."""
+
+    subject: Subject
+    seen: Observed | None  # None: it could not be read
+    step: Step | None
+    failure: BmcUnreachable | BmcBusy | BmcRejected | UsageError | None
+    unsigned: tuple[str, ...] = ()  # the URLs of what its firmware would start, and has no signature
+    switch: SwitchStep | None = None  # what would be done to its power, were it its turn; None: nothing is wanted
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What will go wrong with the boot that is planned, as far as it can be seen from here."""
+        if self.seen is None or not self.seen.secure_boot:
+            return ()
+        return tuple(f"Secure Boot is on, and {url} has no signature: firmware will refuse it" for url in self.unsigned)
+
+    @property
+    def needs_a_person(self) -> bool:
+        asks = isinstance(self.step, AskOperator) or isinstance(self.switch, DoubtSwitch)
+        return asks or self.subject.doubt is not None
+
+    @property
+    def is_settled(self) -> bool:
+        return isinstance(self.step, Leave) and self.reset_to_come is None
+
+    @property
+    def reset_to_come(self) -> str | None:
+        """What will be done to its power, when and why, or what holds that up; None: nothing is to come."""
+        power = self.subject.power
+        match self.switch:
+            case AskForReset(record=record) if power is not None:
+                return f"{record.type} for {record.reason}, {power.turn}{self._with_uri}"
+            case HoldSwitch(why=why) if power is not None:
+                return f"{power.switching.manner} for {power.switching.reason} waits: {why}"
+            case DoubtSwitch(condition=condition, message=message):
+                return f"{condition}: {message}"
+        return None
+
+    @property
+    def _with_uri(self) -> str:
+        """What firmware is told before a reset."""
+        uri = uri_to_keep(self.subject.wanted, self.seen) if self.seen is not None else None
+        return f"; before it firmware is told to keep {uri} for its HTTP boots" if uri is not None else ""
+
+    @property
+    def patch(self) -> str | None:
+        """What would be sent to the BMC: a path and a body."""
+        return would_send(self.step, self.seen) if self.seen is not None else None
+
+    @property
+    def method(self) -> tuple[str, ...]:
+        """By which method it would be sent; IPMI has none."""
+        return method_of(self.step, self.seen) if self.seen is not None else ()
+
+    def facts(self) -> dict[str, Any]:
+        subject, record = self.subject, self.subject.record
+        return {
+            "server": subject.name,
+            "uuid": subject.uuid,
+            "bmc": subject.bmc.address,
+            "credentials": subject.bmc.credentials,
+            "answered": self.seen is not None,
+            "phase": subject.plan.phase if subject.plan else None,
+            "cause": subject.plan.cause if subject.plan else None,
+            "wanted": _facts(subject.wanted.override, reason=subject.wanted.reason) if subject.wanted else None,
+            "seen": _seen(self.seen) if self.seen else None,
+            "recorded": [
+                _facts(each.override, reason=each.reason, state=each.state, at=format_instant(each.at))
+                for each in subject.overrides
+            ],
+            "evidence": record.evidence if record else None,
+            "provisionedAt": format_instant(record.provisioned_at) if record and record.provisioned_at else None,
+            "next": self.next,
+            "why": self.why,
+            "hint": self.hint,
+            "needsAPerson": self.needs_a_person,
+            "patch": self.patch,
+            "power": self.reset_to_come,
+            "warnings": list(self.warnings),
+        }
+
+    @property
+    def why(self) -> str:
+        """The reason for what comes next, in words."""
+        if self.failure is not None:
+            why, name = str(self.failure), self.subject.bmc.credentials
+            return why if re.search(rf"\b{re.escape(name)}\b", why) else f"{why} (credentials {name})"
+        match self.step:
+            case Wait(why=why):
+                return why
+            case AskOperator(condition=condition, message=message):
+                return f"{condition}: {message}"
+            case Withdraw(record=record):
+                return f"it was set for {record.reason}, which is not wanted now"
+            case Insert(record=record):
+                return f"its medium is wanted for {record.reason}"
+            case Eject(record=record):
+                return f"it was inserted for {record.reason}, which needs it no more"
+            case Confirm(record=record):
+                became = _SET_BY_ANOTHER if record.state is State.SET_BY_ANOTHER else f"is {record.state.lower()}"
+                return f"{record.reason} {became}"
+            case Set(record=record):
+                return f"wanted for {record.reason}{self._otherwise}"
+            case Leave() if self.reset_to_come is not None:
+                return self.reset_to_come
+        return str(self.subject.plan.cause) if self.subject.plan else "no plan"
+
+    @property
+    def _otherwise(self) -> str:
+        """How the BMC makes a boot that was wanted by its URI."""
+        wanted, seen = self.subject.wanted, self.seen
+        why = left_to_dhcp(wanted.override, seen) if wanted is not None and seen is not None else None
+        return f"; the BMC {why}, so DHCP names the loader" if why is not None else ""
+
+    @property
+    def hint(self) -> str | None:
+        """The line that a person may copy, once they have looked at it; STATE: the state directory."""
+        name, doubt = self.subject.name, self.subject.doubt
+        match self.failure:
+            case BmcUnreachable() | BmcBusy():
+                # The service root needs no password: DSP0266, "Authentication requirements".
+                return f"curl -ksS {shell_words(self.subject.bmc.address.rstrip('/') + '/redfish/v1/')}"
+            case BmcRejected():
+                return remedy(f"Bmc/{name}", "Stalled")
+            case BmcNotTrusted():
+                return "gitboot bmc access-files --state STATE"
+            case UsageError():
+                return None
+        if isinstance(self.step, AskOperator):
+            return remedy(f"Bmc/{name}", self.step.condition)
+        if isinstance(self.switch, DoubtSwitch):
+            return remedy(f"Bmc/{name}", self.switch.condition)
+        if doubt is not None:
+            return remedy(*doubt, {"SERVERS": name})
+        if self.step == Wait(why=_UNNAMED) or self.switch == HoldSwitch(why=_UNNAMED):
+            return remedy("BmcsSet", "LedgerUnnamed", {"LEDGER": self.subject.unnamed or ""})
+        return None
+
+    @property
+    def next(self) -> str:
+        """What comes next, in a word: a step, or why there is none."""
+        match self.failure:
+            case BmcUnreachable():
+                return "unreachable"
+            case BmcBusy():
+                return "busy"
+            case BmcRejected():
+                return "refused"
+            case UsageError():
+                return "no access"
+        if isinstance(self.step, Leave) and self.reset_to_come is not None:
+            return "Power"
+        return type(self.step).__name__
+
+
+def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
+    """All machines with a BMC, by name; then those that have left an override behind."""
+    commit = offering(commit, knowledge.facts.withheld)
+    values, stop = shared_values(knowledge), stop_of(knowledge, commit, knowledge.facts.orders)
+    mistrusted = doubt_of(knowledge.facts, commit.decisions)
+    for decision in commit.decisions.servers.values():
+        machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
+        if machine.bmc is None:
+            continue
+        planned = plan(decision, at, record, stop=stop, absent=knowledge.absent(decision))
+        yield Subject(
+            name=decision.server,
+            uuid=decision.uuid,
+            bmc=machine.bmc,
+            decision=decision,
+            plan=planned,
+            record=record,
+            wanted=wanted_by(planned, keys),
+            keeps=tuple(filter(None, media_of(planned, keys))),
+            overrides=knowledge.overrides_of(decision.uuid),
+            site=commit.sites.get(decision.server),
+            serial=machine.serial,
+            pinned=knowledge.pins.get(decision.uuid),
+            shared=values,
+            known=pair_of(machine.bmc) in knowledge.known_pairs,
+            unseen=record is None and knowledge.recorded(decision.uuid) is not None,
+            power=power_wanted(
+                decision,
+                planned,
+                record,
+                knowledge.switches.get(decision.uuid, {}),
+                stop=stop,
+                about=about(commit, decision.server),
+            ),
+            switches=knowledge.switches_of(decision.uuid),
+            mistrusted=mistrusted,
+            unnamed=knowledge.facts.identity if commit.ledger is None else None,
+        )
+    for uuid in sorted(knowledge.overrides):
+        overrides, described = knowledge.overrides_of(uuid), commit.machines.get(uuid)
+        bmc = next((each.bmc for each in overrides if each.stays_behind and each.bmc is not None), None)
+        if bmc is None or (described is not None and described.bmc is not None):
+            continue
+        name = knowledge.machines[uuid].name if uuid in knowledge.machines else str(uuid)
+        yield Subject(
+            name=name,
+            uuid=uuid,
+            bmc=bmc,
+            decision=None,
+            plan=None,
+            record=None,
+            wanted=None,
+            overrides=overrides,
+            pinned=knowledge.pins.get(uuid),
+            known=pair_of(bmc) in knowledge.known_pairs,
+        )
+
+
+def inspect(
+    chosen: Iterable[Subject],
+    connections: Connections,
+    at: datetime,
+    *,
+    read: Callable[[int], None] = lambda _: None,
+    signed: Signed = lambda _url, _base_url: None,
+) -> list[Inspection]:
+    """Read each BMC once, many at a time.
+
+    Those that need a person come first, then those that could not be read, then those that are not as wanted.
+    ``read`` is called with how many more have been read; ``signed`` tells whether a file that is served below a base
+    URL has a signature.
+    """
+    found: list[Inspection] = []
+    with closing(Crew[SystemUuid, Inspection]()) as crew:
+        crew.add(Task(each.uuid, each.site, partial(_inspect, each, connections, at, signed)) for each in chosen)
+        while ended := crew.next_ended():
+            found += ended.values()
+            read(len(ended))
+    return sorted(found, key=_urgency)
+
+
+def _urgency(one: Inspection) -> tuple[bool, bool, bool, str]:
+    return not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.name
+
+
+def _inspect(subject: Subject, connections: Connections, at: datetime, signed: Signed) -> tuple[Inspection, Sign]:
+    pinned = known_at(subject.pinned, subject.bmc.place)
+    certificate = pinned.certificate if pinned is not None else None
+    try:
+        bmc = connections.to(subject.uuid, subject.name, subject.bmc, known=subject.known, certificate=certificate)
+    except UsageError as error:
+        return Inspection(subject=subject, seen=None, step=None, failure=error), NO_SIGN
+    with bmc.reach.watched() as sign:
+        found = _found(subject, bmc, pinned, at)
+        return replace(found, unsigned=tuple(_unsigned(subject, signed))), sign()
+
+
+def _unsigned(subject: Subject, signed: Signed) -> Iterator[str]:
+    """The programs that its plan has firmware start, directly or by a loader, without a signature.
+
+    What lies in an ISO is not looked at.
+    """
+    boot, decision = subject.plan.boot if subject.plan is not None else None, subject.decision
+    if boot is None or decision is None:
+        return
+    loader = boot.files.loader if boot.http_boot is HttpBoot.LOADER else None
+    for file in (boot.direct_uki,) if boot.direct else (loader, boot.files.kernel):
+        if file is not None and signed(file.url, decision.base_url) is False:
+            yield file.url
+
+
+def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -> Inspection:
+    try:
+        seen = look(bmc, subject.wanted, subject.overrides, lambda: at)
+        if bmc.firmware is not None:
+            seen = bmc.firmware.with_secure_boot(seen)
+    except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
+        return Inspection(subject=subject, seen=None, step=None, failure=error)
+    described = Described.by(subject.uuid, subject.serial, subject.bmc)
+    identified = identify(described, seen.shown, pinned=pinned, shared=subject.shared)
+    step = next_step(
+        wanted=subject.wanted,
+        observed=seen,
+        records=subject.overrides,
+        at=at,
+        identified=identified,
+        keeps=subject.keeps,
+    )
+    is_new = isinstance(step, Set | Insert)
+    is_new = is_new or (isinstance(step, Confirm) and step.record.state is State.SET_BY_ANOTHER)
+    if subject.unnamed is not None and is_new:
+        step = Wait(why=_UNNAMED)
+    try:
+        switch = _switch(subject, bmc, seen, identified, at)
+    except (BmcUnreachable, BmcBusy, BmcRejected) as error:
+        return Inspection(subject=subject, seen=None, step=None, failure=error)
+    return Inspection(subject=subject, seen=seen, step=step, failure=None, switch=switch)
+
+
+def _switch(subject: Subject, bmc: Driver, seen: Observed, identified: Identified, at: datetime) -> SwitchStep | None:
+    """What would be done to its power, were it its turn."""
+    wanted = subject.power.asked(subject.switches, now=True) if subject.power is not None else None
+    if wanted is None:
+        return None
+    step = next_switch(
+        wanted=wanted,
+        record=next((each for each in subject.switches if each.reason == wanted.reason), None),
+        observed=bmc.with_reset_types(seen),
+        overrides=subject.overrides,
+        at=at,
+        identified=identified,
+        moving=marks_that_move(seen, subject.overrides, subject.switches),
+    )
+    is_withheld = isinstance(step, AskForReset) and subject.unnamed is not None
+    return HoldSwitch(why=_UNNAMED) if is_withheld else step
+
+
+def shown(override: Override | None) -> str:
+    """An override in two words; what is disabled has no target that matters."""
+    if override is None:
+        return "-"
+    return str(override.enabled) if override.enabled is Enabled.DISABLED else f"{override.enabled} {override.target}"
+
+
+def _seen(observed: Observed) -> dict[str, Any]:
+    return _facts(
+        observed.override,
+        power=observed.power,
+        inPost=observed.in_post,
+        bootOrder=list(observed.boot_order),
+        secureBoot=observed.secure_boot,
+        firmwareUri=observed.firmware_uri,
+    )
+
+
+def _facts(override: Override, **more: Any) -> dict[str, Any]:
+    return {
+        "enabled": override.enabled,
+        "target": override.target,
+        "mode": override.mode,
+        "httpBootUri": override.http_boot_uri,
+        "medium": override.medium,
+        "dataMedium": override.data_medium,
+        **more,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Powered:
+    """What is to be done to one machine's power, or was."""
+
+    subject: Subject
+    seen: Observed | None  # before; None: it could not be read
+    step: PowerStep
+    sent: bool | None = False  # None: its answer was lost, and it may have been taken
+
+    @property
+    def would_send(self) -> bool:
+        return isinstance(self.step, Send)
+
+    @property
+    def failed(self) -> bool:
+        return isinstance(self.step, NotSwitched)
+
+    @property
+    def words(self) -> str:
+        """What is done, or why it is not."""
+        return str(self.step.type) if isinstance(self.step, Send) else self.step.why
+
+    def facts(self) -> dict[str, Any]:
+        plan = self.subject.plan
+        return {
+            "server": self.subject.name,
+            "uuid": self.subject.uuid,
+            "bmc": self.subject.bmc.address,
+            "power": self.seen.power if self.seen is not None else None,
+            "phase": plan.phase if plan is not None else None,
+            "writesDisk": plan.writes_disk if plan is not None else None,
+            "resetType": self.step.type if isinstance(self.step, Send) else None,
+            "why": None if isinstance(self.step, Send) else self.step.why,
+            "sent": self.sent,
+        }
+
+
+def switch(
+    chosen: Iterable[Subject],
+    action: PowerAction,
+    connections: Connections,
+    *,
+    force: bool,
+    send: bool,
+    each: Callable[[int], None] = lambda _: None,
+) -> list[Powered]:
+    """Read each BMC, and where ``send`` says so, ask it for what `next_power` finds: once, whatever comes of it.
+
+    By name. ``each`` is called with how many more are done.
+    """
+    found: list[Powered] = []
+    work = partial(_switched, action=action, connections=connections, force=force, send=send)
+    with closing(Crew[SystemUuid, Powered]()) as crew:
+        crew.add(Task(subject.uuid, subject.site, partial(work, subject)) for subject in chosen)
+        while ended := crew.next_ended():
+            found += ended.values()
+            each(len(ended))
+    return sorted(found, key=lambda one: one.subject.name)
+
+
+def _switched(
+    subject: Subject, *, action: PowerAction, connections: Connections, force: bool, send: bool
+) -> tuple[Powered, Sign]:
+    pinned = known_at(subject.pinned, subject.bmc.place)
+    certificate = pinned.certificate if pinned is not None else None
+    try:
+        bmc = connections.to(subject.uuid, subject.name, subject.bmc, known=subject.known, certificate=certificate)
+    except UsageError as error:
+        return Powered(subject=subject, seen=None, step=NotSwitched(why=str(error))), NO_SIGN
+    if bmc.login is not None:
+        bmc.login.keeps = False  # it is asked twice at the most: no session is worth its while
+    seen: Observed | None = None
+    step: PowerStep
+    with bmc.reach.watched() as sign:
+        try:
+            seen = bmc.with_reset_types(bmc.observe())
+            described = Described.by(subject.uuid, subject.serial, subject.bmc)
+            identified = identify(described, seen.shown, pinned=pinned, shared=subject.shared)
+            step = next_power(action, seen, identified, force=force)
+        except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
+            step = NotSwitched(why=str(error))
+        if not send or not isinstance(step, Send) or seen is None:
+            return Powered(subject=subject, seen=seen, step=step), sign()
+        sent: bool | None = True
+        try:
+            bmc.reset(step.type, seen)
+        except (BmcBusy, BmcRejected) as error:
+            sent, step = False, NotSwitched(why=str(error))
+        except BmcUnreachable as error:
+            why = f"{error}: whether it has taken {step.type} is not known; look before you ask again"
+            sent, step = None, NotSwitched(why=why)
+        return Powered(subject=subject, seen=seen, step=step, sent=sent), sign()

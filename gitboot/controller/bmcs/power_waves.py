@@ -1,0 +1,139 @@
+"""Power waves: which machines of a maintenance may be switched now."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from gitboot.bmc.override_state import State
+from gitboot.bmc.power_steps import Manner, SwitchRecord, SwitchState
+from gitboot.bmc.step_runner import Outcome
+from gitboot.controller.bmcs.desired_state import Ask, PowerAsk
+from gitboot.controller.bmcs.schedule import Appointment, Schedule
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+
+
+def granted(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
+    """With whose turn it is; nobody's of a maintenance in which one has not come back within ``patience``."""
+    if not schedule.switching:
+        return replace(schedule, going=frozenset(), stopped={}) if schedule.going or schedule.stopped else schedule
+    going, members, uuids = set(), [], {}
+    for uuid in sorted(schedule.switching):
+        ask, seen = schedule.asks[uuid], schedule.appointments.get(uuid)
+        assert ask.power is not None  # noqa: S101 - that is who is switching
+        record = knowledge.switches.get(uuid, {}).get(ask.power.switching.reason)
+        if (maintenance := ask.power.maintenance) is None:
+            going |= {uuid} if _is_ready(ask, ask.power, seen, record, at) else set()
+        else:
+            members.append(_member(ask, ask.power, maintenance, seen, record, at, patience))
+            uuids[ask.name] = uuid
+    found = turns(members, at, patience)
+    return replace(schedule, going=frozenset(going | {uuids[name] for name in found.go}), stopped=found.stopped)
+
+
+def _member(
+    ask: Ask,
+    power: PowerAsk,
+    maintenance: str,
+    seen: Appointment | None,
+    record: SwitchRecord | None,
+    at: datetime,
+    patience: timedelta,
+) -> Member:
+    since = [each.since for each in ask.switches if each is not record and _counts_still(each, seen, at, patience)]
+    if record is not None and record.state.is_open and not _is_back(power, seen, record):
+        since.append(record.since)
+    is_unread = seen is None or seen.outcome is None or seen.granted
+    is_down = seen is not None and (seen.power == "Off" or seen.in_post) and power.switching.manner is not Manner.ON
+    return Member(
+        name=ask.name,
+        maintenance=maintenance,
+        group=power.group,
+        limit=power.limit,
+        ready=_is_ready(ask, power, seen, record, at),
+        away_since=min(since, default=None),
+        down=is_unread or is_down,
+    )
+
+
+def _is_ready(ask: Ask, power: PowerAsk, seen: Appointment | None, record: SwitchRecord | None, at: datetime) -> bool:
+    """Whether a machine could be switched now, by what its BMC has shown last.
+
+    Its override stands, and its power is what it has to be. One that was to be switched and was not is looked at again
+    first.
+    """
+    if seen is None or not power.is_due or seen.outcome not in (Outcome.UNCHANGED, Outcome.APPLIED) or seen.granted:
+        return False
+    if record is not None and record.state is not SwitchState.REFUSED:
+        return False
+    if (seen.held and at < seen.due) or seen.in_post:
+        return False
+    if seen.power != ("Off" if power.switching.manner is Manner.ON else "On"):
+        return False
+    override = power.switching.override
+    return override is None or any(each.reason == override and each.state is State.CONFIRMED for each in ask.records)
+
+
+def _counts_still(record: SwitchRecord, seen: Appointment | None, at: datetime, patience: timedelta) -> bool:
+    """Whether a machine that was switched for another reason may be down because of that: an earlier run, say.
+
+    Where its BMC does not show how far a boot has come, nothing will ever say that it is back.
+    """
+    shows = seen is None or seen.outcome is None or seen.shows_progress
+    return record.state.is_open and (shows or at - record.since < patience)
+
+
+def _is_back(power: PowerAsk, seen: Appointment | None, record: SwitchRecord) -> bool:
+    """Whether its run is known to be made, where its BMC does not show how far a boot has come."""
+    if seen is None or seen.outcome is None or seen.shows_progress or record.state is SwitchState.RECORDED:
+        return False
+    return power.run_at is not None and power.run_at >= record.since
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """A server of a maintenance that switches power, as far as it is known."""
+
+    name: str
+    maintenance: str
+    group: str | None  # of those that the limit is for: a site, a label's value; None: all, or those without
+    limit: str  # how many of the group may be down: a number or a percentage
+    ready: bool  # whether it could be switched now, were it its turn
+    away_since: datetime | None = None  # since when it is to be back; None: it was not switched, or is back
+    down: bool = False  # whether it is, or may be, down without having been switched
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhoseTurn:
+    """Whose turn it is, by names."""
+
+    go: frozenset[str] = frozenset()
+    stopped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by maintenance: who does not come back
+
+
+def turns(members: Iterable[Member], at: datetime, patience: timedelta) -> WhoseTurn:
+    """Whose turn it is at ``at``: by name, as many of each group as it may spare.
+
+    Where a server that was switched has not come back within ``patience``, nobody of its maintenance follows, whatever
+    the group, until it has.
+    """
+    groups: defaultdict[tuple[str, str | None], list[Member]] = defaultdict(list)
+    stopped: defaultdict[str, list[str]] = defaultdict(list)
+    for each in members:
+        groups[each.maintenance, each.group].append(each)
+        if each.away_since is not None and at - each.away_since >= patience:
+            stopped[each.maintenance].append(each.name)
+    go: set[str] = set()
+    for (maintenance, _), group in groups.items():
+        if maintenance not in stopped:
+            spare = _limit(group) - sum(each.down or each.away_since is not None for each in group)
+            go.update(sorted(each.name for each in group if each.ready)[: max(spare, 0)])
+    return WhoseTurn(go=frozenset(go), stopped={name: tuple(sorted(who)) for name, who in sorted(stopped.items())})
+
+
+def _limit(group: list[Member]) -> int:
+    """How many of a group may be down; of a percentage, rounded down, at least one: with none, nothing would go on."""
+    given = group[0].limit
+    return max(int(given[:-1]) * len(group) // 100, 1) if given.endswith("%") else int(given)

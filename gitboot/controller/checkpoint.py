@@ -1,0 +1,581 @@
+"""Checkpoint of an instance, from which a restart plans and publishes only what differs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from zlib import crc32
+
+import msgspec
+
+from gitboot.artifacts.availability import Sighting
+from gitboot.background_threads import BackgroundThread
+from gitboot.child_processes import encode
+from gitboot.controller.current_plans import Agenda, ImageFile, Plans, about
+from gitboot.controller.instance_state import Standing, TargetState
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.disk_cache import DiskCache
+from gitboot.errors import PublishError
+from gitboot.evaluator import protocol
+from gitboot.evaluator.client import commit_without_servers
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.identities import Machine
+from gitboot.fleet.layered_dict import replaced
+from gitboot.fleet.revision import Revision
+from gitboot.jsonio import Digest, decoder
+from gitboot.model.fleet import Output
+from gitboot.model.scalars import SystemUuid
+from gitboot.publish.tree_reader import ALL, PARTS, Inventory, suspects
+from gitboot.render import endpoint_files
+from gitboot.render.server_states import ServerState
+from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.explanation import DocumentLocation, ServerLocation, SourceLocations
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run
+from gitboot.resolve.server_decision import BootFile, Decision, Host, Written
+from gitboot.resolve.server_plan import BootPlan, Halt, InstallProgress
+
+T = TypeVar("T")
+WORTH: Final = 500  # servers; for fewer, planning takes less time than reading a checkpoint
+_SHARE: Final = 8  # gitboot writes a new checkpoint after it has planned one server in so many again
+_INTERVAL: Final = timedelta(minutes=10)  # between two checkpoints
+_ROOM: Final = 4  # a checkpoint takes at most 1/_ROOM of the cache
+_CHUNK_ROWS: Final = 256  # of a chunk on average
+_MAX_CHUNK_ROWS: Final = 1024
+_BATCH: Final = 8  # chunks in one transaction: an evaluation waits for it
+
+
+class _KeptPlans(msgspec.Struct, frozen=True, array_like=True):
+    """`Plans` without the states of servers and the instants at which they change."""
+
+    stop: Halt
+    left: datetime | None
+    planned_at: datetime | None
+    counts: list[tuple[tuple[str, str], int]]
+    versions: list[tuple[tuple[str, str], int]]
+    needs: list[tuple[ImageFile, int]]
+    unknown: frozenset[str]
+    unseen: frozenset[str]
+    consumed: frozenset[str]
+    lost: frozenset[str]
+    unknown_outcomes: frozenset[str]
+    begun: dict[str, InstallAttempt]
+    given: dict[str, tuple[str, Run]]
+    installing: dict[str, InstallProgress]
+    sightings: list[tuple[BootFile, Sighting]] | None
+
+
+class _KeptState(msgspec.Struct, frozen=True, array_like=True):
+    """A `ServerState` without the parts that the commit has."""
+
+    record: Record | None
+    absent: tuple[BootFile, ...]
+    at: datetime
+    plan: BootPlan | None
+    later: tuple[tuple[datetime, BootPlan | None], ...]
+    refresh_at: datetime | None
+
+
+class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a checkpoint whose size does not depend on the number of servers."""
+
+    at: datetime | None  # when the tree was brought up to date last
+    terms: bytes
+    shared: str | None  # of the tree's `Inventory`
+    unseen: frozenset[SystemUuid]
+    revision: Revision
+    said: protocol.FleetPart
+    plans: _KeptPlans
+
+
+class _Manifest(msgspec.Struct, frozen=True, array_like=True):
+    """The keys of the chunks of a checkpoint."""
+
+    standing: bytes
+    tables: dict[str, list[bytes]]  # by name of the table, in the order of its rows
+
+    @property
+    def keys(self) -> frozenset[bytes]:
+        return frozenset((self.standing, *(key for keys in self.tables.values() for key in keys)))
+
+
+class _Known(NamedTuple):
+    """The inputs of the plans besides the commit, as bytes that gitboot only compares."""
+
+    unseen: frozenset[SystemUuid]
+    records: Mapping[SystemUuid, bytes]
+    done: Mapping[SystemUuid, bytes]  # changes at BMCs: overrides and power switches
+
+
+class _Read(NamedTuple):
+    """A checkpoint that was read."""
+
+    small: _KeptStanding
+    commit: Commit
+    plans: Plans
+    tree: Inventory
+    versions: dict[str, dict[str, Digest]]
+    known: _Known
+
+
+class ResumableTree(Protocol):
+    """A tree in which another process may have published before."""
+
+    def inventory(self) -> Inventory:
+        """Return the states and files of the tree."""
+
+    def resume(self, before: Inventory) -> frozenset[str] | None:
+        """Take over the files of the tree, and return the servers whose files may differ. None: publish everything."""
+
+
+class Checkpoint:
+    """The checkpoint of an instance: `resume` reads it at a start, and `store` writes it at the end of a pass."""
+
+    def __init__(
+        self,
+        cache: DiskCache,
+        tree: ResumableTree,
+        patrol: Patrol | None,
+        warn: Callable[[str], None],
+        site: str | None = None,
+    ) -> None:
+        """``patrol`` compares the files of the tree after `resume`. ``site`` is the instance's; None: all servers."""
+        self._chunks, self._tree, self._patrol, self._warn = _Chunks(cache), tree, patrol, warn
+        self._site = site
+        self._planned = 0  # servers, since the last checkpoint
+        self._stored_at: datetime | None = None
+
+    def resume(self, fresh: Standing) -> Standing:
+        """Return the standing from which a starting instance continues.
+
+        ``fresh`` is the standing by the ledger alone. It is returned if there is no usable checkpoint.
+        """
+        if not fresh.knowledge.is_trusted:
+            return fresh
+        kept = self._read(_key_of(fresh.knowledge, fresh.keys, self._site))
+        if kept is None or (owed := self._tree.resume(kept.tree)) is None:
+            return fresh
+        small, commit, plans = kept.small, kept.commit, kept.plans
+        publication = TargetState(
+            applied=commit.revision,
+            at=small.at,
+            complete=True,
+            plans=plans,
+            terms=endpoint_files.parse_terms(small.terms) if ALL not in owed else None,
+            owed=owed - {ALL, PARTS},
+            in_doubt=PARTS in owed,
+            versions={name: each for name, each in kept.versions.items() if name not in owed},
+        )
+        self._stored_at = plans.planned_at
+        if self._patrol is not None:
+            self._patrol.start()
+        return replace(
+            fresh,
+            # `settled` names no commit, so the next pass checks the records of servers that differ again.
+            knowledge=replace(
+                fresh.knowledge,
+                settled="",
+                unseen=kept.known.unseen,
+                sets_bmcs=None if kept.known.unseen else True,
+            ),
+            plans=plans,
+            publication=publication,
+            unplanned=_differing(kept.known, _known(fresh.knowledge)) | _others(commit, fresh.knowledge),
+        )
+
+    def store(self, standing: Standing, planned: int, at: datetime) -> None:
+        """Write a checkpoint if it saves the next start enough time, or if the cache has lost the last checkpoint.
+
+        ``planned`` is the number of servers that this pass planned. The first call starts the patrol.
+        """
+        if self._patrol is not None:
+            self._patrol.release()
+        self._planned += planned
+        commit, publication, servers = standing.commit, standing.publication, len(standing.plans.servers)
+        if commit is None or commit.withheld or servers < WORTH or self._chunks.are_too_many:
+            return
+        if self._stored_at is not None and self._stored_at <= at < self._stored_at + _INTERVAL:
+            return
+        if not (publication.stands_for(commit) and publication.plans is standing.plans and _is_whole(standing)):
+            return
+        key = _key_of(standing.knowledge, standing.keys, commit.site)
+        if self._planned * _SHARE > servers or not self._chunks.has(key):
+            try:
+                tree = self._tree.inventory()
+            except PublishError:
+                return
+            self._chunks.write(key, encode(_kept_standing(standing, commit, tree)), _tables(standing, commit, tree))
+            if self._chunks.are_too_many:
+                self._warn("a checkpoint does not fit into the cache: the next start plans and publishes all servers")
+            self._planned = 0
+        self._stored_at = at
+
+    def without_suspects(self, publication: TargetState) -> TargetState:
+        """Return what is published, without the files in which the patrol found damage."""
+        if self._patrol is None or not (found := self._patrol.found()):
+            return publication
+        return replace(
+            publication,
+            complete=publication.complete and ALL not in found,
+            owed=publication.owed | (found - {ALL}),
+            versions=replaced(publication.versions, {}, found & publication.versions.keys()),  # of another date then
+        )
+
+    def _read(self, key: bytes) -> _Read | None:
+        if (manifest := self._chunks.manifest(key)) is None:
+            return None
+        try:
+            return _read(self._chunks, manifest)
+        except (KeyError, ValueError, msgspec.MsgspecError):  # a chunk was deleted or damaged
+            self._warn("the checkpoint in the cache is not complete: gitboot plans and publishes all servers again")
+            self._chunks.delete(key, manifest)
+            return None
+
+
+class _Chunks:
+    """Manifests and chunks in a cache."""
+
+    def __init__(self, cache: DiskCache) -> None:
+        self._cache = cache
+        self.are_too_many = False  # for the cache; then this process writes no further checkpoint
+
+    def manifest(self, key: bytes) -> _Manifest | None:
+        value = self._cache.get_many(_MANIFEST, [key]).get(key)
+        return _manifest(value) if value is not None else None
+
+    def has(self, key: bytes) -> bool:
+        """Return whether the cache has a manifest and its chunks."""
+        manifest = self.manifest(key)
+        return manifest is not None and not self._lacking(manifest.keys)
+
+    def chunk(self, key: bytes) -> bytes:
+        """Return the bytes of a chunk. Raises KeyError."""
+        return self._cache.get_many(_CHUNK, [key])[key]
+
+    def rows(self, keys: Iterable[bytes], decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
+        """Return the rows of a table. Raises KeyError if a chunk is missing."""
+        found: dict[Any, Any] = {}
+        for batch in _batches(keys, _BATCH):
+            chunks = self._cache.get_many(_CHUNK, batch)
+            for key in batch:
+                found.update(decode(chunks[key]))
+        return found
+
+    def write(self, key: bytes, small: bytes, tables: Mapping[str, Rows]) -> None:
+        """Replace a manifest and its chunks, unless the cache does not take them."""
+        left, is_taken = self._cache.max_bytes // _ROOM, True
+        owner = blake2b(key, digest_size=32).digest()  # the checkpoint of other token keys has chunks of its own
+        keys: dict[str, list[bytes]] = {name: [] for name in ("", *tables)}
+        new = set[bytes]()
+        for batch in _batches(_encoded_chunks(small, tables), _BATCH):
+            chunks = dict[bytes, bytes]()
+            for name, chunk in batch:
+                digest = blake2b(chunk, digest_size=32, key=owner).digest()
+                keys[name].append(digest)
+                chunks[digest] = chunk
+                left -= len(chunk)
+            lacking = chunks.keys() - self._cache.get_many(_CHUNK, chunks).keys()  # or has them damaged
+            self._cache.insert_many(_CHUNK, {each: chunks[each] for each in lacking})
+            new |= lacking
+            is_taken = left >= 0 and not self._lacking(lacking)
+            if not is_taken:
+                break
+        self.are_too_many = left < 0
+        (standing,) = keys.pop("")
+        before, after = self.manifest(key), _Manifest(standing, keys)
+        if not is_taken or self._lacking(after.keys):
+            self._delete_chunks(new)
+            return
+        self._cache.delete_many(_MANIFEST, [key])
+        self._cache.insert_many(_MANIFEST, {key: encode(after)})
+        if before is not None:
+            self._delete_chunks(before.keys - after.keys)
+
+    def delete(self, key: bytes, manifest: _Manifest) -> None:
+        """Delete a manifest and its chunks."""
+        self._cache.delete_many(_MANIFEST, [key])
+        self._delete_chunks(manifest.keys)
+
+    def _lacking(self, keys: Collection[bytes]) -> set[bytes]:
+        """Return the keys of the chunks that the cache does not have."""
+        return set(keys) - self._cache.find_keys(_CHUNK, keys)
+
+    def _delete_chunks(self, keys: Iterable[bytes]) -> None:
+        for batch in _batches(sorted(keys), _BATCH):
+            self._cache.delete_many(_CHUNK, batch)
+
+
+def _encoded_chunks(small: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[str, bytes]]:
+    """Return each chunk with the name of its table. A server that comes or goes changes one chunk of each table."""
+    yield "", small
+    for name, rows in tables.items():
+        chunk: dict[Any, Any] = {}
+        for key, row in rows:
+            chunk[key] = row
+            if crc32(key.encode()) % _CHUNK_ROWS == 0 or len(chunk) == _MAX_CHUNK_ROWS:
+                yield name, encode(chunk)
+                chunk = {}
+        if chunk:
+            yield name, encode(chunk)
+
+
+def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _is_whole(standing: Standing) -> bool:
+    """Return whether everything that the instance knows is planned."""
+    return standing.knowledge.is_trusted and not standing.unplanned and standing.unwritable is None
+
+
+def _key_of(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
+    """Return the key of a manifest, which a start knows before it reads the cache."""
+    facts = knowledge.facts
+    return encode((facts.identity, facts.observes, keys.key, keys.earlier, site))
+
+
+def _known(knowledge: Knowledge) -> _Known:
+    return _Known(knowledge.unseen, dict(_records(knowledge)), dict(_done(knowledge)))
+
+
+def _records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
+    return ((uuid, encode(record)) for uuid, record in knowledge.records.items())
+
+
+def _done(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
+    for uuid in sorted({*knowledge.overrides, *knowledge.switches}):
+        yield uuid, encode((knowledge.overrides_of(uuid), knowledge.switches_of(uuid)))
+
+
+def _differing(then: _Known, now: _Known) -> frozenset[SystemUuid]:
+    pairs = ((then.records, now.records), (then.done, now.done))
+    return frozenset(uuid for old, new in pairs for uuid in old.keys() | new.keys() if old.get(uuid) != new.get(uuid))
+
+
+def _others(commit: Commit, knowledge: Knowledge) -> frozenset[SystemUuid]:
+    """Return the machines that differ between the ledger and a commit, which may be older than the accepted one."""
+    if commit.revision == knowledge.facts.accepted:
+        return frozenset()
+    here, book = commit.machines, knowledge.machines
+    others = (uuid for uuid, each in here.items() if book.get(uuid) != each)
+    return frozenset(here.keys() ^ knowledge.standing).union(others)
+
+
+# As bytes
+
+
+Rows = Iterable[tuple[str, Any]]
+
+
+def _kept_standing(standing: Standing, commit: Commit, tree: Inventory) -> _KeptStanding:
+    publication, plans, decisions = standing.publication, standing.plans, commit.decisions
+    assert publication.terms is not None  # noqa: S101 - there are some in what stands
+    return _KeptStanding(
+        at=publication.at,
+        terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
+        shared=tree.shared,
+        unseen=standing.knowledge.unseen,
+        revision=commit.revision,
+        said=protocol.fleet_part(
+            *(commit.fleet, decisions, commit.opt_outs, dict(commit.minimum_versions)), commit.shown, commit.site
+        ),
+        plans=_kept_plans(plans),
+    )
+
+
+def _tables(standing: Standing, commit: Commit, tree: Inventory) -> dict[str, Rows]:
+    """Return the tables, whose size grows with the fleet."""
+    plans, knowledge, decisions = standing.plans, standing.knowledge, commit.decisions
+    return {
+        "decisions": ((name, each.digested()) for name, each in decisions.servers.items()),
+        "networks": decisions.networks.items(),
+        "machines": commit.machines.items(),
+        "sites": commit.sites.items(),
+        "labels": ((name, dict(each)) for name, each in commit.labels.items()),
+        "written": commit.written.items(),
+        "locations": commit.locations.servers.items(),
+        "documents": commit.locations.shared.items(),
+        "states": ((name, _kept_state(each)) for name, each in plans.servers.items()),
+        "instants": plans.transitions.instants.items(),
+        "versions": ((name, dict(each)) for name, each in standing.publication.versions.items()),
+        "lying": tree.states.items(),
+        "content": tree.content.items(),
+        "records": _records(knowledge),
+        "done": _done(knowledge),
+    }
+
+
+def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
+    """Read a checkpoint from its chunks. Raises KeyError, ValueError and DecodeError."""
+
+    def table(name: str, decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
+        return chunks.rows(manifest.tables[name], decode)
+
+    small = _decode(chunks.chunk(manifest.standing))
+    fleetwide = commit_without_servers(small.said, small.revision)
+    servers, networks = table("decisions", _decisions), table("networks", _networks)
+    commit = replace(
+        fleetwide,
+        decisions=replace(fleetwide.decisions, servers=servers, networks=networks),
+        machines=table("machines", _machines),
+        sites=table("sites", _texts),
+        labels=table("labels", _labels),
+        written=table("written", _written),
+        locations=SourceLocations(servers=table("locations", _locations), shared=table("documents", _documents)),
+    )
+    return _Read(
+        small=small,
+        commit=commit,
+        plans=_plans(small.plans, commit, table("states", _states), table("instants", _instants)),
+        tree=Inventory(
+            states=table("lying", _texts),
+            content=table("content", _paths),
+            shared=small.shared,
+            has_page=Output.PAGES in commit.decisions.outputs,
+        ),
+        versions=table("versions", _labels),
+        known=_Known(small.unseen, table("records", _bytes), table("done", _bytes)),
+    )
+
+
+def _kept_plans(plans: Plans) -> _KeptPlans:
+    return _KeptPlans(
+        stop=plans.stop,
+        left=plans.left,
+        planned_at=plans.planned_at,
+        counts=list(plans.counts.items()),
+        versions=list(plans.versions.items()),
+        needs=list(plans.needs.items()),
+        unknown=plans.unknown,
+        unseen=plans.unseen,
+        consumed=plans.consumed,
+        lost=plans.lost,
+        unknown_outcomes=plans.unknown_outcomes,
+        begun=dict(plans.begun),
+        given=dict(plans.given),
+        installing=dict(plans.installing),
+        sightings=list(plans.sightings.items()) if plans.sightings is not None else None,
+    )
+
+
+def _kept_state(state: ServerState) -> _KeptState:
+    return _KeptState(
+        record=state.record,
+        absent=tuple(sorted(state.absent, key=lambda file: (file.url, file.sha256))),
+        at=state.at,
+        plan=state.plan,
+        later=state.later,
+        refresh_at=state.refresh_at,
+    )
+
+
+def _state(kept: _KeptState, name: str, commit: Commit, stop: Halt) -> ServerState:
+    return ServerState(
+        decision=commit.decisions.servers[name],
+        record=kept.record,
+        about=about(commit, name),
+        stop=stop,
+        absent=frozenset(kept.absent),
+        at=kept.at,
+        plan=kept.plan,
+        later=kept.later,
+        refresh_at=kept.refresh_at,
+    )
+
+
+def _plans(kept: _KeptPlans, commit: Commit, states: dict[str, _KeptState], instants: dict[str, datetime]) -> Plans:
+    nobody: Agenda[str] = Agenda()
+    return Plans(
+        commit=commit,
+        stop=kept.stop,
+        left=kept.left,
+        servers={name: _state(each, name, commit, kept.stop) for name, each in states.items()},
+        transitions=nobody.moved(instants),
+        planned_at=kept.planned_at,
+        counts=dict(kept.counts),
+        versions=dict(kept.versions),
+        unknown=kept.unknown,
+        unseen=kept.unseen,
+        consumed=kept.consumed,
+        lost=kept.lost,
+        unknown_outcomes=kept.unknown_outcomes,
+        begun=kept.begun,
+        sightings=dict(kept.sightings) if kept.sightings is not None else None,
+        needs=dict(kept.needs),
+        given=kept.given,
+        installing=kept.installing,
+    )
+
+
+_MANIFEST: Final = "checkpoint"
+_CHUNK: Final = "checkpoint-chunk"
+_manifest: Final[Callable[[bytes], _Manifest]] = decoder(_Manifest)
+_decode: Final[Callable[[bytes], _KeptStanding]] = decoder(_KeptStanding)
+_decisions: Final = decoder(dict[str, Decision])
+_networks: Final = decoder(dict[str, Host])
+_states: Final = decoder(dict[str, _KeptState])
+_bytes: Final = decoder(dict[str, bytes])
+_texts: Final = decoder(dict[str, str])
+_labels: Final = decoder(dict[str, dict[str, str]])
+_paths: Final = decoder(dict[str, tuple[str, ...]])
+_instants: Final = decoder(dict[str, datetime])
+_machines: Final = decoder(dict[SystemUuid, Machine])
+_written: Final = decoder(dict[str, Written])
+_locations: Final = decoder(dict[str, ServerLocation])
+_documents: Final = decoder(dict[str, DocumentLocation])
+_AT_ONCE: Final = 20  # servers
+_PAUSE_S: Final = 0.01  # after so many: it takes a quarter of one processor at most
+
+
+class Patrol:
+    """Looks through the tree at ``root`` once, in a thread of its own; ``wake`` is called where anything is found."""
+
+    def __init__(self, root: Path, wake: Callable[[], None]) -> None:
+        self._root, self._wake = root, wake
+        self._found: set[str] = set()
+        self._lock = threading.Lock()
+        self._closed, self._released = threading.Event(), threading.Event()
+        self._thread = BackgroundThread(self._look, name="verify")
+
+    def start(self) -> None:
+        """Look once `release` is called."""
+        self._thread.start()
+
+    def release(self) -> None:
+        """Nothing is more urgent any more."""
+        self._released.set()
+
+    def close(self) -> None:
+        """End it, wherever it is."""
+        self._closed.set()
+        self._released.set()
+        self._thread.join()
+
+    def found(self) -> frozenset[str]:
+        """The servers whose files do not stand as they were published, of those not asked for yet; `ALL`: all."""
+        with self._lock:
+            found, self._found = self._found, set()
+        return frozenset(found)
+
+    def _look(self) -> None:
+        self._released.wait()
+        try:
+            for number, server in enumerate(suspects(self._root)):
+                if server is not None:
+                    self._doubt(server)
+                if number % _AT_ONCE == 0 and self._closed.wait(_PAUSE_S):
+                    return
+        except PublishError:
+            self._doubt(ALL)  # publishing all says what is the matter
+
+    def _doubt(self, server: str) -> None:
+        with self._lock:
+            self._found.add(server)
+        self._wake()

@@ -1,0 +1,512 @@
+"""How far the newest commit can be accepted: every commit since the accepted one is evaluated, and judged by guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from gitboot.bmc.credentials import Pair, pair_of
+from gitboot.controller.current_plans import changed_by
+from gitboot.controller.learn.install_boots import may_be_unread, need_no_install
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.learn.provisioning import inheritances, left_to_install, strangers, without_base
+from gitboot.errors import InvalidRepository, NotEvaluated, Orders
+from gitboot.evaluator.evaluation_result import Commit, Evaluated
+from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine, Moves
+from gitboot.fleet.revision import Message, ReinstallsNeed, Revision
+from gitboot.model.scalars import SystemUuid
+from gitboot.problems import Code, Problem, Severity, next_change
+from gitboot.resolve.server_decision import check_acceptable
+from gitboot.review.commit_path import Hop, Leg, Way, introduced, way
+from gitboot.review.guards import Acknowledged, Extent, Guard, Limits, Unheeded, Verdict, judge
+from gitboot.review.reinstalls import GainedIdentity, returning, still_lost
+from gitboot.status.instance_status import PassedMerge
+from gitboot.text import count
+
+Merges = Sequence[tuple[Revision, Sequence[Message]]]  # with what the commits of each say
+
+
+class Evaluating(Protocol):
+    """An evaluator of commits, such as `gitboot.evaluator.client.Evaluation`."""
+
+    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
+        """Return the evaluation of ``revision`` beside ``base``. None: it has not ended yet, so call again."""
+
+    def keep(self, revision: Revision) -> None:
+        """Store the results of a commit that was accepted."""
+
+    def settle(self, accepted: Revision | None) -> None:
+        """Forget the results of commits that were not accepted."""
+
+
+class Unfinished(Exception):
+    """A commit is still being evaluated."""
+
+
+class Wait(Enum):
+    """Which steps wait until all fetches are read, of those that reinstall fewer servers by records than by commits."""
+
+    NONE = auto()  # no step: the boots cannot be withheld, or the fetch log cannot be read
+    OFFERED = auto()  # steps that take back a boot which the accepted commit offers
+    ALL = auto()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ahead:
+    """What lies between the accepted commit and the newest."""
+
+    accepted: Commit | None  # None: there is none, or it cannot be compared with
+    merges: Merges  # the oldest first, the newest last
+    leaves_out: Revision | None = None  # a commit that the newest does not descend from
+    untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # commits that do not count, and why
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A commit that a guard holds."""
+
+    commit: Commit
+    verdict: Verdict
+    steps: tuple[tuple[Revision, Verdict], ...]  # those that somebody has to acknowledge, where there are several
+    approvals: Acknowledged  # what it was judged with
+    unheeded: tuple[Unheeded, ...]  # acknowledgements that do not count
+    released: tuple[str, ...] = ()  # servers that would boot what the accepted commit has stopped
+    need: ReinstallsNeed | None = None  # by which alone reinstallations are acknowledged
+    heeds_lines: bool = True  # whether lines of messages count; they may have been carried out already
+    by_records: bool = False  # whether what records show decides how many servers it reinstalls
+    is_preliminary: bool = False  # whether they may let it through
+    reinstalls: tuple[str, ...] = ()  # servers that it may reinstall, as far as records can show that
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advance:
+    """How far the newest commit can be accepted."""
+
+    reached: Commit | None = None  # the newest that can be; None: none
+    hops: tuple[tuple[Revision, Verdict], ...] = ()  # that lead there
+    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number each machine came by then
+    moves: Moves = NO_MOVES  # by then
+    valid: tuple[Commit, ...] = ()  # the valid commits after the accepted one, the oldest first
+    rolled_back: frozenset[SystemUuid] = frozenset()  # whose records show as installed what is reached, up to now
+    used: frozenset[str] = frozenset()  # signed acknowledgements that count for the hops, none of which counts again
+    lost: frozenset[LostIdentity] | None = None  # identities that machines had before, by then; None: as before
+    let_in: frozenset[Pair] = frozenset()  # BMCs that came by then, which nothing but the guard lets have credentials
+    candidate: Candidate | None = None
+    invalid: InvalidRepository | None = None  # why the newest says nothing
+    problems_until: datetime | None = None  # when a problem of a commit begins or ends next; None: never
+    orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
+    passed: tuple[PassedMerge, ...] = ()  # what becomes of the commits before the newest, the oldest first
+    is_incomplete: bool = False  # whether the evaluation of a commit did not end; it counts as invalid meanwhile
+    evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted one; None: none
+    awaits_records: bool = False  # whether more can perhaps be accepted once all fetches are read
+    waits: bool = False  # whether a step waits for that which no guard holds
+
+    @property
+    def newer(self) -> tuple[Commit, ...]:
+        """The valid commits after `reached`, or after the accepted one where none is reached, the oldest first."""
+        at = next((at for at, each in enumerate(self.valid, 1) if each is self.reached), 0)
+        return self.valid[at:]
+
+    @property
+    def latest_orders(self) -> Orders | None:
+        """The same where nothing is accepted."""
+        return self.orders or (self.reached.orders if self.reached is not None else None)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Walk:
+    """What the commits ahead say, by their positions."""
+
+    commits: dict[int, Commit | None]  # that are valid; 0 is the accepted one
+    legs: list[Leg] = field(default_factory=list)
+    come: dict[int, tuple[tuple[SystemUuid, int], ...]] = field(default_factory=dict)  # each with its provision number
+    changes: dict[int, Extent] = field(default_factory=dict)  # against the valid commit before it
+    lost: dict[int, frozenset[LostIdentity]] = field(default_factory=dict)  # see `lost_at`; 0: of the accepted one
+    moves: dict[int, Moves] = field(default_factory=dict)
+    orders: dict[int, Orders] = field(default_factory=dict)
+    faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit says nothing
+    invalid: InvalidRepository | None = None  # why the newest says nothing
+    problems_until: datetime | None = None  # see `Advance`
+
+    @property
+    def is_incomplete(self) -> bool:
+        return any(isinstance(each, NotEvaluated) for each in self.faults.values())
+
+    def evaluated(self, ahead: Ahead) -> Revision | None:
+        """Return the newest commit whose evaluation ended, or the accepted one; None: there is none."""
+        for position in range(len(ahead.merges), 0, -1):
+            if not isinstance(self.faults.get(position), NotEvaluated):
+                return ahead.merges[position - 1][0]
+        return ahead.accepted.revision if ahead.accepted is not None else None
+
+    def orders_after(self, reached: int) -> Orders | None:
+        """Those of the newest Fleet that is well formed, unless it is accepted."""
+        return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
+
+    def come_by(self, reached: int, moved: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
+        """With which provision number machines came by then, commit by commit, but for those that ``moved``."""
+        for position in sorted(each for each in self.come if each <= reached):
+            yield [each for each in self.come[position] if each[0] not in moved]
+
+    def lost_at(self, position: int) -> frozenset[LostIdentity]:
+        """Return the identities that machines had before a position is reached, by the way there.
+
+        A position that is not reached yet is taken for reached step by step.
+        """
+        if position not in self.lost:
+            before = max(each for each in self.commits if each < position)
+            changes = self.changes[position]
+            self.lost[position] = still_lost(self.lost_at(before), changes.lost, changes.gained)
+        return self.lost[position]
+
+    def moves_by(self, reached: int) -> Moves:
+        """Which machines moved between sites by then; who arrived and left again on the way has departed, too."""
+        arrived, departed, passed_on = set[SystemUuid](), dict[SystemUuid, Machine](), set[SystemUuid]()
+        for position, commit in sorted(self.commits.items()):
+            if commit is not None and position in self.moves and position <= reached:
+                moves = self.moves[position]
+                arrived.update(moves.arrived)
+                passed_on.update(moves.passed_on)
+                departed |= {uuid: commit.machines[uuid] for uuid in moves.arrived}
+                departed |= {machine.uuid: machine for machine in moves.departed}
+        return Moves(
+            arrived=tuple(sorted(arrived)), departed=tuple(departed.values()), passed_on=tuple(sorted(passed_on))
+        )
+
+
+class Judging:
+    """Evaluates and judges what lies ahead; what its commits say is kept until something else does."""
+
+    def __init__(
+        self,
+        evaluation: Evaluating,
+        limits: Limits,
+        covered: Callable[[BmcAccess], bool],
+        need: ReinstallsNeed | None = None,
+    ) -> None:
+        self._evaluation, self._limits, self._covered, self._need = evaluation, limits, covered, need
+        self._known: dict[tuple[Revision | None, Revision], Evaluated | InvalidRepository] = {}
+
+    def judge(
+        self,
+        ahead: Ahead,
+        knowledge: Knowledge,
+        at: datetime,
+        met: frozenset[str] = frozenset(),
+        *,
+        reads_records: bool = False,
+        wait: Wait = Wait.NONE,
+    ) -> Advance:
+        """How far the last commit of ``ahead`` can be accepted at an instant; raises `Unfinished`, and `SourceError`.
+
+        ``met`` are acknowledgements that do not count again, besides those in ``knowledge``. With ``reads_records`` the
+        records of servers count: nothing that the newest commit takes back is offered any more, and all fetches of it
+        have been read. Without it, ``wait`` says which steps are not accepted before, even if no guard holds them.
+        """
+        heeds_lines = not knowledge.facts.gap
+        if not heeds_lines:
+            ahead = replace(ahead, merges=tuple((revision, ()) for revision, _ in ahead.merges))
+        self._forget_all_but(ahead)
+        walk = self._walked(ahead, knowledge, at)
+        commits, given = walk.commits, approvals(knowledge)
+        if not walk.legs:
+            return Advance(
+                invalid=walk.invalid,
+                problems_until=walk.problems_until,
+                orders=walk.orders_after(0),
+                passed=tuple(_passed(ahead, walk, None)),
+                is_incomplete=walk.is_incomplete,
+                evaluated=walk.evaluated(ahead),
+            )
+        shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
+
+        known = ahead.accepted.machines if ahead.accepted is not None else {}
+        walk.lost[0] = knowledge.lost
+
+        def judged(old: int, new: int) -> Verdict:
+            evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
+            assert isinstance(evaluated, Evaluated)  # noqa: S101 - a valid commit is, beside whichever
+            shown[old, new] = _shown_installed(commits[old], evaluated, knowledge)
+            installed = evaluated.commit.called(shown[old, new]) if reads_records else frozenset()
+            come = introduced(known, walk.come_by(old, ()))
+            verdict = self._verdict(ahead, commits[old], evaluated, knowledge, walk.lost_at(old), come, installed)
+            if reads_records or not _waits(wait, ahead.accepted, evaluated.commit, shown[old, new], knowledge):
+                return verdict
+            return replace(verdict, waits=True)
+
+        def arrived(old: int, new: int) -> None:
+            evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
+            assert isinstance(evaluated, Evaluated)  # noqa: S101 - it was judged
+            gains, lost = _identities(commits[old], evaluated, walk.lost_at(old), knowledge)
+            walk.lost[new] = still_lost(lost, evaluated.changes.lost, gains)
+
+        def named(hop: Hop) -> tuple[Revision, Verdict]:
+            return ahead.merges[hop.new - 1][0], hop.verdict
+
+        found, candidate = way(walk.legs, judged, given, self._need, knowledge.met | met, arrived), None
+        by_fetches = {pair for pair, machines in shown.items() if machines and not reads_records}
+        if found.held is not None and walk.invalid is None and (newest := commits[len(walk.legs)]) is not None:
+            candidate = Candidate(
+                commit=newest,
+                verdict=found.held.verdict,
+                steps=tuple(map(named, found.steps)),
+                approvals=given,
+                unheeded=found.unheeded,
+                need=self._need,
+                heeds_lines=heeds_lines,
+                **_by_records(
+                    self._evaluated(newest.revision, commits[found.held.old]),
+                    shown[found.held.old, found.held.new],
+                    found.held.verdict,
+                    awaits=(found.held.old, found.held.new) in by_fetches,
+                ),
+            )
+        moves = walk.moves_by(found.reached)
+        reached = commits[found.reached] if found.reached else None
+        return Advance(
+            reached=reached,
+            lost=walk.lost_at(found.reached) if reached is not None else None,
+            let_in=self._uncovered(ahead.accepted, reached, knowledge) if reached is not None else frozenset(),
+            hops=tuple(map(named, found.hops)),
+            valid=tuple(each for at, each in sorted(commits.items()) if at and each is not None),
+            rolled_back=frozenset(uuid for hop in found.hops for uuid in shown[hop.old, hop.new]),
+            used=found.used,
+            introduced=introduced(known, walk.come_by(found.reached, moves.machines)),
+            moves=moves,
+            candidate=candidate,
+            invalid=walk.invalid,
+            problems_until=walk.problems_until,
+            orders=walk.orders_after(found.reached),
+            passed=tuple(_passed(ahead, walk, found, waits=found.waits)),
+            is_incomplete=walk.is_incomplete,
+            evaluated=walk.evaluated(ahead),
+            awaits_records=found.held is not None and any(old == found.reached for old, _ in by_fetches),
+            waits=found.waits,
+        )
+
+    def forget_unevaluated(self) -> None:
+        """Evaluate the commits again whose evaluation did not end."""
+        self._known = {pair: found for pair, found in self._known.items() if not isinstance(found, NotEvaluated)}
+
+    def _walked(self, ahead: Ahead, knowledge: Knowledge, at: datetime) -> _Walk:
+        """Every commit, each beside the valid one before it."""
+        changes: list[datetime] = []
+        walk = _Walk(commits={0: ahead.accepted})
+        about = knowledge.facts
+        has_begun = ahead.accepted is not None or about.accepted is not None or about.lapsed is not None
+        for position, (revision, messages) in enumerate(ahead.merges, 1):
+            if (fault := ahead.untrusted.get(revision)) is not None:  # nobody looks into it
+                found: Evaluated | InvalidRepository = InvalidRepository([fault])
+            else:
+                found = self._evaluated(revision, walk.commits[max(walk.commits)])
+                dated = found.commit.decisions.dated if isinstance(found, Evaluated) else found.dated
+                changes += filter(None, [next_change(dated, at)])
+                found = _at(found, at)
+            if isinstance(found, Evaluated) and found.no_site is not None and not has_begun:  # its name is misspelt
+                found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
+            is_valid = isinstance(found, Evaluated)
+            walk.legs.append(Leg(revision=revision, valid=is_valid, messages=tuple(messages)))
+            if isinstance(found, Evaluated):
+                walk.commits[position], walk.invalid = found.commit, None
+                walk.changes[position] = found.changes
+                walk.come[position] = tuple((each.uuid, each.provision) for each in found.come)
+                walk.moves[position], walk.orders[position] = found.moves, found.commit.orders
+            else:
+                walk.invalid = walk.faults[position] = found
+                if found.fleet is not None:
+                    walk.orders[position] = found.fleet.orders_at(knowledge.facts.site or None)
+        if walk.invalid is not None:  # what led up to it is judged as if nothing had come after it
+            del walk.legs[max(walk.commits) :]
+        walk.problems_until = min(changes, default=None)
+        return walk
+
+    def _evaluated(self, revision: Revision, base: Commit | None) -> Evaluated | InvalidRepository:
+        key = base.revision if base is not None else None, revision
+        if key not in self._known:
+            try:
+                found = self._evaluation.evaluate(revision, base)
+            except InvalidRepository as error:
+                self._known[key] = error
+            else:
+                if found is None:
+                    raise Unfinished
+                self._known[key] = found
+        return self._known[key]
+
+    def _forget_all_but(self, ahead: Ahead) -> None:
+        """What was said of commits that do not lie ahead is not asked for again."""
+        on_it = {revision for revision, _ in ahead.merges}
+        on_it |= {ahead.accepted.revision} if ahead.accepted is not None else set()
+        self._known = {
+            (base, revision): found
+            for (base, revision), found in self._known.items()
+            if revision in on_it and (base is None or base in on_it)
+        }
+
+    def _uncovered(self, base: Commit | None, commit: Commit, knowledge: Knowledge) -> frozenset[Pair]:
+        """The BMCs that a commit brings, and that nothing but an approval lets have their credentials."""
+        brought = [each for each in _brought(base, commit) if pair_of(each) not in knowledge.known_pairs]
+        if not brought:
+            return frozenset()
+        before = frozenset(map(pair_of, _bmcs(base.machines.values()))) if base is not None else frozenset()
+        return frozenset(pair_of(each) for each in brought if pair_of(each) not in before and not self._covered(each))
+
+    def _verdict(
+        self,
+        ahead: Ahead,
+        base: Commit | None,
+        evaluated: Evaluated,
+        knowledge: Knowledge,
+        lost: frozenset[LostIdentity],
+        introduced: Mapping[SystemUuid, int],
+        installed: frozenset[str] = frozenset(),
+    ) -> Verdict:
+        """What guards say of one step, with nothing acknowledged.
+
+        ``lost`` are the identities that machines had before ``base``, ``introduced`` has the provision numbers of the
+        machines that came since the accepted commit. Records show that the servers ``installed`` have what the commit
+        wants, of those that it would reinstall.
+        """
+        commit, changes, come = evaluated.commit, evaluated.changes, evaluated.come
+        limits = self._limits.tightened_by(commit.fleet.guards)
+        if base is not None:  # a commit that loosens the fleet's guards is judged by the old ones
+            limits = limits.tightened_by(base.fleet.guards)
+        else:
+            come = strangers(knowledge, come)
+        changes = changes.without_reinstalls(installed)
+        gains, lost = _identities(base, evaluated, lost, knowledge)
+        # No two commits show which machines come back: beside the older commit they look new.
+        back = returning(come, knowledge.records, knowledge.machines, changes.unknown_claims)
+        inherited = inheritances(
+            [each for each in gains if not each.is_counted and each.server not in back],
+            lost,
+            commit,
+            knowledge,
+            introduced,
+        )
+        changes = changes.inheriting(inherited)
+        identity = knowledge.facts.identity
+        if ahead.leaves_out is not None:
+            changes = changes.taking_back(ahead.leaves_out, commit.revision)
+        return judge(
+            changes,
+            limits,
+            pending=len(left_to_install(knowledge, commit.decisions)) if base is None else None,
+            returning=len(back),
+            inherited=inherited,
+            rewound=ahead.leaves_out is not None,
+            takeover=changes.takeover or (base is not None and base.is_for(identity) and not commit.is_for(identity)),
+            bmcs=len(self._uncovered(base, commit, knowledge)),
+        )
+
+
+def _at(found: Evaluated | InvalidRepository, now: datetime) -> Evaluated | InvalidRepository:
+    """Return what was found of a commit, or why it cannot be accepted at an instant."""
+    if isinstance(found, InvalidRepository):
+        return found.at(now)
+    try:
+        check_acceptable(found.commit.decisions, found.commit.fleet, now)
+    except InvalidRepository as error:
+        return error
+    return found
+
+
+def _shown_installed(base: Commit | None, evaluated: Evaluated, knowledge: Knowledge) -> tuple[SystemUuid, ...]:
+    """Return the machines that a step would reinstall by the two commits, and does not by their records."""
+    if base is None:
+        return ()
+    return need_no_install(evaluated.changes.by_policy, base, evaluated.commit, knowledge)
+
+
+def _waits(
+    wait: Wait, accepted: Commit | None, commit: Commit, shown: Sequence[SystemUuid], knowledge: Knowledge
+) -> bool:
+    """Return whether a step waits for fetches; by their records, it does not reinstall the machines ``shown``."""
+    if wait is Wait.NONE or accepted is None or not shown:
+        return False
+    return wait is Wait.ALL or may_be_unread(accepted, commit, shown, knowledge)
+
+
+def _by_records(
+    evaluated: Evaluated | InvalidRepository, shown: Sequence[SystemUuid], verdict: Verdict, *, awaits: bool
+) -> dict[str, Any]:
+    """Return the fields of a `Candidate` that records decide; those of the machines ``shown`` show it as installed."""
+    assert isinstance(evaluated, Evaluated)  # noqa: S101 - a guard judges valid commits only
+    names, installed = evaluated.changes.by_policy, evaluated.commit.called(shown)
+    open_trips = [each for each in verdict.trips if not each.acknowledged]
+    return {
+        "by_records": bool(names),
+        "is_preliminary": awaits
+        and all(each.guard is Guard.MAX_REINSTALLS and each.number - len(shown) <= each.limit for each in open_trips),
+        "reinstalls": tuple(each for each in names if each not in installed),
+    }
+
+
+def _identities(
+    base: Commit | None, evaluated: Evaluated, lost: frozenset[LostIdentity], knowledge: Knowledge
+) -> tuple[Sequence[GainedIdentity], frozenset[LostIdentity]]:
+    """Return the identities that a step gains, and those that machines had before it, of which ``lost`` are known."""
+    if base is None:
+        return without_base(evaluated.commit, knowledge)
+    return evaluated.changes.gained, lost
+
+
+def _passed(ahead: Ahead, walk: _Walk, found: Way | None, *, waits: bool = False) -> Iterator[PassedMerge]:
+    """What becomes of each commit before the newest, as far as that does not wait for fetches."""
+    steps = {step.new: step.verdict for step in found.steps} if found is not None else {}
+    accepted = {hop.new: hop.verdict.trips for hop in found.hops} if found is not None else {}
+    first = ahead.merges[min(steps) - 1][0][:12] if steps else None
+    for position, (revision, _) in enumerate(ahead.merges[:-1], 1):
+        if (fault := walk.faults.get(position)) is not None:
+            says = invalid_words(fault.problems)
+        elif found is not None and position <= found.reached:
+            says = accepted_words(trip.by for trip in accepted.get(position, ()))
+        elif waits:
+            continue
+        elif position in steps:
+            says = held_words(steps[position].holding)
+        else:
+            says = f"held behind {first}" if first is not None else "held with those after it"
+        yield PassedMerge(commit=revision, says=says)
+
+
+def accepted_words(by: Iterable[str]) -> str:
+    """That a commit is accepted, in a few words, and by whose leave."""
+    leave = "; ".join(dict.fromkeys(by))
+    return f"accepted, acknowledged by {leave}" if leave else "accepted"
+
+
+def held_words(guards: Iterable[str]) -> str:
+    """That a commit is held, in a few words."""
+    return f"held by {', '.join(map(str, guards))}"
+
+
+def invalid_words(problems: Iterable[Problem]) -> str:
+    """That a commit is invalid, in a few words."""
+    problems = tuple(problems)
+    if any(each.code is Code.UNTRUSTED for each in problems):
+        return "invalid: signed by no key that is trusted here"
+    return f"invalid: {count(sum(each.severity is Severity.ERROR for each in problems), 'error')}"
+
+
+def _brought(base: Commit | None, commit: Commit) -> Iterator[BmcAccess]:
+    """The BMCs of machines that have another one than in ``base``."""
+    if base is None:
+        yield from _bmcs(commit.machines.values())
+        return
+    for machine in commit.named(changed_by(base, commit)):
+        before = base.machines.get(machine.uuid)
+        if machine.bmc is not None and (before is None or before.bmc != machine.bmc):
+            yield machine.bmc
+
+
+def _bmcs(machines: Iterable[Machine]) -> Iterator[BmcAccess]:
+    yield from (machine.bmc for machine in machines if machine.bmc is not None)
+
+
+def approvals(knowledge: Knowledge) -> Acknowledged:
+    """What was acknowledged with a shell."""
+    return {(digest, guard): by for digest, guards in knowledge.approvals.items() for guard, by in guards.items()}

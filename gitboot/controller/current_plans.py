@@ -1,0 +1,463 @@
+"""Current plans: plan a server again when its decision, record or time asks for it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from gitboot.artifacts.availability import Sighting, is_withheld
+from gitboot.bmc.override_state import State
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.learn.ledger_trust import left_since
+from gitboot.errors import PublishError
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.layered_dict import differing, replaced
+from gitboot.model.scalars import SystemUuid, version_key
+from gitboot.publish.tree_changes import EndedWindows, WindowsNotEnded
+from gitboot.render.server_states import About, ServerState, planned
+from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.install_attempts import attempt_of, begun_run, is_overwritten, step_of
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, drift
+from gitboot.resolve.server_decision import BootFile, Decision, idle
+from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, Cause, Halt, InstallProgress, Phase
+from gitboot.status.events import Event
+from gitboot.status.progress import Told, counted, unheard
+from gitboot.text import count
+
+
+class ImageFile(NamedTuple):
+    """A file that some boot of an image is made by."""
+
+    image: str
+    file: BootFile
+
+
+Key = TypeVar("Key", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda(Generic[Key]):
+    """A value: moving somebody gives another one."""
+
+    instants: Mapping[Key, datetime] = field(default_factory=dict)
+    _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted
+
+    def moved(self, to: Mapping[Key, datetime | None]) -> Agenda[Key]:
+        """With these keys due at other instants; None: not at all."""
+        changed = {key: at for key, at in to.items() if self.instants.get(key) != at}
+        if not changed:
+            return self
+        due = {key: at for key, at in changed.items() if at is not None}
+        instants = replaced(self.instants, due, changed.keys() - due.keys())
+        if len(changed) * _FEW > len(instants):
+            return Agenda(instants, sorted((at, key) for key, at in instants.items()))
+        queue = list(self._queue)
+        for key in changed:
+            if (before := self.instants.get(key)) is not None:
+                del queue[bisect_left(queue, (before, key))]
+        for key, at in due.items():
+            insort(queue, (at, key))
+        return Agenda(instants, queue)
+
+    def due(self, at: datetime) -> frozenset[Key]:
+        """Who is due by ``at``."""
+        end = bisect_right(self._queue, at, key=lambda each: each[0])
+        return frozenset(key for _, key in self._queue[:end])
+
+    @property
+    def next(self) -> datetime | None:
+        """When the first is due."""
+        return self._queue[0][0] if self._queue else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plans:
+    """All servers as they were planned last, and how many there are of which."""
+
+    commit: Commit | None = None  # that they are made of
+    stop: Halt = Halt.NONE  # with what stopped
+    left: datetime | None = None  # an instant that is still to come, and that was left already by a clock set back
+    servers: Mapping[str, ServerState] = field(default_factory=dict)
+    transitions: Agenda[str] = field(default_factory=Agenda)  # when which server's plan changes by itself
+    planned_at: datetime | None = None
+    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of what, which: servers
+    versions: Mapping[tuple[str, str], int] = field(default_factory=dict)  # profile, version: servers
+    unknown: frozenset[str] = frozenset()  # servers of which nobody knows whether they are provisioned
+    unseen: frozenset[str] = frozenset()  # whose boot nothing that reaches this instance could prove
+    consumed: frozenset[str] = frozenset()  # of which only a person can tell whether they were installed
+    lost: frozenset[str] = frozenset()  # whose override is gone, and nobody knows whether a boot took it
+    unknown_outcomes: frozenset[str] = frozenset()  # whose boot was perhaps served
+    begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # at installations that have not come to an end
+    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts, by which they are made; None: nobody looks
+    needs: Mapping[ImageFile, int] = field(default_factory=dict)  # how many servers may boot by each
+    installing: Mapping[str, InstallProgress] = field(default_factory=dict)  # servers at an installation
+    given: Mapping[str, tuple[str, Run]] = field(default_factory=dict)  # in a window that is open, and not started
+
+    def is_due(self, at: datetime) -> bool:
+        """Whether the clock alone changes one, or nothing was planned yet."""
+        due = self.transitions.next
+        return self.planned_at is None or (due is not None and due <= at)
+
+    def counted(self, of: str) -> dict[str, int]:
+        """How many servers there are of a kind: phases, records, drift."""
+        return {which: count for (kind, which), count in self.counts.items() if kind == of}
+
+    def below_minimum(self) -> dict[str, int]:
+        """How many servers are to boot a version below the one that their stream wants at least, by stream."""
+        minimum = self.commit.minimum_versions if self.commit is not None else {}
+        found = dict.fromkeys((each.stream for each in minimum.values()), 0)
+        for (profile, version), servers in self.versions.items():
+            wanted = minimum.get(profile)
+            if wanted is not None and version_key(version) < version_key(wanted.version):
+                found[wanted.stream] += servers
+        return found
+
+    @property
+    def withheld(self) -> dict[ImageFile, int]:
+        """The files because of which boots are not offered, with how many servers may boot by each, sorted."""
+        found = {each: count for each, count in self.needs.items() if is_withheld(each.file, self.sightings)}
+        return dict(sorted(found.items(), key=lambda item: (item[0].image, item[0].file.url)))
+
+
+def replanned(
+    before: Plans,
+    commit: Commit,
+    knowledge: Knowledge,
+    changed: Collection[str],
+    at: datetime,
+    stop: Halt = Halt.NONE,
+    keys: TokenKeys = NO_KEYS,
+    told: Told = unheard,
+) -> tuple[Plans, frozenset[str]]:
+    """The plans at ``at``, and the servers whose files may be others than before.
+
+    ``changed`` are the servers of which the commit, or what is known, is another than when they were planned. By a
+    clock that is behind what the ledger has seen, no window opens that had ended by then.
+    """
+    names, left = {*changed, *before.transitions.due(at)}, left_since(knowledge.facts, at)
+    names |= _seen_otherwise(before, knowledge.sightings)
+    if before.commit is not None:
+        names |= differing(before.commit.decisions.servers, commit.decisions.servers)
+    set_back = before.planned_at is not None and at < before.planned_at  # what was planned for later is void
+    anew = (
+        set_back
+        or left != before.left
+        or stop is not before.stop
+        or before.commit is None
+        or _changes_all_files(before.commit, commit)
+    )
+    if anew:
+        names = {*before.servers, *commit.decisions.servers}
+    different = frozenset(
+        names if anew else (each for each in names if not _holds(before, commit, knowledge, each, at))
+    )
+    if not names:
+        return replace(before, commit=commit, stop=stop, sightings=knowledge.sightings), different
+    tally = _Tally(before, knowledge, names)
+    for name in counted(names, told):
+        was = before.servers.get(name)
+        if was is None or name in different:
+            now = _state(commit, knowledge, name, at, stop, left, keys)
+        else:
+            now = _with_decision(was, commit.decisions.servers[name])
+        tally.take(name, was, now)
+    return replace(
+        tally.plans(), commit=commit, stop=stop, left=left, planned_at=at, sightings=knowledge.sightings
+    ), different
+
+
+def _with_decision(state: ServerState, decision: Decision) -> ServerState:
+    """Return the state with an equal decision, that of the newest commit: the older one is not held any longer."""
+    return state if state.decision is decision else replace(state, decision=decision)
+
+
+class _Tally:
+    """Plans while some servers are planned anew."""
+
+    def __init__(self, before: Plans, knowledge: Knowledge, names: Set[str]) -> None:
+        self._before, self._knowledge = before, knowledge
+        self._changed: dict[str, ServerState] = {}
+        self._gone: list[str] = []
+        self._due: dict[str, datetime | None] = {}
+        self._counts, self._versions = Counter(before.counts), Counter(before.versions)
+        self._needs = Counter(before.needs)
+        self._unknown, self._unseen = set(before.unknown - names), set(before.unseen - names)
+        self._consumed, self._lost = set(before.consumed - names), set(before.lost - names)
+        self._unknown_outcomes = set(before.unknown_outcomes - names)
+        self._begun = {name: each for name, each in before.begun.items() if name not in names}
+        self._given = {name: each for name, each in before.given.items() if name not in names}
+        self._installing = {name: each for name, each in before.installing.items() if name not in names}
+
+    def take(self, name: str, was: ServerState | None, now: ServerState | None) -> None:
+        """One of the servers, as it was planned before and as it is; None: it was not there, or is no more."""
+        if was is not None:
+            self._count(was, -1)
+        if now is None:
+            self._gone.append(name)
+            self._due[name] = None
+            return
+        self._count(now, 1)
+        if now is not was:
+            self._changed[name] = now
+        self._due[name] = now.transition
+        self._look_into(name, now)
+
+    def _count(self, state: ServerState, by: int) -> None:
+        for kind in _kinds(state):
+            self._counts[kind] += by
+        for version in _versions(state):
+            self._versions[version] += by
+        for file in _files_of(state):
+            self._needs[file] += by
+
+    def _look_into(self, name: str, now: ServerState) -> None:
+        uuid, plan = now.decision.uuid, now.plan
+        if _is_unknown(now.decision, self._knowledge.recorded(uuid)):
+            self._unknown.add(name)
+        if uuid in self._knowledge.unseen:
+            self._unseen.add(name)
+        if plan is not None and plan.cause is Cause.CONSUMED:
+            self._consumed.add(name)
+        if plan is not None and plan.cause in UNKNOWN_OUTCOMES:
+            self._unknown_outcomes.add(name)
+        if _has_lost(now, self._knowledge):
+            self._lost.add(name)
+        if (attempt := attempt_of(now.decision, now.record)) is not None:
+            self._begun[name] = attempt
+        if (progress := now.progress) is not None:
+            self._installing[name] = progress
+        maintenance = plan.maintenance if plan is not None else None
+        run = begun_run(now.decision, maintenance, now.record)
+        if maintenance is not None and run is not None:
+            self._given[name] = maintenance, run
+
+    def plans(self) -> Plans:
+        return Plans(
+            servers=replaced(self._before.servers, self._changed, self._gone),
+            transitions=self._before.transitions.moved(self._due),
+            counts=_positive(self._counts),
+            versions=_positive(self._versions),
+            unknown=frozenset(self._unknown),
+            unseen=frozenset(self._unseen),
+            consumed=frozenset(self._consumed),
+            lost=frozenset(self._lost),
+            unknown_outcomes=frozenset(self._unknown_outcomes),
+            begun=dict(sorted(self._begun.items())),
+            needs=_positive(self._needs),
+            given=dict(sorted(self._given.items())),
+            installing=dict(sorted(self._installing.items())),
+        )
+
+
+def _seen_otherwise(before: Plans, sightings: Mapping[BootFile, Sighting] | None) -> frozenset[str]:
+    """The servers with a boot that is made by a file which is withheld now and was not, or was and is not."""
+    were = before.sightings
+    if sightings is were:
+        return frozenset()
+    needed = {each.file for each in before.needs}  # with their sources, which a sighting has not
+    files = {file for file in needed if is_withheld(file, were) != is_withheld(file, sightings)}
+    if not files or before.commit is None:
+        return frozenset()
+    servers = before.commit.decisions.servers
+    return frozenset(name for name in before.servers if servers[name].absent(files.__contains__))
+
+
+def _files_of(state: ServerState) -> set[ImageFile]:
+    return {ImageFile(boot.image, file) for boot in state.decision.boots for file in boot.fetched}
+
+
+def _has_lost(state: ServerState, knowledge: Knowledge) -> bool:
+    """Whether the override for the boot that is still to be made is gone without a trace."""
+    plan = state.plan
+    if plan is None or plan.phase is not Phase.NETWORK or attempt_of(state.decision, state.record) is not None:
+        return False
+    overrides = knowledge.overrides_of(state.decision.uuid)
+    return any(each.reason == plan.key and each.state is State.LOST for each in overrides)
+
+
+def changed_by(before: Commit | None, now: Commit) -> frozenset[str]:
+    """The servers of which a commit says anything else than the one before, and those that it lacks.
+
+    So is a server of which other boots are withheld.
+    """
+    found = _described_otherwise(before, now)
+    if before is None or not (before.withheld or now.withheld):
+        return found
+    uuids = before.withheld.keys() | now.withheld.keys()
+    others = [uuid for uuid in uuids if before.withheld.get(uuid) != now.withheld.get(uuid)]
+    return found | before.called(others) | now.called(others)
+
+
+def _described_otherwise(before: Commit | None, now: Commit) -> frozenset[str]:
+    servers, here = now.decisions.servers, now.machines
+    if before is None:
+        return frozenset(servers)
+    if before.revision == now.revision:
+        return frozenset()
+    if before.revision == now.base:
+        return now.touched
+    were, there = before.decisions.servers, before.machines
+    return frozenset(
+        name
+        for name in were.keys() | servers.keys()
+        if (old := were.get(name)) is None
+        or (new := servers.get(name)) is None
+        or old.digest != new.digest
+        or there[old.uuid] != here[new.uuid]
+        or before.sites.get(name) != now.sites.get(name)
+        or before.labels[name] != now.labels[name]
+        or before.written.get(name) != now.written.get(name)
+        or before.decisions.networks[name] != now.decisions.networks[name]
+    )
+
+
+def left_by(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:
+    """The machines of which a commit says nothing any more; None: it is not known what was said before."""
+    if before is None:
+        return None
+    were = (machine.uuid for machine in before.named(changed_by(before, now)))
+    return frozenset(uuid for uuid in were if uuid not in now.machines)
+
+
+def _changes_all_files(before: Commit, now: Commit) -> bool:
+    """Whether what the files of all servers depend on is another."""
+    old, new = before.decisions, now.decisions
+    return (old.base_url, old.outputs, old.evidence) != (new.base_url, new.outputs, new.evidence)
+
+
+def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: datetime) -> bool:
+    """Whether a server's plan is the same still."""
+    state, decision = before.servers.get(name), commit.decisions.servers.get(name)
+    if state is None or decision is None:
+        return False
+    absent = knowledge.absent(decision)
+    return state.holds(decision, knowledge.record(decision.uuid), at, about(commit, name), absent=absent)
+
+
+def about(commit: Commit, name: str) -> About:
+    """What a commit says of a server beside its decision."""
+    host = commit.decisions.networks[name]
+    return About(
+        site=commit.sites.get(name),
+        labels=commit.labels[name],
+        addresses=tuple(sorted(address for nic in host.nics for address in nic.addresses)),
+        idle=idle(host),
+        machine=commit.machines.get(commit.decisions.servers[name].uuid),
+        written=commit.written.get(name),
+    )
+
+
+def _state(
+    commit: Commit,
+    knowledge: Knowledge,
+    name: str,
+    at: datetime,
+    stop: Halt,
+    left: datetime | None,
+    keys: TokenKeys,
+) -> ServerState | None:
+    if (decision := commit.decisions.servers.get(name)) is None:
+        return None
+    record, absent = knowledge.record(decision.uuid), knowledge.absent(decision)
+    return planned(decision, record, at, about(commit, name), stop, left, keys, absent)
+
+
+_Kind = TypeVar("_Kind", bound=tuple[object, ...])
+
+
+def _positive(counts: Mapping[_Kind, int]) -> dict[_Kind, int]:
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def _versions(state: ServerState) -> Iterator[tuple[str, str]]:
+    """What its policy lets it boot, and of which version."""
+    policy = state.decision.policy
+    if policy is not None and policy.boot is not None:
+        yield policy.boot.profile, policy.boot.version
+
+
+def _is_unknown(decision: Decision, record: Record | None) -> bool:
+    """Whether nobody knows what is installed: nothing is recorded, or a maintenance wrote over what is."""
+    return record is None or is_overwritten(record, decision.provision)
+
+
+_RUN_STEPS: Final = {
+    Cause.MAINTENANCE_GIVEN: "Attempted",
+    Cause.MAINTENANCE_OUTCOME: "OutcomeUnknown",
+    Cause.MAINTENANCE_STARTED: "Started",
+    Cause.MAINTENANCE_DONE: "Made",
+}
+
+
+def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
+    """How a server is counted: by what it boots, and by what is known of it."""
+    yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
+    yield "records", step_of(state.decision, state.record)
+    if (since := state.installs_at) is not None:
+        yield "installs", "Now" if since == state.at else "Later"
+    if state.plan is not None and (step := _RUN_STEPS.get(state.plan.cause)) is not None:
+        yield "runs", step
+    if (progress := state.progress) is not None:
+        yield "installing", f"{progress.state}/{progress.step}"
+    yield from (("drift", each) for each in drift(state.decision, state.record))
+
+
+_FEW: Final = 16  # of so many one: if more have moved, all are sorted anew
+_RETRY: Final = timedelta(seconds=5)
+
+
+class WindowWatch:
+    """Ends windows by ``end_windows``, on a standby and on an instance that has not published its first plan."""
+
+    def __init__(self, end_windows: Callable[[datetime], EndedWindows]) -> None:
+        self._end_windows = end_windows
+        self._failure = ""
+        self.next_end: datetime | None = None  # when to call `end` next; None: no window is known to end
+
+    def end(self, at: datetime) -> tuple[frozenset[str], tuple[Event, ...]]:
+        """End the windows that are over at ``at``. Return the servers whose files changed, and events to report.
+
+        If ending windows fails, call again at `next_end`. A failure that repeats is reported once.
+        """
+        try:
+            servers, self.next_end = self._end_windows(at)
+        except PublishError as error:
+            self.next_end = at + _RETRY
+            is_known, self._failure = str(error) == self._failure, str(error)
+            event = Event(at=at, type="WindowsNotEnded", message=str(error), warning=True)
+            changed = frozenset(error.servers if isinstance(error, WindowsNotEnded) else ())
+            return changed, () if is_known else (event,)
+        self._failure = ""
+        if not servers:
+            return frozenset(), ()
+        message = f"ended the maintenance of {count(len(servers), 'server')} in OUTPUT, whose windows are over"
+        return frozenset(servers), (Event(at=at, type="WindowsEnded", message=message, facts={"servers": [*servers]}),)
+
+
+class WindowsMeanwhile:
+    """Ends windows from the progress reports of work that writes no files, such as planning a large fleet.
+
+    ``due`` is the time at which windows end first. None: never. ``told`` gets each progress report, too.
+    """
+
+    def __init__(self, watch: WindowWatch, due: datetime | None, now: Callable[[], datetime], told: Told) -> None:
+        self._watch, self._now, self._told = watch, now, told
+        self.due = due
+        self.servers: frozenset[str] = frozenset()  # whose files changed
+        self.events: tuple[Event, ...] = ()
+        self.ended_at: datetime | None = None  # the time of the last change of files
+
+    def report(self, done: int, total: int) -> None:
+        """Forward a progress report, and end the windows that are over now."""
+        self._told(done, total)
+        if self.due is None or (now := self._now()) < self.due:
+            return
+        servers, events = self._watch.end(now)
+        self.due = self._watch.next_end
+        self.servers, self.events = self.servers | servers, (*self.events, *events)
+        if servers:
+            self.ended_at = now

@@ -1,0 +1,576 @@
+"""Forge (GitHub, GitLab, Gitea): report commit statuses."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+from gitboot.background_threads import BackgroundThread
+from gitboot.controller.commit_verdicts import accepted_words, held_words, invalid_words
+from gitboot.controller.instance.settings import Settings
+from gitboot.errors import ForgeRefused, HostUnreachable, SourceError, UsageError
+from gitboot.fleet.revision import Revision
+from gitboot.git.clone import Source
+from gitboot.http_client import HttpClient, WebAnswer, check_credentials, host_of
+from gitboot.ledger.instance_tables import status_key
+from gitboot.ledger.store import Store
+from gitboot.problems import Severity
+from gitboot.status.instance_status import Status, Telling
+
+_LONGEST: Final = 140  # of a description: GitHub's; GitLab and Gitea take 255
+_WITNESS: Final = re.compile(
+    r"(?P<says>.*) \(ledger (?P<ledger>[^\s,]+), change (?P<change>[0-9]{1,18})"
+    r"(?:, proof (?P<proof>[A-Za-z0-9_-]{16}))?\)"
+)
+_MOST_PAGES: Final = 10  # of the statuses of one commit; GitHub takes 1000 of one name
+_AGAIN: Final = frozenset({408, 409, 423, 425, 429})
+
+
+class ForgeKind(StrEnum):
+    GITHUB = "github"
+    GITLAB = "gitlab"
+    GITEA = "gitea"
+
+
+class Judgement(StrEnum):
+    """What an instance has made of a commit."""
+
+    ACCEPTED = "accepted"
+    HELD = "held"
+    INVALID = "invalid"
+
+
+# What each calls them. GitLab refuses to go on from pending, so a held commit has failed until it is accepted.
+_STATES: Final[Mapping[ForgeKind, Mapping[Judgement, str]]] = {
+    ForgeKind.GITHUB: {Judgement.ACCEPTED: "success", Judgement.HELD: "failure", Judgement.INVALID: "error"},
+    ForgeKind.GITLAB: {Judgement.ACCEPTED: "success", Judgement.HELD: "failed", Judgement.INVALID: "failed"},
+    ForgeKind.GITEA: {Judgement.ACCEPTED: "success", Judgement.HELD: "failure", Judgement.INVALID: "error"},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitVerdict:
+    """What the instance with one ledger makes of a commit."""
+
+    commit: str
+    judgement: Judgement
+    says: str  # in a few words, which begin with the judgement
+    ledger: str  # the identity of the instance's ledger
+    change: int  # how far that had come
+    proof: str = field(default="", compare=False)  # that the ledger's own instance wrote it; see `proven`
+
+    def proven(self, key: bytes) -> CommitVerdict:
+        """Return the verdict with a proof that only who has the ledger's key can make."""
+        stated = f"gitboot commit status\n{self.commit}\n{self.judgement}\n{self.ledger}\n{self.change}\n"
+        proof = base64.urlsafe_b64encode(hmac.digest(key, stated.encode(), "sha256")[:_PROOF_BYTES])
+        return replace(self, proof=proof.decode())
+
+    def is_proven(self, key: bytes) -> bool:
+        """Return whether who wrote it had the ledger's key."""
+        return hmac.compare_digest(self.proof, self.proven(key).proof)
+
+    @property
+    def description(self) -> str:
+        """As people read it, and as it is found again: the words give way to the witness."""
+        proof = f", proof {self.proof}" if self.proof else ""
+        witness = f" (ledger {self.ledger}, change {self.change}{proof})"
+        room = _LONGEST - len(witness)
+        return (self.says if len(self.says) <= room else f"{self.says[: room - 1]}…") + witness
+
+
+_PROOF_BYTES: Final = 12  # of an HMAC-SHA-256: a description has room for few more
+
+
+class Witnessed(NamedTuple):
+    """How far a ledger had come, by the commit statuses of a forge."""
+
+    proven: int | None = None  # by statuses that the ledger's own instance wrote; None: there is none
+    claimed: int | None = None  # by statuses that anyone may have written; None: there is none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Project:
+    """Where a forge keeps a repository."""
+
+    kind: ForgeKind
+    page: str  # URL
+    api: str  # URL
+    path: str  # OWNER/NAME, with more before it at GitLab
+
+    @classmethod
+    def parse(cls, text: str, api: str | None = None, *, allow_token_over_http: bool = False) -> Project:
+        """``KIND=URL`` of the project's page, and where the API is if not at its place; raises `UsageError`."""
+        name, found, url = text.partition("=")
+        if not found or name not in set(ForgeKind):
+            raise UsageError(
+                f"--forge {text}: expected {', '.join(ForgeKind)}, then = and the URL of the project's page"
+            )
+        host, parts = host_of(url), urlsplit(url)
+        check_credentials(url, "the token of --forge", allow_token_over_http=allow_token_over_http)
+        page = parts.path.strip("/").removesuffix(".git")
+        path = page.removeprefix(_below(api, parts.scheme, host)) if api is not None else page
+        if path.count("/") < 1 or (path.count("/") > 1 and name != ForgeKind.GITLAB):
+            raise UsageError(f"--forge {text}: expected the URL of a project's page, which ends in OWNER/NAME")
+        root = f"{parts.scheme}://{host}"
+        apis = {
+            ForgeKind.GITHUB: f"{root}/api/v3",
+            ForgeKind.GITLAB: f"{root}/api/v4",
+            ForgeKind.GITEA: f"{root}/api/v1",
+        }
+        if api is None:
+            api = "https://api.github.com" if host == "github.com" else apis[ForgeKind(name)]
+        return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)
+
+    def shows(self, commit: str) -> str:
+        """The page of a commit."""
+        return f"{self.page}/{'-/' if self.kind is ForgeKind.GITLAB else ''}commit/{commit}"
+
+    def links(self) -> dict[str, str]:
+        """Its pages of a commit, of a line and who wrote it, and of a file's history: {commit}, {path}, {line}."""
+        root = f"{self.page}/-" if self.kind is ForgeKind.GITLAB else self.page
+        at, of = ("commit/", "src") if self.kind is ForgeKind.GITEA else ("", "blob")
+        return {
+            "commit": f"{root}/commit/{{commit}}",
+            "line": f"{root}/{of}/{at}{{commit}}/{{path}}#L{{line}}",
+            "blame": f"{root}/blame/{at}{{commit}}/{{path}}#L{{line}}",
+            "history": f"{root}/commits/{at}{{commit}}/{{path}}",
+        }
+
+    def writes(self, commit: str) -> str:
+        """Where a status of a commit is posted."""
+        if self.kind is ForgeKind.GITLAB:
+            return f"{self.api}/projects/{quote(self.path, safe='')}/statuses/{commit}"
+        return f"{self.api}/repos/{quote(self.path)}/statuses/{commit}"
+
+    @property
+    def page_size(self) -> int:
+        """How many statuses `lists` asks for at once."""
+        return 50 if self.kind is ForgeKind.GITEA else 100
+
+    def lists(self, commit: str, name: str) -> str:
+        """Where the statuses of a commit are, at least the newest of this name."""
+        match self.kind:
+            case ForgeKind.GITLAB:
+                folder = f"{self.api}/projects/{quote(self.path, safe='')}/repository"
+                return f"{folder}/commits/{commit}/statuses?{urlencode({'name': name, 'per_page': 100})}"
+            case ForgeKind.GITEA:
+                return f"{self.api}/repos/{quote(self.path)}/commits/{commit}/statuses?sort=recentupdate&limit=50"
+        return f"{self.api}/repos/{quote(self.path)}/commits/{commit}/statuses?per_page=100"
+
+    def headers(self) -> dict[str, str]:
+        """The headers that name the version of the API."""
+        if self.kind is ForgeKind.GITHUB:
+            return {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
+        return {}
+
+    def credentials(self, token: str) -> dict[str, str]:
+        """The header that authorizes."""
+        match self.kind:
+            case ForgeKind.GITLAB:
+                return {"PRIVATE-TOKEN": token}
+            case ForgeKind.GITEA:
+                return {"Authorization": f"token {token}"}
+        return {"Authorization": f"Bearer {token}"}
+
+
+class Forge:
+    """One project of a forge. The token is read anew each time, and goes to the host of that project alone."""
+
+    def __init__(
+        self,
+        project: Project,
+        token: Path,
+        *,
+        name: str,
+        link: str | None = None,
+        ca_bundle: Path | None = None,
+        allow_token_over_http: bool = False,
+    ) -> None:
+        self._project, self._token, self._name, self._link = project, token, name, link
+        self._client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
+
+    def write(self, verdict: CommitVerdict) -> None:
+        """Make it the commit's status; raises `HostUnreachable` or `ForgeRefused`."""
+        body = {
+            "state": _STATES[self._project.kind][verdict.judgement],
+            "name" if self._project.kind is ForgeKind.GITLAB else "context": self._name,
+            "description": verdict.description,
+            "target_url": self._link or self._project.shows(verdict.commit),
+        }
+        self._asked(self._project.writes(verdict.commit), body)
+
+    def latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
+        """What was written last of the first of these commits that has a verdict; None where none has.
+
+        Given the first-parent line, the newest first, that is the newest known verdict; with a ``ledger`` the newest of
+        its instance. Raises as `write` does.
+        """
+        for commit in commits:
+            _, found = self._page(commit)
+            for verdict in found:
+                if ledger in (None, verdict.ledger):
+                    return verdict
+        return None
+
+    def witnessed(self, commits: Iterable[str], ledger: str, key: bytes) -> Witnessed:
+        """Return how far a ledger had come at least, by the first of these commits that has a proven status of it.
+
+        All statuses of a commit count, and not only the newest: anyone who may write statuses can repeat an old one.
+        A commit with more statuses than gitboot reads may hide the proof of a later change. Raises as `write` does.
+        """
+        claimed: int | None = None
+        for commit in commits:
+            own = [each for each in self._all(commit) if each.ledger == ledger]
+            proven = [each.change for each in own if each.is_proven(key)]
+            claimed = max((each.change for each in own if not each.is_proven(key)), default=claimed)
+            if proven:
+                return Witnessed(max(proven), claimed)
+        return Witnessed(None, claimed)
+
+    def _all(self, commit: str) -> list[CommitVerdict]:
+        """Return the verdicts on a commit, of the newest pages of its statuses."""
+        found: list[CommitVerdict] = []
+        for page in range(1, _MOST_PAGES + 1):
+            count, verdicts = self._page(commit, page)
+            found += verdicts
+            if count < self._project.page_size:
+                break
+        return found
+
+    def _page(self, commit: str, page: int = 1) -> tuple[int, list[CommitVerdict]]:
+        """Return how many statuses a page has, and the verdicts among them, the newest first."""
+        url = self._project.lists(commit, self._name)
+        listed = self._asked(f"{url}&page={page}" if page > 1 else url).json
+        statuses = listed if isinstance(listed, list) else []
+        own = sorted(filter(self._is_own, statuses), key=lambda each: int(each["id"]), reverse=True)
+        verdicts = (_read(commit, each.get("description")) for each in own)
+        return len(statuses), [each for each in verdicts if each is not None]
+
+    def _is_own(self, status: Any) -> bool:
+        if not isinstance(status, dict) or not isinstance(status.get("id"), int):
+            return False
+        return self._name in (status.get("context"), status.get("name"))
+
+    def _asked(self, url: str, body: Mapping[str, Any] | None = None) -> WebAnswer:
+        headers, credentials = self._project.headers(), self._project.credentials(self._secret())
+        answer = self._client.ask(url, headers=headers, credentials=credentials, body=body)
+        if answer.status in (HTTPStatus.OK, HTTPStatus.CREATED):
+            return answer
+        message = f"{host_of(url)} answered {answer.status} {answer.detail}".rstrip()
+        limited = answer.status == HTTPStatus.FORBIDDEN and answer.retry_after_s is not None  # GitHub's second limit
+        if answer.status >= 500 or answer.status in _AGAIN or limited:
+            raise HostUnreachable(message, retry_after_s=answer.retry_after_s)
+        raise ForgeRefused(message)
+
+    def _secret(self) -> str:
+        try:
+            token = self._token.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ForgeRefused(f"{self._token}: the token cannot be read: {error}") from error
+        if not token or not token.isprintable():
+            raise ForgeRefused(f"{self._token}: expected a token on one line")
+        return token
+
+
+def _read(commit: str, description: object) -> CommitVerdict | None:
+    """What a description says, if an instance wrote it."""
+    found = _WITNESS.fullmatch(description) if isinstance(description, str) else None
+    if found is None:
+        return None
+    try:
+        judgement = judgement_in(found["says"])
+    except ValueError:
+        return None
+    return CommitVerdict(
+        commit=commit,
+        judgement=judgement,
+        says=found["says"],
+        ledger=found["ledger"],
+        change=int(found["change"]),
+        proof=found["proof"] or "",
+    )
+
+
+def judgement_in(says: str) -> Judgement:
+    """The judgement that words begin with; ValueError where they begin with none."""
+    return Judgement(re.split(r"\W", says, maxsplit=1)[0])
+
+
+def _below(api: str, scheme: str, host: str) -> str:
+    """What the paths of a forge's pages begin with, by where its API is; raises `UsageError`."""
+    parts = urlsplit(api)
+    if host_of(api) != host or parts.scheme != scheme:
+        raise UsageError(f"forge-api {api}: expected a URL at {scheme}://{host}, where the project's page is")
+    return re.sub(r"/?api/v\d+/?$", "", parts.path).strip("/") + "/"
+
+
+_FIRST_RETRY_S: Final = 5.0
+_LONGEST_RETRY_S: Final = 600.0
+_QUIET_S: Final = 300.0  # for which a ledger has come no further before it is told how far that is
+_MOST_QUIETS: Final = 12  # after so many of them it is told in any case
+_MOST: Final = 20  # commits whose verdict waits; those before them are told no more
+
+
+def verdicts_of(status: Status, change: int) -> list[CommitVerdict]:
+    """What an instance makes of the newest commits, the oldest first; nothing while it stands back.
+
+    The newest has none while it has come to nothing.
+    """
+    stands_back = any(each.type == "LedgerNamed" and not each.status for each in status.conditions)
+    if status.attempted is None or status.ledger is None or stands_back:
+        return []
+    said = [(each.commit, each.says) for each in status.passed[-_MOST:]]
+    if status.held is not None:
+        said.append((status.attempted, held_words(status.held.guards)))
+    elif status.accepted == status.attempted:
+        by = [each.by for each in status.acknowledged if each.commit == status.attempted]
+        said.append((status.attempted, accepted_words(by)))
+    elif any(each.severity is Severity.ERROR for each in status.problems):
+        said.append((status.attempted, invalid_words(status.problems)))
+    return [
+        CommitVerdict(commit=commit, judgement=judgement_in(says), says=says, ledger=status.ledger, change=change)
+        for commit, says in said
+    ]
+
+
+class Verdicts:
+    """What there is to tell a forge, and a thread that does; `note` never waits for it.
+
+    How far the ledger has come is told as well: at once with a new verdict, else when it has come no further for a
+    while. An older copy of the ledger is known by that, so with ``asks`` nothing is told before `ask` was answered.
+    """
+
+    def __init__(
+        self,
+        forge: Forge,
+        wake: Callable[[], None],
+        *,
+        first_retry_s: float = _FIRST_RETRY_S,
+        quiet_s: float = _QUIET_S,
+        asks: bool = False,
+    ) -> None:
+        self._forge, self._wake, self._first_retry_s, self._quiet_s = forge, wake, first_retry_s, quiet_s
+        self._changed = threading.Condition()
+        self._waiting: dict[str, CommitVerdict] = {}  # by commit, in the order of their coming
+        self._noted: dict[str, CommitVerdict] = {}  # by commit, the last that was noted
+        self._newest: CommitVerdict | None = None  # of them
+        self._further: tuple[float, float] | None = None  # when the ledger came further than was told: first, last
+        self._key = b""  # of the ledger, once `ask` was called
+        self._telling = Telling(asked=not asks)
+        self._may_tell = not asks
+        self._ending = False
+        self._thread = BackgroundThread(self._keep_telling, name="forge", on_death=self._note_death)
+        self._thread.start()
+
+    @property
+    def telling(self) -> Telling:
+        """How it fares."""
+        return self._telling
+
+    def ask(self, commits: Sequence[str], ledger: str, key: bytes) -> None:
+        """Ask what the forge knows of a ledger, by the newest of these commits of which it does; once that is known, no
+        more. Only statuses with a proof by the ledger's ``key`` count, and all that is told from now on has one.
+
+        Waits for the forge: not for the thread that reconciles. Without ``commits`` it is not asked, and goes for asked
+        in vain.
+        """
+        if self._may_tell:
+            return
+        try:
+            found = self._forge.witnessed(commits, ledger, key) if commits else Witnessed()
+        except (HostUnreachable, ForgeRefused) as error:
+            telling, may_tell = replace(self._telling, failure=(type(error).__name__, str(error)), asked=True), False
+        else:
+            telling = replace(self._telling, failure=None, asked=True, known=found.proven, claimed=found.claimed)
+            may_tell = bool(commits)
+        with self._changed:
+            self._key = key
+            turned, self._telling, self._may_tell = telling != self._telling, telling, may_tell
+            self._changed.notify_all()
+        if turned:
+            self._wake()
+
+    def note(self, verdicts: Iterable[CommitVerdict]) -> None:
+        """Have each told, if it says anything new."""
+        with self._changed:
+            for verdict in verdicts:
+                before, newest = self._noted.pop(verdict.commit, None), self._newest
+                self._noted[verdict.commit] = self._newest = verdict
+                if before is None or replace(verdict, change=before.change) != before:
+                    self._have_told(verdict)
+                elif newest is not None and verdict.change != newest.change:
+                    now = time.monotonic()
+                    self._further = (self._further[0] if self._further is not None else now, now)
+            while len(self._noted) > 2 * _MOST:
+                del self._noted[next(iter(self._noted))]
+            self._changed.notify_all()
+
+    def close(self, *, patience_s: float = 0) -> None:
+        """End; what waits is told before that, if it takes no longer than so many seconds."""
+        with self._changed:
+            self._have_told_how_far(at_once=True)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._waiting or not self._can_be_told, patience_s)
+            self._ending = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s=1)  # one that hangs in the network ends with the process
+
+    @property
+    def _can_be_told(self) -> bool:
+        return self._may_tell and self._telling.failure is None
+
+    def _have_told(self, verdict: CommitVerdict) -> None:
+        self._further = None
+        self._waiting.pop(verdict.commit, None)
+        self._waiting[verdict.commit] = verdict
+        while len(self._waiting) > _MOST:
+            del self._waiting[next(iter(self._waiting))]
+
+    def _have_told_how_far(self, *, at_once: bool = False) -> float | None:
+        """Have it told how far the ledger has come, if that is due; return after how many seconds it will be."""
+        if self._further is None or self._newest is None:
+            return None
+        first, last = self._further
+        due_s = min(last + self._quiet_s, first + _MOST_QUIETS * self._quiet_s) - time.monotonic()
+        if due_s > 0 and not at_once:
+            return due_s
+        self._have_told(self._newest)
+        return None
+
+    def _keep_telling(self) -> None:
+        failures = 0
+        while (verdict := self._next()) is not None:
+            wait_s = self._told(verdict, failures)
+            failures = 0 if wait_s is None else failures + 1
+            if wait_s is not None:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._ending, wait_s)
+
+    def _note_death(self, message: str) -> None:
+        with self._changed:
+            self._telling = replace(self._telling, failure=("ThreadDied", message))
+            self._changed.notify_all()
+        self._wake()
+
+    def _next(self) -> CommitVerdict | None:
+        with self._changed:
+            while not self._ending:
+                wait_s = self._have_told_how_far()
+                if self._waiting and self._may_tell:
+                    return next(iter(self._waiting.values()))
+                self._changed.wait(wait_s if self._may_tell else None)
+            return None
+
+    def _write(self, verdict: CommitVerdict) -> None:
+        """Write what does not stand there already, as it does after a restart.
+
+        GitHub takes 1000 for a commit. Where it takes no more that only say how far the ledger has come, it knows less.
+        """
+        verdict = verdict.proven(self._key)
+        known = self._forge.latest([verdict.commit], verdict.ledger)
+        try:
+            if known is None or known.description != verdict.description:
+                self._forge.write(verdict)
+        except ForgeRefused:
+            if known is None or not known.is_proven(self._key):
+                raise
+            if replace(known, change=verdict.change).proven(self._key).description != verdict.description:
+                raise
+
+    def _told(self, verdict: CommitVerdict, failures: int) -> float | None:
+        """Tell it; return after how many seconds to try again, None if that need not be."""
+        wait_s: float | None = None
+        telling = replace(self._telling, commit=verdict.commit, says=verdict.says, failure=None)
+        try:
+            self._write(verdict)
+        except (HostUnreachable, ForgeRefused) as error:
+            telling = replace(self._telling, failure=(type(error).__name__, str(error)))
+            asked = error.retry_after_s if isinstance(error, HostUnreachable) else None
+            wait_s = min(max(self._first_retry_s * 2 ** min(failures, 10), asked or 0), _LONGEST_RETRY_S)
+        with self._changed:
+            if wait_s is None and self._waiting.get(verdict.commit) == verdict:
+                del self._waiting[verdict.commit]
+            turned, self._telling = telling != self._telling, telling
+            self._changed.notify_all()
+        if turned:
+            self._wake()
+        return wait_s
+
+
+class Witness:
+    """A forge that is asked how far the ledger of an instance had come, before the instance tells it anything."""
+
+    def __init__(self, verdicts: Verdicts, source: Source, ledger: str, key: bytes) -> None:
+        self._verdicts, self._source, self._ledger, self._key = verdicts, source, ledger, key
+
+    @property
+    def telling(self) -> Telling:
+        """How it fares, and what it knew."""
+        return self._verdicts.telling
+
+    def ask(self, *, fetched: bool) -> None:
+        """Ask it by the newest commits that there are, until it has answered."""
+        commits: tuple[Revision, ...] = ()
+        with suppress(SourceError):
+            commits = line_of(self._source) if fetched else ()
+        self._verdicts.ask(commits, self._ledger, self._key)
+
+
+def witness_of(verdicts: Verdicts, source: Source, store: Store) -> Witness:
+    """Return the witness of the ledger of an instance that acts."""
+    return Witness(verdicts, source, store.progress[0], status_key(store))
+
+
+def line_of(source: Source) -> tuple[Revision, ...]:
+    """The first-parent line from the newest commit that was fetched to the accepted one, the newest first."""
+    latest, accepted = source.latest(), source.accepted()
+    if latest is None:
+        return ()
+    between = tuple(revision for revision, _ in reversed(source.merges(accepted, latest))) or (latest,)
+    return between if accepted is None or accepted in between else (*between, accepted)
+
+
+def project_of(settings: Settings) -> Project | None:
+    """Return the project that --forge names; raises `UsageError`."""
+    if (told := settings.forge) is None:
+        return None
+    return Project.parse(told.project, told.api, allow_token_over_http=told.allow_token_over_http)
+
+
+def forge_of(settings: Settings) -> Forge | None:
+    """The forge that settings name, if they do; raises `UsageError` where it cannot be meant."""
+    told, project = settings.forge, project_of(settings)
+    if told is None or project is None:
+        return None
+    return Forge(
+        project,
+        told.token,
+        name=told.name,
+        link=told.link,
+        ca_bundle=settings.git.ca_bundle,
+        allow_token_over_http=told.allow_token_over_http,
+    )
+
+
+@contextmanager
+def telling(settings: Settings, wake: Callable[[], None], *, patience_s: float = 0) -> Iterator[Verdicts | None]:
+    """Whoever tells the forge, as long as the block runs, and so many seconds longer for what waits then."""
+    if (forge := forge_of(settings)) is None:
+        yield None
+        return
+    verdicts = Verdicts(forge, wake, asks=True)
+    try:
+        yield verdicts
+    finally:
+        verdicts.close(patience_s=patience_s)

@@ -1,0 +1,705 @@
+"""The one place where an instance is put together: to run, to reconcile once, to try that out, or to look at it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gitboot.artifacts.availability import ReadResults, Sighting
+from gitboot.bmc.credentials import is_covered
+from gitboot.bmc.override_state import OverrideRecord
+from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.worker_pool import BmcPool
+from gitboot.controller.acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
+from gitboot.controller.artifact_watch import ArtifactWatch, Lookout
+from gitboot.controller.bmcs.desired_state import NotedWithdrawals
+from gitboot.controller.bmcs.schedule import Schedule
+from gitboot.controller.checkpoint import Checkpoint, Patrol
+from gitboot.controller.commit_verdicts import Evaluating
+from gitboot.controller.forge import project_of
+from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance.git_source import (
+    _KEYS,
+    BranchInLedger,
+    fetched_apart,
+    look_for_repository,
+    source_of,
+    trust_of,
+)
+from gitboot.controller.instance.settings import BmcSettings, CheckAssets, Clock, Settings, Tell
+from gitboot.controller.instance.state_directory import (
+    check_acts,
+    check_spool_rights,
+    lines_of,
+    private,
+    restored,
+    token_keys,
+)
+from gitboot.controller.instance_state import Standing
+from gitboot.controller.learn.ledger_changes import Batch, learn
+from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes, write, write_events
+from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
+from gitboot.controller.reconcile import Outlet, Reconciler
+from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, SharedSpool
+from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
+from gitboot.disk_cache import DiskCache
+from gitboot.endpoint.served_files import status_file
+from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
+from gitboot.evaluator.cache import Results
+from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.evaluation_result import Commit, commit_of
+from gitboot.fetchlog.one_time_boots import claims_in
+from gitboot.files import check_output, check_spool, check_state
+from gitboot.fleet.revision import Revision
+from gitboot.git.clone import Source, accepted_snapshot
+from gitboot.jsonio import format_instant
+from gitboot.ledger import instance_tables
+from gitboot.ledger import instance_tables as token_keys_book
+from gitboot.ledger.instance_tables import Request
+from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
+from gitboot.ledger.location import address_beside, is_named, note_address
+from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
+from gitboot.ledger.shared_fetchlog import RecordedFetches
+from gitboot.ledger.store import Store, read_mark, write_mark
+from gitboot.model.scalars import SystemUuid
+from gitboot.publish.durable_files import OPEN
+from gitboot.publish.manifest import STATUS, UNKNOWN
+from gitboot.publish.publisher import Directory
+from gitboot.publish.targets.follower import Followers
+from gitboot.publish.tree_reader import Words, folders, records_in
+from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.provisioning_record import Record, ahead
+from gitboot.resolve.server_decision import BootFile
+from gitboot.status.conditions import Condition
+from gitboot.status.events import Event
+from gitboot.status.instance_status import Status
+from gitboot.status.progress import Laps, Stage, Underway, Work, WorkListener
+from gitboot.system_clock import Uptime, uptime
+
+MakeBmcs = Callable[
+    [BmcSettings, Callable[[SystemUuid, OverrideRecord | SwitchRecord], None], Clock, Callable[[], None], bool], Bmcs
+]
+
+
+def nobody(_: Event) -> None:
+    """Whom what happens in a look, or in the ledger alone, is told."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outside:
+    """What an instance works with and does not own: each real, or a test's."""
+
+    source: CommitSource
+    evaluation: Evaluating
+    target: ListedTarget
+    followers: Followers = field(default_factory=Followers)  # the targets that follow it
+    published: Revision | None = None  # the commit that the target was made of before
+    owner: str | None = None  # the ledger whose tree lies there
+    records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what that tree knows of servers
+    observes: bool = True  # whether fetches reach the instance
+    is_output_open: bool = False  # whether everybody on this host may read what is published
+    keys: TokenKeys = NO_KEYS  # by which tokens are published
+    trust: Authority = NOBODY_SIGNS
+    artifacts: ArtifactWatch | None = None  # who looks at them; None: nobody does
+    checkpoint: Checkpoint | None = None  # None: the instance writes no checkpoint, and starts without one
+    resumes: bool = False  # whether it continues from the checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """An instance, put together."""
+
+    reconciler: Reconciler
+    inbox: Inbox
+    store: Store
+
+
+Fence = Callable[[], None]  # raises where another instance may act, right before anything is changed at a BMC
+
+
+def _nobody_else() -> None:
+    """The fence of whoever is alone with a state directory."""
+
+
+def pool_of(
+    settings: BmcSettings,
+    write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None],
+    clock: Clock,
+    wake: Callable[[], None],
+    dry_run: bool,
+    *,
+    fence: Callable[[], None] = _nobody_else,
+    ending_fence: Callable[[], None] | None = None,
+) -> Bmcs:
+    """Whoever carries out jobs at real BMCs; ``fence`` raises where another instance may do so.
+
+    ``ending_fence`` does so for requests that only end something; None: ``fence`` does.
+    """
+    return BmcPool(
+        credentials=settings.credentials,
+        write=write,
+        clock=clock,
+        dry_run=dry_run,
+        parallel=settings.parallel,
+        per_site=settings.per_site,
+        on_finished=wake,
+        fence=fence,
+        ending_fence=ending_fence,
+    )
+
+
+@contextmanager
+def assembled(
+    settings: Settings,
+    store: Store,
+    outside: Outside,
+    *,
+    tell: Tell = nobody,
+    clock: Clock,
+    dry_run: bool = False,
+    wake: Callable[[], None] = lambda: None,
+    bmcs_of: MakeBmcs | None = None,
+    report: Callable[[Status, datetime], None] = lambda _, __: None,
+    stalled: Callable[[Condition], None] = lambda _: None,
+    uptime: Callable[[], Uptime] = uptime,
+    laps: Laps | None = None,
+    listener: WorkListener | None = None,
+    shared: RecordedFetches | None = None,
+    fence: Fence = _nobody_else,
+    ending_fence: Fence | None = None,
+    read: Knowledge | None = None,
+) -> Iterator[Instance]:
+    """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
+
+    ``wake`` is called when a job has ended, from its thread. ``read``: what the ledger knows, but for its facts, where
+    that was read already.
+    """
+    words = Words(*folders(settings.output, settings.spool))
+    held = store.database.lease
+    spool = SharedSpool(shared, held.lease) if shared is not None and held is not None else None
+    former = settings.state / state.SPOOL
+    noted = None if dry_run else settings.state / state.WITHDRAWALS
+    inbox = Inbox(
+        *(store, settings.spool, witness_of(settings), words, uptime, outside.artifacts, spool, former),
+        withdrawals=NotedWithdrawals(noted, instance_tables.read(store).identity),
+        clock=clock,
+    )
+    make_bmcs = bmcs_of or partial(pool_of, fence=fence, ending_fence=ending_fence)
+    bmcs = make_bmcs(settings.bmc, inbox.record, clock, wake, dry_run)
+    looked_around(
+        store,
+        observes=outside.observes,
+        owner=outside.owner,
+        output=settings.output,
+        spool=settings.spool,
+        site=settings.site,
+    )
+    knowledge = replace(read, facts=instance_tables.read(store)) if read is not None else known(store)
+    if outside.owner == knowledge.facts.identity and _is_behind(knowledge, outside.records):
+        instance_tables.doubt(store, "RestoredLedger")
+        knowledge = replace(knowledge, facts=instance_tables.read(store))
+    if not knowledge.is_trusted:
+        knowledge = replace(knowledge, published=outside.records)
+    standing = Standing(
+        knowledge=knowledge,
+        keys=outside.keys,
+        attempt=Attempt(orders=knowledge.facts.orders, withheld=knowledge.facts.withheld),
+        schedule=Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter),
+        longest_step=timedelta(minutes=settings.step_minutes),
+        opened=store.progress[1],
+        was_left=knowledge.facts.gap,
+        is_output_open=outside.is_output_open,
+        is_upgraded=knowledge.facts.left_output is None and knowledge.facts.accepted is not None,
+    )
+    if outside.checkpoint is not None and outside.resumes:
+        standing = outside.checkpoint.resume(standing)
+    accepting = Accepting(
+        outside.source,
+        outside.evaluation,
+        limits=settings.limits,
+        covered=partial(is_covered, settings.bmc.credentials),
+        published=outside.published,
+        trust=outside.trust,
+        kept=standing.plans.commit,
+    )
+    reconciler = Reconciler(
+        standing,
+        accepting=accepting,
+        inbox=inbox,
+        store=store,
+        target=Followed(outside.target, outside.followers, settings.list_keys),
+        bmcs=bmcs,
+        outlet=Outlet(
+            tell=tell,
+            report=report,
+            laps=laps or Laps(),
+            listener=listener or WorkListener(),
+            stalled=stalled,
+            clock=clock,
+        ),
+        checkpoint=outside.checkpoint,
+    )
+    try:
+        yield Instance(reconciler=reconciler, inbox=inbox, store=store)
+    finally:
+        bmcs.close()
+
+
+# To run
+
+
+@contextmanager
+def running(
+    settings: Settings,
+    *,
+    tell: Tell,
+    clock: Clock,
+    wake: Callable[[], None] = lambda: None,
+    wait: bool = False,
+    judged: Callable[[Status, int], None] | None = None,
+    evaluation_of: Callable[[Path], Evaluation] | None = None,
+    uptime: Callable[[], Uptime] = uptime,
+    lost: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[Instance, Source]]:
+    """The instance that settings describe, over its own ledger, clone and tree; nobody else has them meanwhile.
+
+    Where another may have the ledger all the same, whose lease it takes then, ``lost`` is called from a thread.
+
+    ``wake`` is called from other threads, when a job at a BMC or the evaluation of a commit has ended. With ``wait``
+    a commit that is being evaluated is waited for. ``judged`` is told of each status, and how far the ledger had come
+    then. ``evaluation_of`` a clone is a process of its own, and so is what fetches, if not a test's.
+    """
+    look_for_repository(settings)
+    with ExitStack() as stack:
+        stack.enter_context(private(settings.state))
+        if settings.spool is not None:
+            check_spool_rights(settings.spool)
+        _look_at_storage(settings, tell, clock)
+        stack.enter_context(state.locked(settings.state))
+        state.remove_former_caches(settings.state)
+        cache = stack.enter_context(state.open_cache(settings.state, partial(_warned, tell, clock)))
+        store, read = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
+        store.database.hold(Holder.of(settings.state, settings.lease_s))
+        _tell_of_taking_over(store, tell, clock())
+        shared, fence, ending_fence = stack.enter_context(_kept(store, lost))
+        ledger = instance_tables.read(store).identity
+        left = state.LeftStatus(settings.state, clock)
+        laps = Laps()
+        listener = WorkListener(partial(_told_how_far, left, tell, clock), progress=laps.note_progress)
+        heir_of, told = (lambda: instance_tables.read(store).heir_of), listener.of(Work.PUBLISH)
+        modes = output_modes(store, settings.output, settings.output_group)
+        opened = Directory.open(settings.output, ledger=ledger, heir_of=heir_of, told=told, modes=modes)
+        tree = stack.enter_context(opened)
+        owner = tree.stamp.ledger if tree.stamp is not None else None
+        records = records_in(settings.output)
+        _doubt_without_marks(store, settings, owner)
+        record = BranchInLedger(store, tell, clock)
+        if evaluation_of is None:
+            evaluation = Evaluation(
+                settings.state,
+                allowance=settings.allowance,
+                waits=wait,
+                timed=partial(_timed, laps),
+                read=listener.of(Work.READ),
+                site=settings.site,
+                cache=cache,
+            )
+            source = stack.enter_context(fetched_apart(settings, settings.state, record))
+        else:
+            evaluation = evaluation_of(settings.state)
+            source = source_of(settings, settings.state, record=record)
+        evaluation.on_answer = wake
+        stack.callback(evaluation.close)
+        artifacts = stack.enter_context(looking(settings, store, cache, wake))
+        patrol = Patrol(settings.output, wake)
+        stack.callback(patrol.close)
+        outside = Outside(
+            checkpoint=Checkpoint(cache, tree, patrol, partial(_warned, tell, clock), settings.site),
+            resumes=not wait,
+            source=source,
+            evaluation=evaluation,
+            target=tree,
+            followers=stack.enter_context(followers_of(settings, store, source, clock, wake).running()),
+            artifacts=artifacts,
+            published=Revision(tree.stamp.commit) if tree.stamp is not None else None,
+            owner=owner,
+            records=records,
+            observes=settings.observes,
+            is_output_open=modes is OPEN,
+            keys=keys_of(settings.state, store, tell, clock),
+            trust=trust_of(settings.trust, source, settings.state / _KEYS),
+        )
+        unknown = KeptUnknown(settings.state, settings.spool, settings.output, clock)
+        instance = stack.enter_context(
+            assembled(
+                settings,
+                store,
+                outside,
+                tell=tell,
+                clock=clock,
+                wake=wake,
+                report=partial(_reported, settings, tree, left, store, source, judged, unknown, tell),
+                stalled=left.add,
+                uptime=uptime,
+                laps=laps,
+                listener=listener,
+                shared=shared,
+                fence=fence,
+                ending_fence=ending_fence,
+                read=read,
+            )
+        )
+        yield instance, source
+
+
+def _tell_of_taking_over(store: Store, tell: Tell, at: datetime) -> None:
+    """Tell, and note, whose place is taken, where another acted before."""
+    if (lease := store.database.lease) is not None and lease.before is not None:
+        number = lease.lease.epoch
+        message = f"this instance acts by {lease.name} now, under lease {number}; before, {lease.before} did"
+        event = Event(at=at, type="TookOver", message=message, facts={"lease": number, "before": lease.before})
+        tell(event)
+        write_events(store, [event])
+
+
+@contextmanager
+def _kept(store: Store, lost: Callable[[], None]) -> Iterator[tuple[RecordedFetches | None, Fence, Fence]]:
+    """The spool of a ledger that other hosts share, None where nobody does, and what keeps them apart.
+
+    The second fence is for what only ends something (`LeaseKeeper.check_ending`).
+    """
+    held, address = store.database.lease, address_beside(store.path)
+    if held is None or address is None:
+        yield None, _nobody_else, _nobody_else
+        return
+    from gitboot.ledger.postgresql import PostgresRenewing
+
+    with closing(RecordedFetches(address)) as shared, LeaseKeeper(held, PostgresRenewing(address), lost) as keeper:
+        yield shared, keeper.check, keeper.check_ending
+
+
+def named_ledger(settings: Settings) -> Path:
+    """Where the ledger is, or is named; raises `UsageError` where one is in STATE and another was meant."""
+    path, wanted = settings.state / state.LEDGER, settings.ledger
+    if wanted is not None and address_beside(path) != wanted:
+        if path.exists() and not is_named(path):
+            raise UsageError(
+                f"{path} is a ledger already; take it to {wanted.name} first: gitboot ledger copy --state"
+                f" {settings.state} --to URL"
+            )
+        note_address(path, wanted)
+    return path
+
+
+def _timed(laps: Laps) -> Callable[[], None]:
+    """Start to measure an evaluation; the result is called at its end."""
+    lap = laps.start()
+    return lambda: lap(Stage.EVALUATE)
+
+
+def _warned(tell: Tell, clock: Clock, message: str) -> None:
+    tell(Event(at=clock(), type="KeptUnusable", message=message, warning=True))
+
+
+@contextmanager
+def opened_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tuple[Store, Knowledge | None]]:
+    """The ledger at ``path``, and what it knows; where it is damaged, a new one, which is in doubt.
+
+    One that other hosts share is read once the lease is taken, and none of them sets it aside.
+    """
+    if address_beside(path) is not None:
+        store, read = Store.open(path), None
+    else:
+        try:
+            store, read = _read_through(path)
+        except DamagedLedger as error:
+            aside = set_aside(path)
+            tell(Event(at=clock(), type="LedgerDamaged", message=f"{error}; it is kept as {aside.name}", warning=True))
+            store, read = _read_through(path)
+            instance_tables.doubt(store, "DamagedLedger")
+    with store:
+        if instance_tables.is_behind(store):
+            instance_tables.doubt(store, "RestoredLedger")
+        if store.mark is None:
+            store.write_mark(*store.progress)
+        yield store, read
+
+
+def _read_through(path: Path) -> tuple[Store, Knowledge]:
+    """A ledger whose every book was read; raises `DamagedLedger`."""
+    store = Store.open(path)
+    try:
+        instance_tables.read_requests(store)
+        return store, known(store)
+    except BaseException:
+        store.close()
+        raise
+
+
+@contextmanager
+def looking(settings: Settings, store: Store, cache: DiskCache, wake: Callable[[], None]) -> Iterator[Lookout | None]:
+    """Look at artifacts until the block ends. None: the settings turn that off.
+
+    The ledger has what the instance saw before its start, and the cache what gitboot read.
+    """
+    if settings.artifacts.check is CheckAssets.OFF:
+        yield None
+        return
+    from gitboot.artifacts.availability import Fetcher
+    from gitboot.artifacts.fetchers import Fetchers, FirstOf, FolderFetcher, WebFetcher
+
+    web = WebFetcher()
+
+    def fetcher_of(bases: tuple[str, ...]) -> tuple[Fetcher, Callable[[str], bool]]:
+        own, *sites = (f"{base}/o/" for base in bases)
+        tree = settings.output / "boot" / "o"
+        mirrored: dict[str, Fetcher] = {
+            # A site's copy of the tree is asked itself; where it cannot be reached, it will have what is here.
+            **{prefix: FirstOf(web, FolderFetcher(tree, prefix), unless=HostUnreachable) for prefix in sites},
+            own: FirstOf(FolderFetcher(tree, own), web, unless=ArtifactMissing),
+        }
+        here = {own}
+        by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web, **mirrored}
+        if settings.assets is not None:
+            served = f"{bases[0]}/assets/"
+            by_prefix[served] = FolderFetcher(settings.assets, served)
+            here.add(served)
+        is_read = settings.artifacts.check is CheckAssets.READ
+        return Fetchers(by_prefix), lambda url: is_read or url.startswith(tuple(here))
+
+    before = seen_before(settings, store)
+    every_s = settings.artifacts.every_s
+    lookout = Lookout(fetcher_of, before=before, results=ReadResults(cache), every_s=every_s, wake=wake)
+    with closing(lookout):
+        yield lookout
+
+
+def seen_before(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
+    """Return what the instance saw of artifacts before its start; an earlier version stored that in a file.
+
+    The file goes once the ledger has sightings.
+    """
+    former = settings.state / state.FORMER_SIGHTINGS
+    if before := instance_tables.sightings(store, place_of(settings.state)):
+        with suppress(OSError):
+            former.unlink()
+        return before
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return instance_tables.parse_sightings(json.loads(former.read_bytes())["items"])
+    return {}
+
+
+def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
+    """The keys by which tokens are published; where they are lost, who was told one of them is heard no more."""
+    about, at = instance_tables.read(store), clock()
+    is_shared = store.database.lease is not None
+    if is_shared and (lines := token_keys_book.read_token_keys(store)):
+        restored(directory, lines)
+    if about.keyed and not (directory / state.TOKEN_KEYS).exists():
+        message = (
+            f"{state.TOKEN_KEYS} is not in STATE any more: installers that are at work now cannot report, and have no"
+            " secrets; say what became of them: gitboot records set"
+        )
+        tell(Event(at=at, type="TokenKeysLost", message=message, warning=True))
+    keys = token_keys(directory, at, follows_none=about.accepted is not None and not about.keyed)
+    if is_shared and token_keys_book.read_token_keys(store) != (lines := lines_of(directory)):
+        with store.writing() as tx:
+            token_keys_book.write_token_keys(tx, lines)
+    return keys
+
+
+def _is_behind(knowledge: Knowledge, published: Mapping[SystemUuid, Record]) -> bool:
+    """Whether a ledger knows less than the tree that it published."""
+    return bool(ahead(published, knowledge.records, lambda uuid: knowledge.overrides.get(uuid, {}).keys()))
+
+
+def _doubt_without_marks(store: Store, settings: Settings, owner: str | None) -> None:
+    """Doubt a ledger that has published a tree which is not there, or of which something outside knows more."""
+    identity, changes = store.progress
+    marks = [_mark_in_tree(settings.output), read_mark(spooled) if (spooled := _mark_in_spool(settings)) else None]
+    known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)
+    is_alone = store.database.is_local and instance_tables.read(store).published and owner is None
+    if known > changes or is_alone:
+        instance_tables.doubt(store, "RestoredLedger", known)
+
+
+def _mark_in_tree(output: Path) -> tuple[str, int] | None:
+    """The identity and the number of changes of the ledger that left its status in the tree."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        found = json.loads((output / STATUS).read_bytes())
+        return str(found["ledger"]), int(found["changes"])
+    return None
+
+
+def _mark_in_spool(settings: Settings) -> Path | None:
+    """Where, besides STATE and OUTPUT, it is noted how far the ledger has come: a copy of both is told by it."""
+    return settings.spool / "ledger.mark" if settings.spool is not None else None
+
+
+def witness_of(settings: Settings) -> Path | None:
+    """The same, where it lies on a disk of its own: what agrees with it is no copy of an older state of the machine."""
+    with suppress(OSError):
+        if settings.spool is not None:
+            own, others = settings.spool.stat().st_dev, (settings.state, settings.output)
+            if own not in {path.stat().st_dev for path in others if path.exists()}:
+                return _mark_in_spool(settings)
+    return None
+
+
+def _told_how_far(left: state.LeftStatus, tell: Tell, clock: Clock, underway: Underway | None) -> None:
+    """Say what long work is at, and how long it still takes: as an event, and in the status."""
+    left.note(underway)
+    if underway is not None:
+        facts = {name: value for name, value in underway.facts().items() if name != "message"}
+        tell(Event(at=clock(), type="Progress", message=underway.message, facts=facts))
+
+
+def _reported(
+    settings: Settings,
+    tree: Directory,
+    left: state.LeftStatus,
+    store: Store,
+    source: Source,
+    judged: Callable[[Status, int], None] | None,
+    unknown: KeptUnknown,
+    tell: Tell,
+    status: Status,
+    at: datetime,
+) -> None:
+    _leave_status(settings, store, source, tree, left, status, at)
+    if (seen := unknown.take_in(status.applied, at)) is not None:
+        content, events = seen
+        tree.write_status(content, at, UNKNOWN)
+        with suppress(LedgerError):  # they are told all the same
+            write_events(store, events)
+        for event in events:
+            tell(event)
+    if judged is not None:
+        _, change = store.mark or ("", 0)
+        judged(status, change)
+
+
+def _leave_status(
+    settings: Settings,
+    store: Store,
+    source: Source,
+    tree: Directory,
+    left: state.LeftStatus,
+    status: Status,
+    at: datetime,
+) -> None:
+    """Leave the status for `gitboot status`, and for the endpoints of the tree, which compare their clock by it.
+
+    It has how far the ledger has come: an older copy of it is noticed by that.
+    """
+    identity, changes = store.progress
+    project, links = project_of(settings), None
+    if project is not None:
+        links = project.links()
+    said = {
+        "at": format_instant(at),
+        "site": settings.site,
+        "changes": changes,
+        "links": links,
+        "branch": source.reference,
+    }
+    facts_at = left.write({**status.facts(), **said})
+    tree.write_status(status_file(facts_at), at)
+    if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
+        with suppress(OSError):  # it says less then, and is trusted less
+            write_mark(spooled, identity, changes)
+
+
+def _look_at_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
+    """Refuse, or warn of, file systems on which the ledger or what was fetched may be lost."""
+
+    def warn(message: str) -> None:
+        tell(Event(at=clock(), type="StateMayBeLost", message=message, warning=True))
+
+    check_state(settings.state, settings.accepted_filesystems, warn)
+    if settings.spool is not None and settings.spool.exists():
+        check_spool(settings.spool, settings.accepted_filesystems, warn, state=settings.state)
+    if settings.output.exists():
+        check_output(settings.output, settings.accepted_filesystems, warn, state=settings.state)
+
+
+# To look at
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """What an instance goes by: the commit that it accepted last, and what it knows."""
+
+    commit: Commit
+    knowledge: Knowledge
+    keys: TokenKeys  # by which it publishes tokens
+
+
+@contextmanager
+def looked_at(
+    directory: Path, at: datetime, *, begun: Callable[[int], None] = lambda _: None, results: Results | None = None
+) -> Iterator[Look]:
+    """The instance on ``directory`` as it is, running or not; nothing there is changed.
+
+    ``begun`` is called with how many files its commit has, before that is read. ``results`` are looked up by key.
+    """
+    # Only here: who runs has decisions made by its evaluator, and needs no templates.
+    from gitboot.evaluator.evaluation import Evaluator
+
+    if not state.has_ledger(directory):
+        raise state.never_ran(directory)
+    check_acts(directory)
+    with ExitStack() as stack:
+        copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-look-")))
+        copy_ledger(directory / state.LEDGER, copy / state.LEDGER, in_use=state.running(directory) is not None)
+        try:
+            store = stack.enter_context(open_ledger(copy / state.LEDGER))
+        except LedgerError as error:  # of the copy, whose path says nothing to anyone
+            raise type(error)(str(error).replace(str(copy), str(directory))) from None
+        snapshot = accepted_snapshot(directory)
+        evaluator = Evaluator(lambda _, __: snapshot, begun=begun, results=results)
+        evaluated = evaluator.evaluate(snapshot.revision, None).head
+        whole = commit_of(evaluated.loaded.repository, evaluated.decided.decisions)
+        commit = whole.at_site(instance_tables.read(store).site or None)
+        batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
+        seen = instance_tables.sightings(store, place_of(directory))
+        learnt = learn(_known_and_published(store), batch, at).knowledge
+        folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
+        knowledge = replace(learnt, sightings=seen, claims=claims_in(folders, folders[-1]))
+        has_keys = (directory / state.TOKEN_KEYS).exists()  # they are read then, and none is made
+        keys = token_keys(directory, at, follows_none=False) if has_keys else NO_KEYS
+        yield Look(commit=commit, knowledge=knowledge, keys=keys)
+
+
+def carried_out(store: Store, commit: Commit | None, at: datetime, held: HeldChanges | None = None) -> None:
+    """Do what operators asked for, in the place of an instance that does not run.
+
+    ``commit`` is the accepted one, ``held`` what the instance held when it ran last.
+    """
+    changed = tuple(commit.decisions.servers) if commit else ()
+    batch = Batch(requests=instance_tables.read_requests(store), commit=commit, changed=changed, held=held)
+    learnt = learn(_known_and_published(store), batch, at)
+    write(store, [learnt.news])
+
+
+def begun(look: Look, facts: Mapping[str, Any], at: datetime) -> Knowledge:
+    """What would be known after a request to begin with what it says; raises `UsageError` where it is refused."""
+    request = Request(0, at, "", BEGIN, facts)
+    batch = Batch(requests=(request,), commit=look.commit, changed=tuple(look.commit.decisions.servers))
+    learnt = learn(look.knowledge, batch, at)
+    ((_, outcome),) = learnt.news.outcomes
+    if outcome.startswith(REFUSED):
+        raise UsageError(outcome.removeprefix(REFUSED))
+    return learnt.knowledge
+
+
+def _known_and_published(store: Store) -> Knowledge:
+    output = instance_tables.read(store).output
+    return replace(known(store), published=records_in(Path(output)) if output is not None else {})

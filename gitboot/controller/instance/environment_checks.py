@@ -1,0 +1,296 @@
+"""What an instance needs around it, each looked at by itself: what was found, and a hint where something is wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from gitboot.artifacts.fetchers import WebFetcher
+from gitboot.bmc.credentials import CredentialDirectory, pair_of
+from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance.assembly import Instance, Look, Outside, assembled, keys_of, looking, opened_ledger
+from gitboot.controller.instance.git_source import _KEYS, BranchInLedger, fetched_apart, look_for_repository, trust_of
+from gitboot.controller.instance.settings import Clock, Settings, Tell
+from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
+from gitboot.evaluator.client import Evaluation
+from gitboot.fetchlog.spool import IDENTITY
+from gitboot.files import check_output, check_state
+from gitboot.git.clone import Source
+from gitboot.ledger import instance_tables
+from gitboot.ledger.leader_lease import Leased
+from gitboot.ledger.open_ledger import copy_ledger
+from gitboot.model.fleet import Output
+from gitboot.publish.durable_files import is_open
+from gitboot.publish.manifest import MANIFEST, parse_head
+from gitboot.publish.publisher import Looked
+from gitboot.render.dhcp import mirrors, offers, wanted
+from gitboot.resolve.server_decision import Decisions
+from gitboot.status.conditions import remedy
+from gitboot.system_clock import Keeping
+from gitboot.text import count, shell_words, some
+
+_FEW: Final = 0.1  # of a file system: less that is free is worth a word
+_FILES: Final = 6  # of the tree, for a server
+_TIMEOUT_S: Final = 5.0
+
+
+class Health(StrEnum):
+    FINE = "ok"
+    DOUBTFUL = "warning"  # it works, and may not for long, or not everywhere
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examined:
+    """One thing that was looked at."""
+
+    subject: str
+    health: Health
+    message: str
+    hint: str | None = None  # a line to type, or to write
+
+
+Examination = Iterator[Examined]
+
+
+def of_git(features: Mapping[str, bool], version: str) -> Examination:
+    """What the Git library of this machine can speak."""
+    lacking = sorted(name for name, has in features.items() if not has)
+    if lacking:
+        hint = "install gitboot's wheel or package, whose libgit2 has them"
+        yield _wrong("git", f"libgit2 {version} is built without {', '.join(lacking)}", hint)
+    else:
+        yield _fine("git", f"libgit2 {version}, with {', '.join(sorted(features))}")
+
+
+def of_the_clock(keeping: Keeping) -> Examination:
+    """Whether windows open and end when they should."""
+    match keeping:
+        case Keeping.SYNCHRONISED:
+            yield _fine("clock", "a time service keeps it right")
+        case Keeping.UNKNOWN:
+            yield _doubtful("clock", "the kernel does not say who keeps it", "chronyc tracking  # or: timedatectl")
+        case Keeping.UNSYNCHRONISED:
+            message = "a time service has not set it since the boot: nothing is set at BMCs"
+            yield _wrong("clock", message, "timedatectl set-ntp true")
+        case Keeping.UNKEPT:
+            message = "no time service keeps it right; where one did before, nothing is set at BMCs"
+            yield _doubtful("clock", message, "timedatectl set-ntp true")
+
+
+def of_standing_by(found: HeldByAnother) -> Examination:
+    """That another host acts by the ledger, where the rest can be looked at."""
+    yield _fine("ledger", str(found))
+
+
+def of_acting(lease: Leased) -> Examination:
+    """That this host acts, by a ledger that others share."""
+    yield _fine("lease", f"this host's instance acts, under lease {lease.number}, until {lease.until} and on")
+
+
+def of_state(state: Path) -> Examination:
+    """Whether a ledger may lie there, and has room."""
+    if not state.is_dir():
+        yield _wrong(
+            "state", f"there is no directory {state}", f"install -d -m 0700 {shell_words(state)}  # for gitboot's user"
+        )
+        return
+    yield from _checked("state", f"{state} is this machine's own", lambda warn: check_state(state, (), warn))
+    yield from _of_room(state, files=0)
+
+
+def of_the_ledger(look: Look, process: int | None) -> Examination:
+    """What it knows, and whether that counts."""
+    facts = look.knowledge.facts
+    runs = f"process {process} has it" if process is not None else "nobody has it open"
+    if facts.doubt is not None:
+        hint = "gitboot status  # the condition RecordsKnown has the line that leads out of it"
+        yield _wrong("ledger", f"{facts.identity} is in doubt: {facts.doubt}", hint)
+    else:
+        yield _fine("ledger", f"{facts.identity} knows {count(len(look.knowledge.machines), 'machine')}; {runs}")
+
+
+def of_who_sets(look: Look) -> Examination:
+    """Whether this instance may publish, and set BMCs: the Fleet says who does."""
+    commit, identity = look.commit, look.knowledge.facts.identity
+    bmcs = sum(each.bmc is not None for each in commit.machines.values())
+    if not commit.is_for(identity):
+        hint = "gitboot status  # the condition LedgerNamed has the line, where this instance is to act"
+        yield _wrong("ledger", f"the Fleet names another than {identity}: nothing is set, and nothing installed", hint)
+    elif commit.ledger is None and bmcs:
+        message = f"the Fleet names no ledger: nothing is set at the BMCs of {count(bmcs, 'server')}"
+        yield _wrong("ledger", message, remedy("BmcsSet", "LedgerUnnamed", {"LEDGER": identity}))
+
+
+def of_output(output: Path, state: Path, *, servers: int) -> Examination:
+    """Whether a tree may lie there, what stands there, and whether there is room for the fleet's."""
+    if not output.is_dir():
+        yield _doubtful(
+            "output", f"there is no directory {output}; the first pass makes it", f"install -d {shell_words(output)}"
+        )
+        return
+    yield from _checked("output", None, lambda warn: check_output(output, (), warn, state=state))
+    try:
+        stamp = parse_head((output / MANIFEST).read_bytes()).stamp
+        yield _fine("output", f"{output} stands for {stamp.commit[:12]}, of the ledger {stamp.ledger}")
+    except FileNotFoundError:
+        yield _doubtful(
+            "output", f"{output} holds nothing that was published", f"gitboot run … --out {shell_words(output)}"
+        )
+    except (OSError, ValueError) as error:
+        yield _wrong(
+            "output", f"{output / MANIFEST} cannot be read: {error}", f"ls -l {shell_words(output / MANIFEST)}"
+        )
+    if is_open(output):
+        message = f"everybody who has a login on this host can read {output}, and so the tokens of installations"
+        yield _doubtful("output", message, remedy("OutputClosed", "ReadableByAll"))
+    yield from _of_room(output, files=_FILES * servers)
+
+
+def of_credentials(credentials: Path | None, look: Look) -> Examination:
+    """Whether each name that BMCs have is there, and may be sent to them."""
+    machines = [each for each in look.commit.machines.values() if each.bmc is not None]
+    names = sorted({each.bmc.credentials for each in machines if each.bmc is not None})
+    if not names:
+        yield _fine("credentials", "no server has a BMC")
+        return
+    found = CredentialDirectory(credentials)
+    for name in names:
+        of_it = sorted(each.name for each in machines if each.bmc is not None and each.bmc.credentials == name)
+        try:
+            entrusted = found.of(name)
+        except UsageError as error:
+            hint = f"{credentials or 'DIR'}/{name}/username and …/password, mode 0600"
+            yield _wrong("credentials", f"{error}: {count(len(of_it), 'server')} ({some(of_it, 3)})", hint)
+            continue
+        refused = []
+        for each in sorted(machines, key=lambda machine: machine.name):
+            if each.bmc is not None and each.bmc.credentials == name:
+                try:
+                    entrusted.trust.allowed(each.bmc, known=pair_of(each.bmc) in look.knowledge.known_pairs)
+                except BmcNotTrusted:
+                    refused.append(each.name)
+        if refused:
+            message = f"{name} may not be sent to the BMCs of {count(len(refused), 'server')} ({some(refused, 3)})"
+            yield _wrong("networks", message, "gitboot bmc access-files --state STATE  # what access.toml may say")
+        else:
+            yield _fine("credentials", f"{name}, for {count(len(of_it), 'BMC')}")
+
+
+def of_mirrors(decisions: Decisions) -> Examination:
+    """Whether what DHCP names, and what it leads to, is answered under each base URL."""
+    fetcher = WebFetcher(deadline_s=_TIMEOUT_S)
+    first = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
+    loaders = sorted({each.path for loader in (None, *wanted(decisions)) for each in offers(decisions, loader)})
+    for mirror in mirrors(decisions):
+        url = mirror.url(first)
+        try:
+            fetcher.head(url)
+        except GitbootError as error:
+            yield _wrong("DHCP", f"machines are told {mirror.base_url}, and {error}", f"curl -I {shell_words(url)}")
+            continue
+        yield _fine("DHCP", f"{url} is answered")
+        missing = []
+        for path in loaders:
+            try:
+                fetcher.head(mirror.loader_url(path))
+            except GitbootError:
+                missing.append(path)
+        if missing:
+            message = f"{mirror.base_url}/assets/ lacks what DHCP names: {some(missing, 3)}"
+            yield _wrong("loaders", message, "gitboot artifacts loaders --out OUTPUT/boot --path FLEET")
+        else:
+            yield _fine("loaders", f"{count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
+
+
+def _of_room(place: Path, *, files: int) -> Examination:
+    """Whether a file system has room for as many files more, and for what comes in the next months."""
+    found = os.statvfs(place)
+    free = found.f_bavail * found.f_frsize
+    if found.f_files and files > found.f_favail:
+        message = f"{place} has room for {found.f_favail:,} files, and the fleet's tree has about {files:,}"
+        yield _wrong("disk", message, "choose a file system with more inodes: mkfs.ext4 -N")
+    elif found.f_bavail < found.f_blocks * _FEW or (found.f_files and found.f_favail < found.f_files * _FEW):
+        yield _doubtful(
+            "disk", f"{place} has {free / 2**30:,.1f} GiB free, less than a tenth", f"df -h {shell_words(place)}"
+        )
+    else:
+        yield _fine("disk", f"{place} has {free / 2**30:,.1f} GiB free")
+
+
+def _checked(subject: str, fine: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
+    """What a check raises, or warns of; where it does neither, ``fine``."""
+    warnings: list[str] = []
+    try:
+        check(warnings.append)
+    except UsageError as error:
+        yield _wrong(subject, str(error), None)
+        return
+    if warnings:
+        yield from (_doubtful(subject, each, None) for each in warnings)
+    elif fine is not None:
+        yield _fine(subject, fine)
+
+
+def _fine(subject: str, message: str) -> Examined:
+    return Examined(subject=subject, health=Health.FINE, message=message)
+
+
+def _doubtful(subject: str, message: str, hint: str | None) -> Examined:
+    return Examined(subject=subject, health=Health.DOUBTFUL, message=message, hint=hint)
+
+
+def _wrong(subject: str, message: str, hint: str | None) -> Examined:
+    return Examined(subject=subject, health=Health.WRONG, message=message, hint=hint)
+
+
+@contextmanager
+def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple[Instance, Source, Looked]]:
+    """An instance over a copy of the state, with a target and BMCs that are only looked at."""
+    look_for_repository(settings)
+    with ExitStack() as stack:
+        copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
+        if state.has_ledger(settings.state):
+            in_use = state.running(settings.state) is not None
+            copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=in_use)
+        store, read = stack.enter_context(opened_ledger(copy / state.LEDGER, tell, clock))
+        has_keys = (settings.state / state.TOKEN_KEYS).exists()  # they are read then, and none is made
+        keys = keys_of(settings.state if has_keys else copy, store, tell, clock)
+        with store.writing() as tx:
+            instance_tables.lapse(tx)  # it is not in the copy's clone
+        about = instance_tables.read(store)
+        cache = stack.enter_context(state.open_cache(settings.state, lambda _: None, writes=False))
+        looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
+        source = stack.enter_context(fetched_apart(settings, copy, BranchInLedger(store, tell, clock)))
+        evaluation = Evaluation(copy, allowance=settings.allowance, waits=True, site=settings.site)
+        stack.callback(evaluation.close)
+        outside = Outside(
+            source=source,
+            evaluation=evaluation,
+            target=looked,
+            artifacts=stack.enter_context(looking(settings, store, cache, lambda: None)),
+            observes=settings.observes,
+            keys=keys,
+            trust=trust_of(settings.trust, source, copy / _KEYS),
+        )
+        settings = replace(settings, spool=_named_as(settings.spool_folder, copy / "spool"))
+        instance = stack.enter_context(
+            assembled(settings, store, outside, tell=tell, clock=clock, dry_run=True, read=read)
+        )
+        yield instance, source, looked
+
+
+def _named_as(spool: Path | None, empty: Path) -> Path | None:
+    """An empty spool that is called as another is: what lies there is for the instance itself."""
+    if spool is None or not (spool / IDENTITY).exists():
+        return None
+    empty.mkdir()
+    shutil.copyfile(spool / IDENTITY, empty / IDENTITY)
+    return empty

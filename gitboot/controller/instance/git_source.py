@@ -1,0 +1,145 @@
+"""Git source of an instance: remote, credentials, branch and trusted keys by the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from gitboot.bmc.credentials import read_credentials
+from gitboot.controller.acceptance import Authority
+from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance.settings import Clock, GitSettings, Settings, Tell, TrustSettings
+from gitboot.errors import BranchNotNamed, SourceError, UsageError
+from gitboot.git.clone import BranchRecord, FollowedBranch, Source, detached, tag_on
+from gitboot.git.fetch import CLONE, FetchProcess, Upstream
+from gitboot.git.remote import Password, Remote, SshKey
+from gitboot.git.repository import has_repository
+from gitboot.git.signatures import SignatureKeys, Signatures
+from gitboot.ledger import instance_tables
+from gitboot.ledger.store import Store
+from gitboot.status.events import Event
+
+
+def look_for_repository(settings: Settings) -> None:
+    """Raise `UsageError` if a first start lacks what only a person can name.
+
+    That is a repository on this host, Git credentials that can be read, or a branch if HEAD is detached. A later start
+    goes on with the accepted commit, and the condition SourceReady shows what is wrong.
+    """
+    remote = remote_of(settings.git)
+    with suppress(PermissionError):  # which is said where it is read
+        if (settings.state / CLONE).exists():
+            return
+        read_git_credentials(settings.git)
+        local = remote.local
+        if local is None:
+            return
+        if has_repository(local):
+            _check_branch(settings, remote)
+            return
+        raise UsageError(f"there is no Git repository at {local}: nothing was made; look how it is spelt")
+
+
+def _check_branch(settings: Settings, remote: Remote) -> None:
+    """Raise `BranchNotNamed` if a new ledger is to follow a repository on this host whose HEAD is detached."""
+    has_ledger = settings.ledger is not None or state.has_ledger(settings.state)
+    if remote.reference is not None or has_ledger:
+        return
+    head = None
+    with suppress(SourceError, UsageError):  # the fetch reports it
+        head = Upstream(remote, settings.state).read_head()
+    if head is not None and head.branch is None:
+        raise BranchNotNamed(detached(remote))
+
+
+@contextmanager
+def fetched_apart(settings: Settings, state: Path, record: BranchRecord) -> Iterator[Source]:
+    """What the settings follow, fetched by a process of its own, which ends with the block."""
+    fetcher = FetchProcess(settings.git.fetch_mebibytes)
+    try:
+        yield source_of(settings, state, fetcher, record)
+    finally:
+        fetcher.close()
+
+
+class BranchInLedger:
+    """The branch that an instance follows, in its ledger."""
+
+    def __init__(self, store: Store, tell: Tell, clock: Clock) -> None:
+        self._store, self._tell, self._clock = store, tell, clock
+
+    def read(self) -> FollowedBranch | None:
+        about = instance_tables.read(self._store)
+        return FollowedBranch(about.branch, about.is_default_branch) if about.branch is not None else None
+
+    def accepted(self) -> str | None:
+        about = instance_tables.read(self._store)
+        return about.accepted or about.lapsed
+
+    def write(self, followed: FollowedBranch) -> None:
+        message = f"the instance follows {followed.reference} from now on, until --rev names something else"
+        event = Event(at=self._clock(), type="BranchChosen", message=message, facts={"branch": followed.reference})
+        with self._store.writing() as tx:
+            instance_tables.follow(tx, followed.reference, is_default=followed.is_default)
+            instance_tables.write(tx, [event])
+        self._tell(event)
+
+
+def source_of(
+    settings: Settings, state: Path, fetcher: FetchProcess | None = None, record: BranchRecord | None = None
+) -> Source:
+    """Return what the settings follow, which is fetched into the state directory ``state``."""
+    remote, read = remote_of(settings.git), partial(read_git_credentials, settings.git)
+    return Source(remote, state, fetcher, read_credentials=read, record=record)
+
+
+def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:
+    """Return the credentials for the fleet's repository as their files are now. Raises `UsageError`."""
+    if settings.ssh is not None:
+        key, known_hosts = settings.ssh
+        return SshKey(private_key=key, known_hosts=known_hosts)  # which the fetch reads
+    if settings.credentials is None:
+        return None
+    try:
+        found = read_credentials(settings.credentials.parent, settings.credentials.name)
+    except UsageError as error:
+        raise UsageError(f"--git-credentials: {error}") from None
+    return Password(user=found.username, password=found.password)
+
+
+def remote_of(settings: GitSettings) -> Remote:
+    """Return where commits are fetched from. Raises `UsageError` if the URL and the kind of credentials do not fit.
+
+    The credentials are of the kind that the URL needs, but have no password: each fetch reads that.
+    """
+    credentials: Password | SshKey | None = None
+    if settings.ssh is not None:
+        key, known_hosts = settings.ssh
+        credentials = SshKey(private_key=key, known_hosts=known_hosts)
+    elif settings.credentials is not None:
+        credentials = Password(password="")
+    return Remote(
+        url=settings.repository,
+        reference=settings.reference,
+        subpath=settings.subpath,
+        credentials=credentials,
+        ca_bundle=settings.ca_bundle,
+        timeout_s=settings.timeout_s,
+        max_bytes=settings.max_bytes,
+    )
+
+
+def trust_of(settings: TrustSettings, source: Source, folder: Path) -> Authority:
+    """Whose word counts; raises `UsageError` where keys cannot be read, now at the start."""
+    signatures = None
+    if settings.keys.any:
+        keys = SignatureKeys(settings.keys, folder)
+        keys.mark()
+        signatures = Signatures(source.clone, keys, settings.verify, partial(tag_on, source))
+    return Authority(signatures=signatures, reinstalls_need=settings.reinstalls_need)
+
+
+_KEYS: Final = "keys"  # in STATE: what gpg needs, made anew at each start

@@ -1,0 +1,1 @@
+"""Decide what fetches, BMC results and operator requests change in the ledger."""

@@ -1,0 +1,236 @@
+"""What is learned from a batch of requests, fetches and readings, and from the accepted commit; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from gitboot.artifacts.availability import Sighting
+from gitboot.bmc.credentials import Pair, pair_of
+from gitboot.bmc.identity import Pinned
+from gitboot.bmc.override_state import OverrideRecord
+from gitboot.bmc.override_steps import Withdrawal
+from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.controller import operator_requests
+from gitboot.controller.bmcs.desired_state import carry_switches
+from gitboot.controller.learn import evidence, ledger_trust, provisioning
+from gitboot.controller.learn.evidence import Reading
+from gitboot.controller.learn.install_boots import rolled_back
+from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge, Learning, News
+from gitboot.controller.learn.provisioning import goes_unseen, rests_on_bmcs
+from gitboot.controller.operator_requests import HeldChanges
+from gitboot.errors import Orders
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fleet.identities import NO_MOVES, LostIdentity, Moves
+from gitboot.ledger.instance_tables import Request, Withheld
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import BootFile
+from gitboot.resolve.server_plan import Stoppage
+from gitboot.status.events import Event
+from gitboot.system_clock import Keeping, Uptime
+
+KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """What has come in since the last one."""
+
+    written: tuple[
+        tuple[SystemUuid, OverrideRecord | SwitchRecord], ...
+    ] = ()  # by jobs at BMCs; the ledger has it already
+    noted: tuple[Withdrawal, ...] = ()  # by jobs at BMCs, of what they end; the ledger does not have it
+    requests: tuple[Request, ...] = ()
+    held: HeldChanges | None = None  # what can be approved
+    stoppage: Stoppage | None = None  # what a person has stopped without the ledger
+    keeping: Keeping | None = None  # how the clock is kept; None: it is no instance that learns this
+    up: Uptime | None = None  # how long the kernel runs
+    witnessed: bool = False  # whether something outside STATE and OUTPUT knows the newest change of the ledger
+    turned: bool = False  # whether the clock alone has changed a plan since the last one, or there was none
+    caught_up: bool = False  # whether the newest commit that there is is the accepted one
+    accepted: tuple[str, tuple[str, ...]] | None = None  # a commit, and the digests of what led to it
+    searched: str | None = None  # the commit whose history was searched for acknowledgements; None: as before
+    met: frozenset[str] = frozenset()  # acknowledgements that do not count again
+    orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted
+    withheld: Withheld | None = None  # install boots of the accepted commit that newer commits do not offer
+    rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
+    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by it
+    moves: Moves = NO_MOVES  # of machines between this instance's site and the others, likewise
+    lost: frozenset[LostIdentity] | None = None  # identities that machines had before it; None: as before
+    let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials since the guard let them pass
+    commit: Commit | None = None  # the accepted one, where this instance acts for it
+    changed: Collection[str] = ()  # its servers that are others than before; all, where nothing was settled yet
+    left: Collection[SystemUuid] | None = None  # machines that it lacks, of those before; None: look for them
+    begun: Collection[str] = ()  # of the others, at least those that are at an installation
+    fetched: tuple[Fetch, ...] = ()
+    taken: Mapping[str, int] | None = None  # how far the spool is taken in with that
+    given: tuple[Observation, ...] = ()  # boots that this ledger never offered
+    readings: tuple[Reading, ...] = ()
+    pins: tuple[tuple[SystemUuid, Pinned], ...] = ()  # what was seen at BMCs of who their machines are
+    unasked: frozenset[SystemUuid] = frozenset()  # who waits to be judged by a BMC that nobody asks
+    events: tuple[Event, ...] = ()  # to be written down with it
+    sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts that are looked at; None: as before
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learnt:
+    """What is known now, and what of it is new."""
+
+    knowledge: Knowledge
+    news: News
+    changed: frozenset[SystemUuid]  # of whom a record, an override or an observation is another
+    hurried: frozenset[SystemUuid]  # whose BMCs are to be asked now
+    judged: frozenset[SystemUuid]  # of whom a fetch was judged by a reading
+
+
+def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
+    """What is known after ``batch``."""
+    learning = Learning(knowledge)
+    for uuid, record in batch.written:
+        if isinstance(record, SwitchRecord):
+            learning.switches.note(uuid, record, stored=True)
+        else:
+            learning.note_override(uuid, record, stored=True)
+    for each in batch.noted:
+        _note_withdrawal(learning, each, at)
+    if batch.keeping is not None:
+        _forget_old(learning, at)
+        ledger_trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
+    if batch.stoppage is not None:
+        operator_requests.obey(learning, batch.stoppage)
+    operator_requests.carry_out(learning, batch.requests, batch.commit, at, batch.held)
+    if batch.caught_up and learning.facts.gap:
+        learning.facts = replace(learning.facts, gap=False)
+    learning.events += batch.events
+    if batch.accepted is not None:
+        learning.facts = replace(learning.facts, orders=batch.orders, withheld=batch.withheld)
+    if batch.searched is not None:
+        learning.facts = replace(learning.facts, searched=batch.searched)
+    learning.met |= batch.met
+    learning.known_pairs |= batch.let_in
+    if batch.accepted is not None and batch.accepted[0] != learning.facts.accepted:
+        revision, learning.used_up = batch.accepted
+        taken_back = rolled_back(knowledge, sorted(batch.rolled_back), learning.facts.sequence)
+        learning.facts = replace(learning.facts, accepted=revision, rolled_back=taken_back)
+        learning.lost = batch.lost if batch.lost is not None else learning.lost
+        provisioning.let_go(learning, batch.moves)
+        learning.decide()
+    if batch.sightings is not None:
+        _look(learning, batch.sightings, at)
+    if batch.commit is not None:
+        _learn_of(learning, batch, batch.commit, at)
+    unseen = learning.unseen ^ knowledge.unseen
+    if batch.keeping is not None and not learning.news(at).is_nothing:
+        ledger_trust.refresh(learning, at, batch.up)
+    changed = {
+        *learning.new_records,
+        *learning.dropped,
+        *learning.new_overrides,
+        *learning.new_pending,
+        *learning.switches.new,
+        *unseen,
+    }
+    if (learning.settled is None) != (knowledge.settled is None):
+        changed |= learning.known.standing | learning.machines.keys()
+    return Learnt(
+        knowledge=learning.finished(),
+        news=learning.news(at),
+        changed=frozenset(changed),
+        hurried=frozenset(learning.hurried),
+        judged=frozenset(learning.judged),
+    )
+
+
+def _note_withdrawal(learning: Learning, noted: Withdrawal, at: datetime) -> None:
+    """Learn of a withdrawal that was noted beside the ledger, unless the override was set or settled since."""
+    uuid, record, is_left = noted
+    known = next((each for each in learning.overrides_of(uuid) if each.reason == record.reason), None)
+    if known is None or not known.is_ended_by(record):
+        return
+    learning.note_override(uuid, record)
+    if not is_left:
+        return  # the result of its job becomes an event
+    machine = learning.known.machines.get(uuid)
+    name = machine.name if machine is not None else uuid
+    message = (
+        f"{name}: the instance noted before it ended that {record.override.enabled} {record.override.target} for "
+        f"{record.reason} is {record.state}"
+    )
+    facts = {"server": name, "reason": record.reason, "plan": record.plan_digest}
+    learning.events.append(Event(at=at, type=f"Override{record.state}", message=message, facts=facts))
+
+
+def _forget_old(learning: Learning, at: datetime) -> None:
+    """Once a day forget what was offered and fetched long ago: as seen from when the instance was alive before.
+
+    So a clock that leaps ahead makes nothing of it old.
+    """
+    last = learning.facts.heartbeat
+    if last is not None and last.at.date() < at.date():
+        learning.prune_before = last.at - KEPT
+
+
+def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) -> None:
+    """Learn of the machines of a commit; what was fetched before a start is evidence of what was offered then."""
+    if learning.settled != commit.revision:
+        provisioning.settle(learning, commit, batch.changed, batch.begun, batch.introduced, at, left=batch.left)
+    kind = commit.fleet.provisioning.evidence
+    for uuid, pinned in batch.pins:
+        learning.pin(uuid, pinned)
+    for reading in batch.readings:
+        if evidence.judge(learning, reading, kind, at):
+            learning.judged.add(reading.uuid)
+    evidence.trust_unasked(learning, batch.unasked, commit, at)
+    evidence.take(learning, batch.fetched, commit, at)
+    provisioning.doubt_given(learning, commit, batch.given, at)
+    provisioning.carry(learning, commit, batch.changed)
+    carry_switches(learning, commit, batch.changed)
+    if batch.changed and learning.known_pairs:  # who is asked for nothing any more is a stranger when it comes back
+        learning.known_pairs &= _pairs_in_use(learning, commit)
+    learning.taken = batch.taken
+    learning.unseen = _unseen(learning, commit, batch.changed)
+
+
+def _look(learning: Learning, sightings: Mapping[BootFile, Sighting], at: datetime) -> None:
+    """Learn what was seen of artifacts; what is not looked at any more has not come back."""
+    before = learning.sightings or {}
+    if sightings is learning.sightings:
+        return
+    for file, now in sightings.items():
+        was_absent = file in before and before[file].is_absent
+        facts = {"url": file.url, "sha256": file.sha256}
+        if now.is_absent and not was_absent:
+            message = f"{file.url}: {now.message}; what boots by it is not offered until it is there"
+            learning.events.append(Event(at=at, type="ArtifactMissing", message=message, facts=facts, warning=True))
+        elif was_absent and not now.is_absent:
+            learning.events.append(Event(at=at, type="ArtifactFound", message=f"{file.url} is there", facts=facts))
+    learning.sightings = sightings
+
+
+def _pairs_in_use(learning: Learning, commit: Commit) -> frozenset[Pair]:
+    uuids = learning.known.overrides.keys() | learning.new_overrides.keys()
+    standing = (each.bmc for uuid in uuids for each in learning.overrides_of(uuid) if each.stays_behind)
+    described = (machine.bmc for machine in commit.machines.values())
+    return frozenset(pair_of(bmc) for bmc in (*described, *standing) if bmc is not None)
+
+
+def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
+    """The servers whose boot this instance could not see being made."""
+    servers, found = commit.decisions.servers, set()
+    kind, observes = commit.decisions.evidence, learning.facts.observes
+    sets = commit.ledger is not None or not rests_on_bmcs(kind, observes=observes)
+    uuids = {machine.uuid for machine in commit.named(changed)} | learning.new_records.keys()
+    if not sets:
+        uuids |= learning.new_overrides.keys()
+    if sets is not learning.sets_bmcs:  # the Fleet names a ledger now, or none any more
+        uuids, learning.sets_bmcs = {*commit.machines, *learning.unseen}, sets
+    for uuid in uuids & commit.machines.keys():
+        machine = commit.machines[uuid]
+        is_set = sets or any(each.state.is_open for each in learning.overrides_of(uuid))
+        record, decision = learning.record(uuid), servers[machine.name]
+        if goes_unseen(decision, machine, record, kind, observes=observes, sets=is_set):
+            found.add(uuid)
+    return (learning.unseen - uuids) | found if uuids else learning.unseen

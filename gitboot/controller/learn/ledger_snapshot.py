@@ -1,0 +1,544 @@
+"""Ledger snapshot: what an instance read of its ledger, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from gitboot.artifacts.availability import Presence, Sighting, is_withheld
+from gitboot.bmc.credentials import Pair
+from gitboot.bmc.identity import Pinned
+from gitboot.bmc.override_state import OverrideRecord
+from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.errors import UsageError
+from gitboot.fetchlog.log_entries import Observation, that_use_up
+from gitboot.fetchlog.one_time_boots import InstallationFetches
+from gitboot.fleet.identities import LostIdentity, Machine
+from gitboot.fleet.layered_dict import replaced
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.ledger.instance_tables import Approval, Facts, Request
+from gitboot.ledger.server_tables import Pending
+from gitboot.ledger.store import Store, Transaction
+from gitboot.model.scalars import SystemUuid
+from gitboot.publish.durable_files import OPEN, TreeModes, closed, group_of, is_open
+from gitboot.publish.manifest import MANIFEST
+from gitboot.render.paths import token_in
+from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import BootFile, Decision
+from gitboot.resolve.server_plan import Offer, SoleClaim
+from gitboot.status.events import Event
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knowledge:
+    """What is known; what of it lasts stands in the ledger."""
+
+    facts: Facts  # about the ledger, and what operators hold back
+    settled: str | None = None  # the commit whose servers have their records; None: nothing is known of any server
+    records: Mapping[SystemUuid, Record] = field(default_factory=dict)
+    unseen: frozenset[SystemUuid] = frozenset()  # whose boot this instance could not see being made
+    sets_bmcs: bool | None = True  # whether that goes by overrides which it sets; None: it is not known any more
+    machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)  # every one that was ever seen
+    standing: frozenset[SystemUuid] = frozenset()  # of them, those of the accepted commit
+    lost: frozenset[LostIdentity] = frozenset()  # identities by which machines asked before the accepted commit
+    overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)  # by reason
+    switches: Mapping[SystemUuid, Mapping[str, SwitchRecord]] = field(default_factory=dict)  # by reason
+    pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)  # what BMCs showed of their machines
+    known_pairs: frozenset[Pair] = frozenset()  # which BMCs may be sent which credentials, if nothing else says so
+    pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # to be judged by their BMCs
+    secret_fetches: Mapping[SystemUuid, InstallationFetches] = field(default_factory=dict)
+    noted: int = 0  # the number of the observation that was noted last
+    approvals: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict
+    )  # by digest of changes: guard -> by whom and why
+    met: frozenset[str] = frozenset()  # acknowledgements that do not count again; see `gitboot.ledger.instance_tables`
+    unsearched: tuple[str, ...] = ()  # accepted commits, if no history was ever searched for acknowledgements
+    taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
+    published: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what the tree knew when a doubt began
+    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts; None: the settings turn the checks off
+    claims: tuple[SoleClaim, ...] = ()  # of other hosts, which no ledger keeps; they withhold install boots
+
+    def record(self, uuid: SystemUuid) -> Record | None:
+        """What plans go by; None: unknown.
+
+        Nothing is known of a server whose boot this instance could not see being made: it would be installed again
+        and again.
+        """
+        return None if uuid in self.unseen else self.recorded(uuid)
+
+    def recorded(self, uuid: SystemUuid) -> Record | None:
+        """What is recorded of a server, whether plans go by it or not; None while the ledger is in doubt."""
+        return None if self.settled is None else self.records.get(uuid)
+
+    def absent(self, decision: Decision) -> frozenset[BootFile]:
+        """Of the files that a decision's boots are made by, those because of which they are not offered."""
+        if self.sightings is None:
+            return frozenset()
+        return decision.absent(partial(is_withheld, sightings=self.sightings))
+
+    def overrides_of(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
+        """Every override that was set for a server, by reason."""
+        return tuple(self.overrides.get(uuid, {}).values())
+
+    def switches_of(self, uuid: SystemUuid) -> tuple[SwitchRecord, ...]:
+        """Everything that was done to a server's power, by reason."""
+        return tuple(self.switches.get(uuid, {}).values())
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether what the ledger has of servers is trusted, and complete."""
+        return self.facts.initialised is not None and self.facts.doubt is None and self.facts.foreign is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class News:
+    """What is new after a batch, as the ledger stores it: all of it in one transaction."""
+
+    at: datetime
+    facts_before: Facts
+    facts: Facts
+    forgotten: bool  # nothing that was recorded before counts
+    records: Mapping[SystemUuid, tuple[str, Record]]  # with the server's name
+    dropped: tuple[SystemUuid, ...]  # whose records count no more
+    machines: tuple[Machine, ...]
+    departed: tuple[Machine, ...]  # that another site had, and nobody has
+    gone: tuple[SystemUuid, ...]
+    lost_before: frozenset[LostIdentity]
+    lost: frozenset[LostIdentity]
+    overrides: tuple[tuple[SystemUuid, OverrideRecord], ...]
+    switches: tuple[tuple[SystemUuid, SwitchRecord], ...]
+    pins: Mapping[SystemUuid, Pinned]
+    secret_fetches: Mapping[SystemUuid, InstallationFetches | None]  # None: of an installation that is over
+    known_pairs: frozenset[Pair] | None  # None: as before
+    pending: tuple[Pending, ...]  # noted now, or with marks now
+    verdicts: Mapping[int, str]  # by the number of an observation
+    approved: tuple[Approval, ...]
+    used_up: tuple[str, ...]  # the digests of the changes that were accepted
+    met: frozenset[str]  # acknowledgements that do not count again
+    outcomes: tuple[tuple[Request, str], ...]
+    events: tuple[Event, ...]
+    taken: Mapping[str, int] | None  # None: as before
+    prune_before: datetime | None
+    sightings: Mapping[BootFile, Sighting] | None  # None: as before
+
+    @property
+    def is_nothing(self) -> bool:
+        lists: Iterable[Collection[object]] = (
+            *(self.records, self.machines, self.gone, self.overrides, self.pins, self.pending, self.verdicts),
+            *(self.approved, self.met, self.outcomes, self.events, self.switches, self.dropped, self.departed),
+            self.secret_fetches,
+        )
+        singles = (
+            *(self.forgotten, self.used_up, self.prune_before, self.taken is not None),
+            *(self.known_pairs is not None, self.lost != self.lost_before, self.sightings is not None),
+        )
+        return not (any(lists) or any(singles) or self.facts != self.facts_before)
+
+
+class LearntSwitches:
+    """What is new of how machines were switched, over what was known."""
+
+    def __init__(self, known: Mapping[SystemUuid, Mapping[str, SwitchRecord]]) -> None:
+        self._known = known
+        self.new: dict[SystemUuid, dict[str, SwitchRecord]] = {}
+        self.unstored: dict[tuple[SystemUuid, str], SwitchRecord] = {}  # of them, those to be written
+
+    def of(self, uuid: SystemUuid) -> tuple[SwitchRecord, ...]:
+        return tuple(self.new.get(uuid, self._known.get(uuid, {})).values())
+
+    def note(self, uuid: SystemUuid, record: SwitchRecord, *, stored: bool = False) -> None:
+        """Know of a switch; ``stored``: it stands in the ledger already."""
+        kept = {**self.new.get(uuid, self._known.get(uuid, {})), record.reason: record}
+        self.new[uuid] = dict(sorted(kept.items()))
+        if not stored:
+            self.unstored[uuid, record.reason] = record
+
+
+class Learning:
+    """Knowledge while a batch is learned: what is new lies over what was known, and is put together once, at the end.
+
+    It lives as long as one call of `learn`, which is pure by it: nothing outside sees it change.
+    """
+
+    def __init__(self, known: Knowledge) -> None:
+        self.known = known  # as it was before
+        self.facts = known.facts
+        self.settled = known.settled
+        self.unseen = known.unseen
+        self.sets_bmcs = known.sets_bmcs
+        self.noted = known.noted  # the number of the observation that was noted last
+        self.events: list[Event] = []
+        self.machines: dict[SystemUuid, Machine] = {}
+        self.gone: set[SystemUuid] = set()
+        self.lost = known.lost
+        self.departed: Mapping[SystemUuid, Machine] = {}
+        self.dropped: frozenset[SystemUuid] = frozenset()
+        self.approved: list[Approval] = []
+        self.used_up: tuple[str, ...] = ()
+        self.met: frozenset[str] = frozenset()
+        self.outcomes: list[tuple[Request, str]] = []
+        self.taken: Mapping[str, int] | None = None
+        self.prune_before: datetime | None = None
+        self.hurried: set[SystemUuid] = set()  # whose BMCs are to be asked now
+        self.judged: set[SystemUuid] = set()  # whose fetches were judged by a reading
+        self.known_pairs = known.known_pairs
+        self.sightings, self.claims = known.sightings, known.claims
+        self.forgotten = False  # whether nothing that was recorded before counts
+        self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
+        self.new_overrides: dict[SystemUuid, dict[str, OverrideRecord]] = {}
+        self.switches = LearntSwitches(known.switches)
+        self.new_pins: dict[SystemUuid, Pinned] = {}
+        self.new_pending: dict[SystemUuid, tuple[Pending, ...]] = {}
+        self.new_secret_fetches: dict[SystemUuid, InstallationFetches | None] = {}
+        self._stored: dict[tuple[SystemUuid, str], OverrideRecord] = {}  # of the new overrides, those to be written
+        self._noted: dict[int, Pending] = {}
+        self._verdicts: dict[int, str] = {}
+
+    def record(self, uuid: SystemUuid) -> Record | None:
+        """What is recorded of a server, whether plans go by it or not."""
+        if uuid in self.new_records:
+            return self.new_records[uuid][1]
+        return None if self.forgotten or uuid in self.dropped else self.known.records.get(uuid)
+
+    def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
+        self.new_records[uuid] = server, record
+
+    def decide(self) -> int:
+        """Count a decision; return its number. Evidence of what was offered before it has a lower one."""
+        self.facts = replace(self.facts, sequence=self.facts.sequence + 1)
+        return self.facts.sequence
+
+    def overrides_of(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
+        return tuple(self.new_overrides.get(uuid, self.known.overrides.get(uuid, {})).values())
+
+    def note_override(self, uuid: SystemUuid, record: OverrideRecord, *, stored: bool = False) -> None:
+        """Know of an override; ``stored``: it stands in the ledger already."""
+        kept = {**self.new_overrides.get(uuid, self.known.overrides.get(uuid, {})), record.reason: record}
+        self.new_overrides[uuid] = dict(sorted(kept.items()))
+        if not stored:
+            self._stored[uuid, record.reason] = record
+
+    def pinned(self, uuid: SystemUuid) -> Pinned | None:
+        """What a machine's BMC showed of it."""
+        return self.new_pins.get(uuid, self.known.pins.get(uuid))
+
+    def pin(self, uuid: SystemUuid, pinned: Pinned) -> None:
+        if pinned != self.pinned(uuid):
+            self.new_pins[uuid] = pinned
+
+    def secret_fetches_of(self, uuid: SystemUuid) -> InstallationFetches | None:
+        """Return who fetched the secrets of a server in its newest installation; None: nothing is known of that."""
+        if uuid in self.new_secret_fetches:
+            return self.new_secret_fetches[uuid]
+        return self.known.secret_fetches.get(uuid)
+
+    def note_secret_fetches(self, uuid: SystemUuid, fetches: InstallationFetches | None) -> None:
+        """Replace the fetches of a server's secrets; None: another installation begins."""
+        if fetches is not None or self.secret_fetches_of(uuid) is not None:
+            self.new_secret_fetches[uuid] = fetches
+
+    def pending_of(self, uuid: SystemUuid) -> tuple[Pending, ...]:
+        return self.new_pending.get(uuid, self.known.pending.get(uuid, ()))
+
+    def note(self, pending: Pending) -> None:
+        """Keep an observation until it is judged, or with what is known of it now."""
+        uuid = pending.offer.uuid
+        others = tuple(each for each in self.pending_of(uuid) if each.id != pending.id)
+        self.new_pending[uuid] = tuple(sorted((*others, pending), key=lambda each: each.id))
+        self._noted[pending.id] = pending
+        self.noted = max(self.noted, pending.id)
+
+    def judge(self, pending: Pending, verdict: str) -> None:
+        """Note what came of an observation, in a word."""
+        uuid = pending.offer.uuid
+        self.new_pending[uuid] = tuple(each for each in self.pending_of(uuid) if each.id != pending.id)
+        self._verdicts[pending.id] = verdict
+
+    def finished(self) -> Knowledge:
+        """What is known now."""
+        known = self.known
+        records = {} if self.forgotten else known.records
+        if self.new_records or self.dropped:
+            new = {uuid: record for uuid, (_, record) in self.new_records.items()}
+            records = replaced(records, new, self.dropped.difference(new).intersection(records))
+        judged = [uuid for uuid, each in self.new_pending.items() if not each]
+        standing = known.standing
+        if self.machines or self.gone:
+            standing = (standing | self.machines.keys()) - self.gone
+        return replace(
+            known,
+            facts=self.facts,
+            settled=self.settled,
+            records=records,
+            unseen=self.unseen,
+            sets_bmcs=self.sets_bmcs,
+            machines=replaced(known.machines, machines)
+            if (machines := {**self.departed, **self.machines})
+            else known.machines,
+            standing=standing,
+            lost=self.lost,
+            overrides=replaced(known.overrides, self.new_overrides) if self.new_overrides else known.overrides,
+            switches=replaced(known.switches, self.switches.new) if self.switches.new else known.switches,
+            pins=replaced(known.pins, self.new_pins) if self.new_pins else known.pins,
+            known_pairs=self.known_pairs,
+            pending=replaced(known.pending, self.new_pending, judged) if self.new_pending else known.pending,
+            secret_fetches=self._secret_fetches(),
+            noted=self.noted,
+            sightings=self.sightings,
+            claims=self.claims,
+            approvals=_approvals(known.approvals, self.approved, self.used_up),
+            met=known.met | self.met if self.met else known.met,
+            unsearched=known.unsearched if self.facts.searched is None else (),
+            taken=known.taken if self.taken is None else self.taken,
+        )
+
+    def _secret_fetches(self) -> Mapping[SystemUuid, InstallationFetches]:
+        if not self.new_secret_fetches:
+            return self.known.secret_fetches
+        new = {uuid: each for uuid, each in self.new_secret_fetches.items() if each is not None}
+        return replaced(self.known.secret_fetches, new, self.new_secret_fetches.keys() - new.keys())
+
+    def _sees_otherwise(self) -> bool:
+        """Return whether the ledger is to store other sightings."""
+        before, now = self.known.sightings, self.sightings
+        return now is not before and _presences(now) != _presences(before)
+
+    def news(self, at: datetime) -> News:
+        """What of it the ledger is to store."""
+        return News(
+            at=at,
+            facts_before=self.known.facts,
+            facts=self.facts,
+            forgotten=self.forgotten,
+            records=self.new_records,
+            dropped=tuple(sorted(self.dropped)),
+            machines=tuple(self.machines.values()),
+            departed=tuple(self.departed.values()),
+            gone=tuple(sorted(self.gone)),
+            lost_before=self.known.lost,
+            lost=self.lost,
+            overrides=tuple((uuid, record) for (uuid, _), record in self._stored.items()),
+            switches=tuple((uuid, record) for (uuid, _), record in self.switches.unstored.items()),
+            pins=self.new_pins,
+            secret_fetches=self.new_secret_fetches,
+            known_pairs=self.known_pairs if self.known_pairs != self.known.known_pairs else None,
+            pending=tuple(self._noted[number] for number in sorted(self._noted)),
+            verdicts=self._verdicts,
+            approved=tuple(self.approved),
+            used_up=self.used_up,
+            met=self.met - self.known.met,
+            outcomes=tuple(self.outcomes),
+            events=tuple(self.events),
+            taken=self.taken if self.taken != self.known.taken else None,
+            prune_before=self.prune_before,
+            sightings=self.sightings if self._sees_otherwise() else None,
+        )
+
+
+def _presences(sightings: Mapping[BootFile, Sighting] | None) -> dict[BootFile, tuple[Presence, str]]:
+    """Return what the ledger stores of sightings."""
+    found = (sightings or {}).items()
+    return {file: (each.presence, each.message) for file, each in found if each.presence is not Presence.UNKNOWN}
+
+
+def _approvals(
+    known: Mapping[str, Mapping[str, str]], new: Iterable[Approval], used_up: Collection[str]
+) -> Mapping[str, Mapping[str, str]]:
+    """The guards that each digest was approved for, and by whom, but for the digests that are accepted now."""
+    found = dict(known)
+    for each in new:
+        found[each.digest] = {**found.get(each.digest, {}), **dict.fromkeys(each.guards, each.by)}
+    return {digest: guards for digest, guards in found.items() if digest not in used_up}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetch:
+    """What was fetched, and what the ledger says of it."""
+
+    observation: Observation  # with the digest of the plan whose entry was sent
+    offer: Offer
+    noted: bool  # whether it was noted before: a spool that is read once more
+
+
+def looked_around(
+    store: Store, *, observes: bool, owner: str | None, output: Path, spool: Path | None, site: str | None
+) -> None:
+    """Note where the instance publishes, whose tree lies there, whether fetches reach it, where, and for which site.
+
+    Raises `UsageError` where it has acted for another one: the servers of that would look removed.
+    """
+    about = instance_tables.read(store)
+    if about.site is not None and about.site != (site or ""):
+        raise UsageError(_of_another_site(about, site))
+    foreign = owner if owner not in (about.identity, about.heir_of) else None
+    now = replace(about, observes=observes, foreign=foreign, output=str(output.absolute()), site=site or "")
+    if (now := replace(now, spool=str(spool.absolute()) if spool is not None else None)) != about:
+        with store.writing() as tx:
+            instance_tables.note_surroundings(tx, now)
+
+
+def output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
+    """Return the permissions of what is published, and note in the ledger from when on others may not read it.
+
+    A new ledger closes OUTPUT. One that an earlier version made leaves OUTPUT as it is until somebody names a group. So
+    does a new one that takes over what an earlier ledger published for everybody.
+    Raises `UsageError` for a group that gitboot may not give files to.
+    """
+    about, number = instance_tables.read(store), group_of(group) if group is not None else None
+    is_new = (about.accepted, about.lapsed, about.initialised, about.output) == (None, None, None, None)
+    takes_over = (output / MANIFEST).exists() and is_open(output)
+    if not about.closes_output and number is None and (takes_over or not is_new):
+        return OPEN
+    if not about.closes_output:
+        with store.writing() as tx:
+            instance_tables.close_output(tx)
+    return closed(number)
+
+
+def _of_another_site(about: Facts, site: str | None) -> str:
+    acted = f"--site {about.site}" if about.site else "all sites, without --site"
+    asked = f"--site {site}" if site is not None else "all sites"
+    return (
+        f"the ledger {about.identity} has acted for {acted}, and is to act for {asked}: what it has published and set "
+        f"would be withdrawn. Start it for {acted} again; or give another --state and --out, and say there what is "
+        "installed (gitboot records begin, with the ops/records of a published tree)"
+    )
+
+
+def known(store: Store) -> Knowledge:
+    """What the ledger knows."""
+    about = instance_tables.read(store)
+    pending: dict[SystemUuid, tuple[Pending, ...]] = {}
+    for each in server_tables.pending(store):
+        pending[each.offer.uuid] = (*pending.get(each.offer.uuid, ()), each)
+    return Knowledge(
+        facts=about,
+        records=server_tables.read_records(store),
+        machines=server_tables.read_machines(store),
+        standing=server_tables.standing(store),
+        lost=server_tables.read_lost_identities(store),
+        overrides=server_tables.read_overrides(store),
+        switches=server_tables.read_switches(store),
+        pins=server_tables.read_pins(store),
+        known_pairs=server_tables.read_known_bmcs(store),
+        pending=pending,
+        noted=server_tables.last_noted(store),
+        secret_fetches=server_tables.read_secret_fetches(store),
+        approvals=instance_tables.approvals(store),
+        met=instance_tables.read_acknowledgements(store),
+        unsearched=instance_tables.accepted_commits(store) if about.searched is None else (),
+        taken=server_tables.taken(store),
+    )
+
+
+def write(store: Store, news: Iterable[News]) -> None:
+    """Write down all that is new, or nothing of it; raises `LedgerError`."""
+    if something := [each for each in news if not each.is_nothing]:
+        with store.writing() as tx:
+            for each in something:
+                _write(tx, each)
+                if each.sightings is not None:
+                    lease = store.database.lease
+                    instance_tables.store_sightings(tx, each.sightings, lease.place if lease is not None else "")
+
+
+def _write(tx: Transaction, news: News) -> None:
+    _write_facts(tx, news)
+    if news.forgotten:
+        server_tables.forget(tx)
+    server_tables.drop(tx, news.dropped)
+    server_tables.write_records(tx, [(uuid, server, record) for uuid, (server, record) in news.records.items()])
+    server_tables.write_machines(tx, news.departed, stand=False)
+    server_tables.write_machines(tx, news.machines, gone=news.gone)
+    server_tables.write_lost_identities(tx, news.lost_before, news.lost)
+    server_tables.write_overrides(tx, news.overrides)
+    server_tables.write_switches(tx, news.switches)
+    server_tables.write_pins(tx, news.pins.items())
+    server_tables.write_secret_fetches(tx, news.secret_fetches)
+    if news.known_pairs is not None:
+        server_tables.write_known_bmcs(tx, news.known_pairs)
+    server_tables.note(tx, news.pending)
+    server_tables.judge(tx, news.verdicts)
+    if news.taken is not None:
+        server_tables.take(tx, news.taken)
+    if news.prune_before is not None:
+        server_tables.prune(tx, news.prune_before)
+    instance_tables.carry_out(tx, news.outcomes, news.at)
+    instance_tables.write(tx, news.events)
+
+
+def _write_facts(tx: Transaction, news: News) -> None:
+    before, now = news.facts_before, news.facts
+    if now.initialised is not None and (now.initialised, now.doubt) != (before.initialised, before.doubt):
+        instance_tables.initialise(tx, now.initialised, now.begun)
+    if (now.foreign, now.heir_of) != (before.foreign, before.heir_of):
+        instance_tables.note_surroundings(tx, now)
+    if (now.heartbeat, now.gap, now.clock) != (before.heartbeat, before.gap, before.clock):
+        instance_tables.note_life(tx, now)
+    if now.accepted != before.accepted:
+        instance_tables.accept(tx, now.accepted)
+    if now.sequence != before.sequence:
+        instance_tables.count_decisions(tx, now.sequence)
+    if now.searched != before.searched:
+        instance_tables.search(tx, now.searched)
+    instance_tables.use_up(tx, news.used_up)
+    if now.suspension != before.suspension:
+        instance_tables.suspend(tx, now.suspension)
+    if now.stoppage != before.stoppage:
+        instance_tables.stop(tx, now.stoppage)
+    if now.orders != before.orders:
+        instance_tables.order(tx, now.orders)
+    if now.withheld != before.withheld:
+        instance_tables.withhold(tx, now.withheld)
+    if now.rolled_back != before.rolled_back:
+        instance_tables.roll_back(tx, now.rolled_back)
+    instance_tables.approve(tx, news.approved)
+    instance_tables.add(tx, news.met)
+
+
+def write_events(store: Store, happened: Sequence[Event]) -> None:
+    """Write down what happened besides; raises `LedgerError`."""
+    if happened:
+        with store.writing() as tx:
+            instance_tables.write(tx, happened)
+
+
+def fetches_of(store: Store, observations: Iterable[Observation], keys: TokenKeys) -> tuple[Fetch, ...]:
+    """What was fetched, but for what nobody offered, and for what means nothing by being made."""
+    found = (_fetch_of(store, each, keys) for each in observations)
+    return tuple(each for each in found if each is not None)
+
+
+def never_offered(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
+    """What an endpoint has given, of what is given once, and this ledger has never offered: it is an older copy."""
+    given = (each for each in that_use_up(observations) if each.offer is not None and not each.is_start)
+    return tuple(
+        each for each in given if each.digest is not None and server_tables.offered(store, each.digest) is None
+    )
+
+
+def _fetch_of(store: Store, observation: Observation, keys: TokenKeys) -> Fetch | None:
+    """An endpoint has noted what it gave by the digest of its plan, a mirror by the date of the file.
+
+    Of what was overtaken an endpoint knows no more than its path. By which name a token was published stays outside:
+    from here on a path has the token itself.
+    """
+    digest, number, name = observation.digest, None, token_in(observation.path)
+    if digest is not None and digest == name:
+        digest = server_tables.token_at(store, observation.path) or digest
+    if digest is None and observation.modified is not None:
+        if (version := server_tables.version(store, observation.path, observation.modified)) is not None:
+            digest, number = version
+        elif name is not None:  # a token says by itself whose it is, also in a tree that another host has made
+            digest = server_tables.token_at(store, observation.path)
+    offer = server_tables.offered(store, digest) if digest is not None else None
+    if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
+        return None
+    offer = replace(offer, number=number if number is not None else offer.number)
+    path = observation.path.replace(name, digest) if name is not None else observation.path
+    observation = replace(observation, path=path, digest=digest, modified=None)
+    return Fetch(observation=observation, offer=offer, noted=server_tables.was_noted(store, observation, digest))

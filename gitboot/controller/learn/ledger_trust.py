@@ -1,0 +1,262 @@
+"""Ledger trust: how far the clock and a ledger that was unused for a while can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from statistics import median
+from typing import Final
+
+from gitboot.controller.learn.ledger_snapshot import Learning
+from gitboot.errors import UsageError
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.identities import Machine
+from gitboot.jsonio import format_instant
+from gitboot.ledger.instance_tables import Facts, Heartbeat
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.install_attempts import adopted, first_records
+from gitboot.resolve.provisioning_record import CONSUMED_GRACE, FETCH_GRACE, InstallAttempt, Record, UnknownServe, ahead
+from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.system_clock import Keeping, Uptime
+from gitboot.text import count, some
+
+_BEAT_EVERY: Final = timedelta(minutes=10)
+_MOST_BEHIND: Final = timedelta(minutes=2)
+_LONGEST_GAP: Final = timedelta(hours=1)
+_INTERVALS: Final = 5  # that are remembered
+
+
+def is_clock_trusted(about: Facts, keeping: Keeping, at: datetime) -> bool:
+    """Whether anything may be set by this clock."""
+    return behind(about, at) is None and unkept(about, keeping) is None
+
+
+def behind(about: Facts, at: datetime) -> str | None:
+    """How the clock is behind what the ledger has seen; None: it is not."""
+    beat = about.heartbeat
+    if beat is None or beat.at - at <= _MOST_BEHIND:
+        return None
+    return (
+        f"the clock says {format_instant(at)}, and the ledger was written to at {format_instant(beat.at)}: correct the "
+        "clock; where it was ahead before, accept it with gitboot records confirm-clock"
+    )
+
+
+def left_since(about: Facts, at: datetime) -> datetime | None:
+    """The newest instant that the ledger has seen, where the clock is behind it by however little."""
+    beat = about.heartbeat
+    return beat.at if beat is not None and at < beat.at else None
+
+
+def unkept(about: Facts, keeping: Keeping) -> str | None:
+    """Why the kernel does not vouch for the clock; None: it does, or never did and was never asked to."""
+    is_lost = keeping is Keeping.UNKEPT and about.clock == "kept"
+    if about.clock == "accepted" or (keeping is not Keeping.UNSYNCHRONISED and not is_lost):
+        return None
+    return (
+        "the kernel says that no time service keeps the clock right: see to it (timedatectl, chronyc tracking; chrony "
+        "needs rtcsync), or accept the clock as it is with gitboot records confirm-clock"
+    )
+
+
+def beat(
+    learning: Learning,
+    keeping: Keeping,
+    at: datetime,
+    *,
+    witnessed: bool,
+    turned: bool = False,
+    up: Uptime | None = None,
+) -> None:
+    """Note that the instance is alive, and how its clock is kept; and notice for how long it was not alive.
+
+    ``witnessed``: something outside STATE and OUTPUT knows the ledger's newest change: they are no older copy.
+    ``turned``: a plan turns at this instant, and is not to turn back by a clock that does.
+    """
+    _notice_set_back(learning, at, up)
+    about = learning.facts
+    if keeping is Keeping.SYNCHRONISED and about.clock != "kept":
+        about = replace(about, clock="kept")
+    last = about.heartbeat
+    if last is None:
+        about = replace(about, heartbeat=Heartbeat(at, up=up))
+    elif (since := at - last.at) >= _BEAT_EVERY:
+        intervals = (*last.intervals, since)[-_INTERVALS:]
+        about = replace(
+            about, heartbeat=Heartbeat(at, intervals, up), gap=about.gap or (not witnessed and _is_gap(last, since))
+        )
+    elif at < last.at and learning.known.is_trusted:
+        _close_graces(learning, at, at, is_far=-since > _MOST_BEHIND)
+    learning.facts = about
+    if witnessed and about.gap:
+        learning.facts = replace(about, gap=False)
+    if turned:
+        refresh(learning, at, up)
+
+
+def _is_gap(last: Heartbeat, since: timedelta) -> bool:
+    usual = (
+        timedelta(seconds=median(each.total_seconds() for each in last.intervals)) if last.intervals else timedelta()
+    )
+    return since > max(_LONGEST_GAP, 3 * usual)
+
+
+def refresh(learning: Learning, at: datetime, up: Uptime | None = None) -> None:
+    """Note that something is written at this instant; that costs nothing besides."""
+    last = learning.facts.heartbeat
+    if last is not None and at > last.at:
+        learning.facts = replace(learning.facts, heartbeat=last._replace(at=at, up=up))
+
+
+def accept_clock(learning: Learning, at: datetime) -> None:
+    """Go by the present clock, as a person says."""
+    about = learning.facts
+    intervals = about.heartbeat.intervals if about.heartbeat is not None else ()
+    learning.facts = replace(about, heartbeat=Heartbeat(at, intervals), clock="accepted")
+
+
+def _notice_set_back(learning: Learning, at: datetime, up: Uptime | None) -> None:
+    """Close what was open for a while by a clock that was set back since: the kernel tells how long it has run."""
+    last = learning.facts.heartbeat
+    if last is None or up is None or last.up is None or not up.boot or last.up.boot != up.boot:
+        return
+    expected = last.at + timedelta(seconds=up.seconds - last.up.seconds)
+    if expected - at >= FETCH_GRACE and learning.known.is_trusted:
+        _close_graces(learning, at, at - FETCH_GRACE, is_far=False)
+        as_it_is = Uptime(up.boot, up.seconds - (at - last.at).total_seconds())
+        learning.facts = replace(learning.facts, heartbeat=last._replace(up=as_it_is))
+
+
+def _close_graces(learning: Learning, at: datetime, since: datetime, *, is_far: bool) -> None:
+    """Take what is noted as later than ``since`` for just over: nothing opens when the clock gets there again.
+
+    How far a clock went back is not known, only how far it is behind. Evidence of what was consumed may still be on its
+    way: unless it is far behind, that is waited for.
+    """
+    known = learning.known
+    for uuid, record in known.records.items():
+        if (now := _brought_back(record, at, since, is_far=is_far)) != record:
+            name = known.machines[uuid].name if uuid in known.machines else uuid
+            learning.write_record(uuid, name, now)
+
+
+def _brought_back(record: Record, at: datetime, since: datetime, *, is_far: bool) -> Record:
+    fetched, consumed = record.provisioned_at, record.consumed_at
+    is_untouched = consumed is None and not record.attempts  # else the instant is part of what was set or given
+    runs = {name: made._replace(at=at - FETCH_GRACE) if made.at > since else made for name, made in record.runs.items()}
+    return replace(
+        record,
+        provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
+        grace_until=None if fetched is not None and fetched > since else record.grace_until,
+        attempts=tuple(_attempt_brought_back(each, at, since) for each in record.attempts),
+        consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
+        runs=runs if runs != record.runs else record.runs,
+        unknown_serves=tuple(_serve_brought_back(each, at, since) for each in record.unknown_serves),
+    )
+
+
+def _serve_brought_back(serve: UnknownServe, at: datetime, since: datetime) -> UnknownServe:
+    return serve._replace(seen=serve.seen._replace(at=at - FETCH_GRACE)) if serve.seen.at > since else serve
+
+
+def _attempt_brought_back(attempt: InstallAttempt, at: datetime, since: datetime) -> InstallAttempt:
+    if all(each.at <= since for each in attempt.boots):
+        return attempt
+    boots = tuple(each._replace(at=at - FETCH_GRACE) if each.at > since else each for each in attempt.boots)
+    return replace(attempt, boots=boots)
+
+
+class Beginning(StrEnum):
+    """What a ledger begins with."""
+
+    FRESH = "fresh"  # no server that wants provision 1 or more is installed
+    ADOPT = "adopt"  # every server is installed as Git wants it
+    AS_RECORDED = "as-recorded"  # what this ledger says is right
+    RECORDS = "records"  # what a file of exported records says
+
+
+_WORDED = {
+    Beginning.FRESH: "none of its servers installed",
+    Beginning.ADOPT: "every server installed as Git wants it",
+    Beginning.AS_RECORDED: "what it has recorded",
+    Beginning.RECORDS: "exported records",
+}
+
+
+def doubt_of(about: Facts, decisions: Decisions) -> str | None:
+    """Why the ledger is not trusted, if it is not: one word."""
+    if about.doubt is not None:
+        return about.doubt
+    if about.foreign is not None:
+        return "ForeignLedger"
+    if about.initialised is not None:
+        return None
+    wanting = any(decision.provision > 0 for decision in decisions.servers.values())
+    return "NewLedger" if wanting else None  # else nothing would be installed, whatever is said
+
+
+def begin(
+    learning: Learning, commit: Commit, how: Beginning, records: Mapping[SystemUuid, Record], at: datetime
+) -> str:
+    """Take a person's word for what is installed; return what that came to. A ledger in no doubt stays as it is.
+
+    ``records`` are those of a file. Raises `UsageError` where that cannot be said of this ledger.
+    """
+    about, servers = learning.facts, commit.decisions.servers.values()
+    names = {each.uuid: each.server for each in servers}
+    if (doubt := doubt_of(about, commit.decisions)) is None:
+        return "the ledger is in no doubt, and nothing is changed (gitboot records set says it of single servers)"
+    _check(learning, how, records, doubt, names)
+    number = learning.decide()
+    if how is not Beginning.AS_RECORDED:
+        learning.forgotten = True
+        learning.new_records.clear()
+    if how is Beginning.FRESH:
+        for uuid, server, record in first_records(servers, {}, adopt_all=False):
+            learning.write_record(uuid, server, record)
+    if how is Beginning.ADOPT:
+        for each in servers:
+            learning.write_record(each.uuid, each.server, replace(adopted(each, at), offered=number))
+    if how is Beginning.RECORDS:
+        for uuid, record in records.items():  # one that is not in the fleet now may come back
+            said = replace(record, offered=number, answered=0, taken_back=0)  # its own are of another ledger's sequence
+            learning.write_record(uuid, names.get(uuid, uuid), said)
+        learning.machines |= _bare(servers)  # who is not in the file stays unknown
+    heir_of = about.foreign or about.heir_of
+    learning.facts = replace(learning.facts, initialised=how, begun=at, doubt=None, foreign=None, heir_of=heir_of)
+    return f"{doubt}: the ledger begins with {_WORDED[how]}"
+
+
+def _check(
+    learning: Learning,
+    how: Beginning,
+    records: Mapping[SystemUuid, Record],
+    doubt: str,
+    names: Mapping[SystemUuid, str],
+) -> None:
+    known = learning.known
+    if how is Beginning.FRESH and doubt != "NewLedger":
+        raise UsageError(f"fresh is for a new ledger, and this one is none ({doubt}): every server would be installed")
+    if how is Beginning.AS_RECORDED and (known.facts.initialised is None or doubt == "DamagedLedger"):
+        raise UsageError(f"nothing is recorded in this ledger ({doubt}); say adopt, or name a file of exported records")
+    lacking: list[SystemUuid] = []
+    if how is Beginning.RECORDS:
+        lacking = ahead(known.published, records, lambda uuid: [each.consumed_key for each in _one(records, uuid)])
+    if how is Beginning.AS_RECORDED:
+        lacking = ahead(known.published, known.records, lambda uuid: known.overrides.get(uuid, {}).keys())
+    if lacking:
+        raise UsageError(
+            f"the published tree knows more, of {count(len(lacking), 'server')}: "
+            f"{some([names.get(uuid, uuid) for uuid in lacking])}; take "
+            "ops/records of that tree"
+        )
+
+
+def _one(records: Mapping[SystemUuid, Record], uuid: SystemUuid) -> Iterable[Record]:
+    return (records[uuid],) if uuid in records else ()
+
+
+def _bare(servers: Iterable[Decision]) -> dict[SystemUuid, Machine]:
+    return {each.uuid: Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None) for each in servers}

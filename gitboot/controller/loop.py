@@ -1,0 +1,298 @@
+"""The loop: reconciles when something happened, when the clock says so, and often enough besides."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import Enum, auto
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import watchfiles
+
+from gitboot.background_threads import BackgroundThread, SignalQueue, failures, listening
+from gitboot.controller.instance_state import Fetched
+from gitboot.controller.reconcile import Reconciler
+from gitboot.errors import OperatorError, SourceError, TryAgain
+from gitboot.fleet.revision import Revision
+from gitboot.git.clone import Source
+from gitboot.jsonio import format_instant
+from gitboot.status.events import Event
+from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Telling, ThreadFailure
+from gitboot.status.progress import Stage
+from gitboot.system_clock import Keeping
+
+_JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
+SLOW_S: Final = 120.0  # for which a fetch may be under way, before `SourceReady` shows it
+STALLED_S: Final = 120.0  # a stage that makes no progress for so long hangs
+_LOOK_EVERY_S: Final = 10.0  # whether one does
+_EVALUATION_S: Final = 2.0  # nearly every commit is evaluated by then, and whatever else happens rings
+
+
+class Ring(Enum):
+    """What a bell is rung for."""
+
+    ANYTHING = auto()
+    COMMIT = auto()  # there may be a new one, or it was fetched; nothing else is known to have happened
+
+
+class Bell:
+    """Rung from any thread or signal handler; whoever waits for it hears it once, however often it was rung."""
+
+    def __init__(self) -> None:
+        self._rung: SignalQueue[Ring] = SignalQueue()
+        self.is_over = False  # whether nothing is to be done any more
+
+    def ring(self, why: Ring = Ring.ANYTHING) -> None:
+        self._rung.put(why)
+
+    def end(self) -> None:
+        """Ring it for the last time."""
+        self.is_over = True
+        self.ring()
+
+    def wait(self, timeout_s: float) -> frozenset[Ring]:
+        """Wait until it is rung, and take all of that as one; say what for, nothing where it was not."""
+        heard = set[Ring]()
+        while (ring := self._rung.get(0 if heard else timeout_s)) is not None:
+            heard.add(ring)
+        return frozenset(heard)
+
+
+class _LastFetch(NamedTuple):
+    """How the last fetch ended."""
+
+    revision: Revision | None  # what is there
+    error: TryAgain | OperatorError | None
+    elsewhere: tuple[str, str] | None  # as in `Source.elsewhere`
+    began: datetime | None = None
+
+    def is_as(self, other: _LastFetch | None) -> bool:
+        """Whether another fetch ended the same."""
+        if other is None:
+            return False
+        return (self.revision, str(self.error)) == (other.revision, str(other.error))
+
+
+class Vouching(Protocol):
+    """A forge, which knows how far the ledger has come."""
+
+    def ask(self, *, fetched: bool) -> None:
+        """Ask it, after a fetch that went well or not; once it has answered, no more."""
+
+    @property
+    def telling(self) -> Telling:
+        """How it fares, and what it knew."""
+
+
+class Notifying(Protocol):
+    """Whoever sends what the ledger notes to receivers."""
+
+    def ring(self) -> None:
+        """Something may be new in it; nothing is waited for."""
+
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """Why a receiver is not told: a word, and in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audience:
+    """Who is told beside the reconciling, where there is anybody."""
+
+    forge: Vouching | None = None
+    notices: Notifying | None = None
+
+
+class Loop:
+    """Fetches beside the reconciling, so that a remote that hangs delays no window."""
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        source: Source,
+        *,
+        poll_s: float,
+        clock: Callable[[], datetime],
+        tell: Callable[[Event], None],
+        bell: Bell | None = None,
+        keeping: Callable[[], Keeping] = lambda: Keeping.UNKNOWN,
+        audience: Audience = Audience(),
+    ) -> None:
+        self._reconciler, self._source = reconciler, source
+        self._forge, self._notices = audience.forge, audience.notices
+        self._poll_s, self._clock, self._tell, self._keeping = poll_s, clock, tell, keeping
+        self._wakes = bell or Bell()  # the next reconcile is due now
+        self._fetches = Bell()  # the next fetch is due now
+        self._stopping = False
+        self._stopped = threading.Event()  # for those who watch; set once the last reconcile has ended
+        self._fetched: _LastFetch | None = None
+        self._slow_since: datetime | None = None  # when a fetch began that takes long; None: none does
+
+    def wake(self) -> None:
+        """Ask for a reconcile now; from any thread or signal handler."""
+        self._wakes.ring()
+
+    def fetch_now(self) -> None:
+        """Ask for a fetch now, and for a reconcile after it; from any thread or signal handler."""
+        self._fetches.ring()
+
+    def stop(self) -> None:
+        """End `run` after the reconcile that is under way; from any thread or signal handler."""
+        self._stopping = True
+        self._wakes.ring()
+        self._fetches.ring()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `run` has ended, or for so long; say whether it has."""
+        return self._stopped.wait(timeout_s)
+
+    def once(self) -> None:
+        """Fetch, reconcile, and wait for the jobs at BMCs."""
+        self._fetch_once()
+        self._reconcile(wait=True)
+        for _ in range(2):  # to learn of the fetches up to now, and to judge by the records
+            if self._reconciler.standing.attempt.awaits_records:
+                self._reconcile(wait=True)
+
+    def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
+        """Reconcile again and again, until `stop` or the bell's end; ``serving`` says how endpoints fare."""
+        threads = [
+            BackgroundThread(self._keep_fetching, name="fetch", on_death=self._note_death),
+            BackgroundThread(self._watch_stages, name="stages"),
+        ]
+        if watched := self._source.watch_paths():
+            threads.append(BackgroundThread(partial(self._watch, watched), name="watch"))
+        for thread in threads:
+            thread.start()
+        with listening(self.wake):
+            while not self._stopping and not self._wakes.is_over:
+                self._wait_for(self._reconcile(serving=serving() if serving is not None else None))
+        self.stop()
+        self._stopped.set()
+        for thread in threads:
+            thread.join(timeout_s=1)  # one that hangs in the network ends with the process
+
+    def _wait_for(self, due: datetime | None) -> None:
+        """Wait until there is something to reconcile by.
+
+        For a commit that has come the evaluator is asked first: until it answers there is nothing that a reconcile
+        could do for it. One that takes its time is in the status meanwhile. With a longer poll, the status is written
+        at its own interval all the same, by which readers notice one that is stale.
+        """
+        heard = self._wakes.wait(_left_s(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
+        has_come = heard == {Ring.COMMIT} and not self._stopping
+        if has_come and self._reconciler.has_asked(self._how_fetched(), self._clock()):
+            self._wakes.wait(_left_s(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
+
+    def _reconcile(self, *, serving: Endpoints | None = None, wait: bool = False) -> datetime | None:
+        fetched, telling = self._how_fetched(), self._forge.telling if self._forge is not None else None
+        due = self._reconciler.reconcile(
+            self._clock(),
+            fetched=fetched,
+            serving=serving,
+            telling=telling,
+            unsent=self._notices.failure if self._notices is not None else None,
+            keeping=self._keeping(),
+            died=tuple(ThreadFailure(*each) for each in failures()),
+            wait=wait,
+        )
+        if self._notices is not None:
+            self._notices.ring()
+        return due
+
+    def _fetch_once(self) -> None:
+        before, lap, began = self._fetched, self._reconciler.laps.start(), self._clock()
+        slow = threading.Timer(SLOW_S, self._note_slow, (began,))
+        slow.daemon = True
+        slow.start()
+        try:
+            fetched = _LastFetch(self._source.fetch(), None, self._source.elsewhere, began)
+        except (TryAgain, OperatorError) as error:
+            if self._stopping:
+                return  # it was ended, as all is
+            fetched = _LastFetch(before.revision if before else None, error, self._source.elsewhere, began)
+        finally:
+            slow.cancel()
+            slow.join()
+            was_slow, self._slow_since = self._slow_since is not None, None
+        lap(Stage.FETCH)
+        if self._forge is not None:
+            self._forge.ask(fetched=fetched.error is None)
+        self._fetched = fetched
+        if not fetched.is_as(before):
+            self._told(fetched)
+            self._wakes.ring(Ring.COMMIT if fetched.error is None else Ring.ANYTHING)
+        elif was_slow or (before is not None and fetched.elsewhere != before.elsewhere):
+            self._wakes.ring()
+
+    def _note_slow(self, began: datetime) -> None:
+        """Show that a fetch has been under way for long."""
+        self._slow_since = began
+        self._wakes.ring()
+
+    def _how_fetched(self) -> Fetched | None:
+        """Return how the last fetch ended, unless another one has been under way for too long."""
+        last, since = self._fetched, self._slow_since
+        if since is not None:
+            message = f"the fetch that began at {format_instant(since)} has not ended"
+            slow = Fetched(reason="SlowFetch", message=message, failed=True)
+            return replace(slow, elsewhere=last.elsewhere) if last is not None else slow
+        if last is None:
+            return None
+        fetched = Fetched(began=last.began, commit=last.revision, elsewhere=last.elsewhere)
+        if last.error is None:
+            return fetched
+        return replace(fetched, reason=type(last.error).__name__, message=str(last.error), failed=True)
+
+    def _told(self, fetched: _LastFetch) -> None:
+        revision, error = fetched.revision, fetched.error
+        at = self._clock()
+        if error is not None:
+            self._tell(Event(at=at, type="FetchFailed", message=str(error), warning=True))
+        elif revision is not None:
+            self._tell(Event(at=at, type="Fetched", message=f"{revision[:12]}", facts={"commit": revision}))
+
+    def _note_death(self, message: str) -> None:
+        """Show that commits are not fetched, until one is."""
+        before = self._fetched
+        error = SourceError(f"the thread that fetches died: {message}")
+        self._fetched = _LastFetch(before.revision if before else None, error, None)
+
+    def _keep_fetching(self) -> None:
+        asked = False
+        while not self._stopping:
+            self._fetch_once()
+            if asked:
+                self.wake()
+            jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, guards nothing
+            asked = Ring.ANYTHING in self._fetches.wait(self._poll_s * jitter)
+            if asked and not self._stopping:
+                self._reconciler.retry_targets()
+
+    def _watch_stages(self) -> None:
+        """Report a stage of a reconcile that hangs, once; the next reconcile that ends reports that it does not."""
+        reported: Stage | None = None
+        while not self._stopped.wait(_LOOK_EVERY_S):
+            stalled = self._reconciler.laps.stalled(STALLED_S)
+            if stalled is not None and stalled is not reported:
+                self._reconciler.report_stalled(stalled, STALLED_S, self._clock())
+            reported = stalled
+
+    def _watch(self, paths: tuple[Path, ...]) -> None:
+        """Fetch when the refs of a local repository change; events only wake, the poll is the guarantee."""
+        # watchfiles' default filter leaves out whatever lies in a .git.
+        changes = watchfiles.watch(
+            *paths, watch_filter=None, stop_event=self._stopped, debounce=50, step=10, raise_interrupt=False
+        )
+        for _ in changes:
+            self._fetches.ring(Ring.COMMIT)
+
+
+def _left_s(due: datetime | None, now: datetime, most_s: float) -> float:
+    """In how many seconds something is due, or ``most_s``."""
+    return most_s if due is None else min(most_s, max((due - now) / timedelta(seconds=1), 0))

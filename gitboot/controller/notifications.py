@@ -1,0 +1,604 @@
+"""Notifications: select notices and deliver them to receivers."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import IntEnum
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from gitboot import files
+from gitboot.background_threads import BackgroundThread
+from gitboot.controller.instance.settings import Settings
+from gitboot.controller.instance.state_directory import LEDGER, NOTIFIED
+from gitboot.errors import HostUnreachable, LedgerError, UsageError
+from gitboot.files import read_private
+from gitboot.http_client import HttpClient
+from gitboot.jsonio import canonical
+from gitboot.ledger import instance_tables
+from gitboot.publish.tree_reader import read_state
+from gitboot.text import count, did_you_mean, more, one_line, printable, some
+
+_FIRST_RETRY_S: Final = 5.0
+_LONGEST_RETRY_S: Final = 600.0
+_LOOK_S: Final = 30.0  # what rings is quicker
+_MOST_READ: Final = 500  # events at a time
+
+
+class Bookmarks:
+    """How far each receiver has been told, in a file that survives: what was sent is noted after it was.
+
+    Who is new begins where the ledger is; so does everybody whose place lies beyond its end, for it is an older copy.
+    """
+
+    def __init__(self, file: Path, ledger: str, last: int) -> None:
+        self._file, self._ledger, self._last, self._lock = file, ledger, last, threading.Lock()
+        self._places: dict[str, int] = {}
+        with suppress(OSError, ValueError, AttributeError):
+            known = json.loads(file.read_bytes())
+            self._places = dict(known["places"]) if known.get("ledger") == ledger else {}
+
+    def of(self, receiver: str) -> int:
+        """The number of the last event that it was told, or that is not its business."""
+        with self._lock:
+            found = self._places.get(receiver)
+            return found if isinstance(found, int) and 0 <= found <= self._last else self._last
+
+    def note(self, receiver: str, place: int) -> None:
+        with self._lock:
+            if self._places.get(receiver) == place:
+                return
+            self._places[receiver] = place
+            content = {"ledger": self._ledger, "places": dict(sorted(self._places.items()))}
+            with suppress(OSError):  # then it is told again after a restart
+                files.write_whole(self._file, json.dumps(content).encode() + b"\n")
+
+
+@dataclass(slots=True)
+class _Pile:
+    """Events of one type that wait to be told together."""
+
+    due: float  # by the monotonic clock
+    first: int
+    shown: list[NotedEvent] = field(default_factory=list)
+    number: int = 0
+
+    def add(self, event: NotedEvent) -> None:
+        self.number += 1
+        if len(self.shown) < MOST:
+            self.shown.append(event)
+
+    def notice(self, ledger: str) -> Notice:
+        level = max(each.level for each in self.shown)
+        return Notice(ledger=ledger, type=self.shown[0].type, events=tuple(self.shown), number=self.number, level=level)
+
+
+class Messenger:
+    """One receiver, told what it wants of the ledger, in its order, until it is there.
+
+    The first event of a type is told at once; those that follow within `Receiver.fold` together, at its end.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        send: Send,
+        places: Bookmarks,
+        *,
+        ledger: str,
+        read: Callable[[int], list[NotedEvent]],
+        clock: Callable[[], datetime],
+        wake: Callable[[], None],
+        first_retry_s: float = _FIRST_RETRY_S,
+    ) -> None:
+        self._receiver, self._send, self._places, self._ledger = receiver, send, places, ledger
+        self._read, self._clock, self._wake, self._first_retry_s = read, clock, wake, first_retry_s
+        self._place = places.of(receiver.name)  # of the last event that was read
+        self._piles: dict[str, _Pile] = {}
+        self._quiet_until: dict[str, float] = {}
+        self._changed = threading.Condition()
+        self._rung, self._ending, self._idle = True, False, False
+        self.failure: tuple[str, str] | None = None  # of the last try: a word, and in words
+        self._thread = BackgroundThread(self._keep_telling, name=f"notify-{receiver.name}", on_death=self._note_death)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ring(self) -> None:
+        """Something may be new."""
+        with self._changed:
+            self._rung, self._idle = True, False
+            self._changed.notify_all()
+
+    def close(self, until: float) -> None:
+        """End; what is new is told before that, if it is by then (of the monotonic clock)."""
+        self.ring()
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle or self.failure is not None, max(until - time.monotonic(), 0))
+            self._ending = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s=0.1)  # one that hangs in the network ends with the process
+
+    def _keep_telling(self) -> None:
+        failures = 0
+        while not self._ending:
+            with self._changed:
+                self._rung = False
+            try:
+                self._take_in()
+                self._tell_due()
+            except (HostUnreachable, LedgerError, UsageError) as error:
+                self._failed((type(error).__name__, f"{self._receiver.name}: {error}"))
+                wait_s = min(self._first_retry_s * 2 ** min(failures, 10), _LONGEST_RETRY_S)
+                failures += 1
+                with self._changed:
+                    self._changed.wait_for(lambda: self._ending, wait_s)
+            else:
+                failures = 0
+                self._failed(None)
+                self._wait()
+
+    def _note_death(self, message: str) -> None:
+        self._failed(("ThreadDied", f"{self._receiver.name}: {message}"))
+
+    def _wait(self) -> None:
+        """Wait until something is new, or due."""
+        due = min((each.due for each in self._piles.values()), default=float("inf"))
+        with self._changed:
+            self._idle = not self._rung
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._rung or self._ending, min(max(due - time.monotonic(), 0), _LOOK_S))
+
+    def _take_in(self) -> None:
+        while found := self._read(self._place):
+            for event in found:
+                self._place = event.sequence
+                if self._receiver.wants(event):
+                    due = max(self._quiet_until.get(event.type, 0), time.monotonic())
+                    self._piles.setdefault(event.type, _Pile(due, event.sequence)).add(event)
+        self._note()
+
+    def _tell_due(self) -> None:
+        for type, pile in sorted(self._piles.items(), key=lambda each: each[1].first):
+            if pile.due <= time.monotonic():
+                self._send(pile.notice(self._ledger), self._clock())
+                del self._piles[type]
+                self._quiet_until[type] = time.monotonic() + self._receiver.fold.total_seconds()
+                self._note()
+
+    def _note(self) -> None:
+        """What is still to be told is read again after a restart, and so is what came after it."""
+        waiting = min((each.first for each in self._piles.values()), default=self._place + 1)
+        self._places.note(self._receiver.name, waiting - 1)
+
+    def _failed(self, failure: tuple[str, str] | None) -> None:
+        with self._changed:
+            turned, self.failure = failure != self.failure, failure
+            self._changed.notify_all()
+        if turned:
+            self._wake()
+
+
+class Notices:
+    """All receivers of an instance; nothing that they do holds it up."""
+
+    def __init__(self, messengers: tuple[Messenger, ...]) -> None:
+        self._followers = messengers
+
+    def start(self) -> None:
+        for each in self._followers:
+            each.start()
+
+    def ring(self) -> None:
+        """Something may be new in the ledger."""
+        for each in self._followers:
+            each.ring()
+
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """Why somebody is not told: a word, and in words."""
+        found = [each.failure for each in self._followers if each.failure is not None]
+        return (found[0][0], "; ".join(words for _, words in found)) if found else None
+
+    def close(self, *, patience_s: float) -> None:
+        until = time.monotonic() + patience_s
+        for each in self._followers:
+            each.close(until)
+
+
+@contextmanager
+def notifying(
+    settings: Settings,
+    ledger: str,
+    clock: Callable[[], datetime],
+    wake: Callable[[], None],
+    *,
+    patience_s: float = 0,
+) -> Iterator[Notices | None]:
+    """Whoever tells receivers, as long as the block runs, and so many seconds longer for what is new then."""
+    if settings.notify is None:
+        yield None
+        return
+    file = settings.state / LEDGER
+    places = Bookmarks(settings.state / NOTIFIED, ledger, instance_tables.last(file))
+    read = _LedgerReading(file, settings.output)
+    notices = Notices(
+        tuple(
+            Messenger(
+                each,
+                Rereading(partial(read_receiver, settings.notify, each.name), settings.git.ca_bundle),
+                places,
+                ledger=ledger,
+                read=read,
+                clock=clock,
+                wake=wake,
+            )
+            for each in read_receivers(settings.notify)
+        )
+    )
+    notices.start()
+    try:
+        yield notices
+    finally:
+        notices.close(patience_s=patience_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _LedgerReading:
+    """Reads the ledger beside whoever writes to it, and the site of each server as it stands published."""
+
+    ledger: Path
+    output: Path
+
+    def __call__(self, place: int) -> list[NotedEvent]:
+        return [
+            noted(sequence, event, self._site(event.get("server")))
+            for sequence, event in instance_tables.after(self.ledger, place, _MOST_READ)
+        ]
+
+    def _site(self, server: object) -> str | None:
+        with suppress(ValueError, OSError):
+            state = read_state(self.output, server) if isinstance(server, str) else None
+            site = state.summary.get("site") if state is not None else None
+            return site if isinstance(site, str) else None
+        return None
+
+
+_APPRISE_S: Final = 60.0  # for one notice: apprise asks a service several times, each with timeouts of its own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """Events of one type, the oldest first."""
+
+    ledger: str  # the identity of the instance's ledger
+    type: str
+    events: tuple[NotedEvent, ...]  # the first that are shown
+    number: int  # of all of them
+    level: Level  # the highest
+
+    @property
+    def id(self) -> str:
+        """By which whoever gets it twice knows it."""
+        return f"{self.ledger}-{self.events[0].sequence}-{self.number}"
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "apiVersion": "gitboot.dev/v1alpha1",
+            "kind": "Notice",
+            "id": self.id,
+            "ledger": self.ledger,
+            "type": self.type,
+            "level": self.level.word,
+            "number": self.number,
+            "events": [each.facts() for each in self.events],
+        }
+
+    @property
+    def title(self) -> str:
+        servers = sorted({server for each in self.events for server in each.servers})
+        times = f" ({count(self.number, 'time')})" if self.number > 1 else ""
+        return printable(f"gitboot: {self.type}{f': {some(servers, 3)}' if servers else ''}{times}")
+
+    @property
+    def text(self) -> str:
+        lines = [f"{each.at} {_shortened(each.message)}" for each in self.events]
+        return "\n".join(filter(None, (*lines, more(self.number - len(self.events)))))
+
+
+_LONGEST: Final = 500  # characters of a message in words
+
+
+class Level(IntEnum):
+    """How much an event matters."""
+
+    INFO = 1
+    WARNING = 2  # a person should look
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotedEvent:
+    """An event as the ledger has it."""
+
+    sequence: int  # its number there
+    at: str
+    type: str
+    message: str
+    level: Level
+    servers: tuple[str, ...]
+    site: str | None  # of the server, where it is of one
+    commit: str | None
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "sequence": self.sequence,
+            "at": self.at,
+            "type": self.type,
+            "message": self.message,
+            "level": self.level.word,
+            "servers": list(self.servers),
+            "site": self.site,
+            "commit": self.commit,
+        }
+
+
+def _shortened(text: str) -> str:
+    flat = one_line(text)
+    return flat if len(flat) <= _LONGEST else f"{flat[: _LONGEST - 1]}…"
+
+
+Send = Callable[[Notice, datetime], None]  # raises `HostUnreachable` where it did not arrive
+
+
+def sender_of(receiver: Receiver, ca_bundle: Path | None) -> Send:
+    """What sends to a receiver; raises `UsageError` where it cannot be used."""
+    return _Webhook(receiver, ca_bundle) if receiver.secret is not None else _ByApprise(receiver)
+
+
+class Rereading:
+    """Sends each notice by what ``read`` returns of the receiver then: its URL and secret may be replaced.
+
+    ``read`` raises `UsageError` if the file cannot be used.
+    """
+
+    def __init__(self, read: Callable[[], Receiver], ca_bundle: Path | None) -> None:
+        self._read, self._ca_bundle = read, ca_bundle
+        self._receiver = read()
+        self._send = sender_of(self._receiver, ca_bundle)
+
+    def __call__(self, notice: Notice, at: datetime) -> None:
+        receiver = self._read()
+        if receiver != self._receiver:
+            self._receiver, self._send = receiver, sender_of(receiver, self._ca_bundle)
+        self._send(notice, at)
+
+
+def signature(secret: bytes, timestamp: str, body: bytes) -> str:
+    """What a webhook is signed with: an HMAC over when it was sent, and what."""
+    return "sha256=" + hmac.digest(secret, timestamp.encode() + b"." + body, "sha256").hex()
+
+
+class _Webhook:
+    def __init__(self, receiver: Receiver, ca_bundle: Path | None) -> None:
+        self._receiver, self._client = receiver, HttpClient(ca_bundle=ca_bundle)
+
+    def __call__(self, notice: Notice, at: datetime) -> None:
+        body, timestamp = canonical(notice.facts()), str(int(at.timestamp()))
+        headers = {
+            "Content-Type": "application/json",
+            "X-Gitboot-Delivery": notice.id,
+            "X-Gitboot-Timestamp": timestamp,
+            "X-Gitboot-Signature-256": signature(self._receiver.secret or b"", timestamp, body),
+        }
+        with self._client.stream("POST", self._receiver.url, headers=headers, body=body) as answer:
+            if not 200 <= answer.status < 300:
+                raise HostUnreachable(f"it answered {answer.status}")
+
+
+class _ByApprise:
+    """Sends in a thread that is left to itself at the deadline: apprise has a timeout only between two bytes."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._apprise: Any = None
+        self._sending: threading.Thread | None = None  # the last one
+        if find_spec("apprise") is None:
+            raise UsageError(f"receivers.{receiver.name}: apprise is not installed: pip install 'gitboot[notify]'")
+
+    def __call__(self, notice: Notice, at: datetime) -> None:  # noqa: ARG002 - as a webhook has it
+        if self._sending is not None and self._sending.is_alive():
+            raise HostUnreachable(f"apprise still sends a notice that it began more than {_APPRISE_S:.0f} s ago")
+        done = Future[None]()
+        self._sending = threading.Thread(target=self._send, args=(notice, done), name="apprise", daemon=True)
+        self._sending.start()
+        try:
+            done.result(_APPRISE_S)
+        except TimeoutError:
+            raise HostUnreachable(f"apprise did not deliver it within {_APPRISE_S:.0f} s") from None
+
+    def _send(self, notice: Notice, done: Future[None]) -> None:
+        try:
+            if self._apprise is None:
+                self._apprise = _apprise(self._receiver)
+            kind = "warning" if notice.level is Level.WARNING else "info"
+            if not self._apprise.notify(title=notice.title, body=notice.text, notify_type=kind, body_format="text"):
+                raise HostUnreachable("apprise could not deliver it")
+        except BaseException as error:  # noqa: BLE001 - the caller raises the error
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+
+def _apprise(receiver: Receiver) -> Any:
+    import apprise
+
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it would tell of URLs
+    found = apprise.Apprise()
+    if not found.add(receiver.url):
+        raise HostUnreachable("apprise does not know such a URL")
+    return found
+
+
+_KEYS: Final = ("webhook", "webhook-file", "secret-file", "apprise", "apprise-file", "level", "sites", "fold-minutes")
+_ALL: Final = f"it may have {', '.join(_KEYS)}"
+_SHORTEST_SECRET: Final = 16  # characters
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Receiver:
+    """Somebody who is sent notices, and of what."""
+
+    name: str
+    url: str = field(repr=False)
+    secret: bytes | None = field(repr=False)  # by which a webhook is signed; None: the URL is for apprise
+    level: Level = Level.WARNING  # and above
+    sites: frozenset[str] = frozenset()  # of whose servers alone; none: of all there is
+    fold: timedelta = timedelta(minutes=10)  # for which what is of one kind goes into one notice
+
+    def wants(self, event: NotedEvent) -> bool:
+        return event.level >= self.level and (not self.sites or event.site in self.sites)
+
+
+def read_receivers(file: Path) -> tuple[Receiver, ...]:
+    """Who is named in a file, by name. Raises `UsageError`, which never has a URL or a secret in it."""
+    try:
+        said = tomllib.loads(read_private(file).decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+        raise UsageError(f"{file} is no TOML") from None  # the error may show what stands there
+    named = said.pop("receivers", {})
+    if said or not isinstance(named, dict) or not all(isinstance(each, dict) for each in named.values()):
+        raise UsageError(f"{file}: expected [receivers.NAME], and nothing beside them")
+    return tuple(_Table(file, name, given).receiver() for name, given in sorted(named.items()))
+
+
+def read_receiver(file: Path, name: str) -> Receiver:
+    """Return the receiver of this name as the file names it now. Raises `UsageError`."""
+    for receiver in read_receivers(file):
+        if receiver.name == name:
+            return receiver
+    raise UsageError(f"{file}: receivers.{name} is not there any more; restart gitboot to stop sending to it")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """One receiver, as it is written."""
+
+    file: Path
+    name: str
+    given: Mapping[str, Any]
+
+    def receiver(self) -> Receiver:
+        for key in sorted(self.given.keys() - set(_KEYS)):
+            raise self._wrong(f"there is no key {key!r}; {did_you_mean(key, _KEYS, _ALL)}")
+        webhook, apprise = self._text("webhook"), self._text("apprise")
+        if (webhook is None) == (apprise is None):
+            raise self._wrong("expected webhook or apprise, or one of them as -file")
+        secret = self._secret() if webhook is not None else None
+        if webhook is not None:
+            self._check(webhook)
+        if apprise is not None and "secret-file" in self.given:
+            raise self._wrong("secret-file signs a webhook; apprise has its secrets in its URL")
+        return Receiver(
+            name=self.name,
+            url=webhook or apprise or "",
+            secret=secret,
+            level=self._level(),
+            sites=self._sites(),
+            fold=self._fold(),
+        )
+
+    def _text(self, key: str) -> str | None:
+        """What is written for a key, or stands in the file that it names."""
+        here, there = self.given.get(key), self.given.get(f"{key}-file")
+        if here is not None and there is not None:
+            raise self._wrong(f"expected one of {key} and {key}-file")
+        found = here if there is None else self._in_file(f"{key}-file").decode(errors="replace").strip()
+        if found is not None and (not isinstance(found, str) or not found or not found.isprintable()):
+            raise self._wrong(f"{key}: expected a URL on one line")
+        return found
+
+    def _in_file(self, key: str) -> bytes:
+        name = self.given[key]
+        if not isinstance(name, str):
+            raise self._wrong(f"{key}: expected the name of a file")
+        return read_private(self.file.parent / name)
+
+    def _secret(self) -> bytes:
+        if "secret-file" not in self.given:
+            raise self._wrong("a webhook needs secret-file, by which it is signed")
+        secret = self._in_file("secret-file").strip()
+        if len(secret) < _SHORTEST_SECRET:
+            raise self._wrong(f"secret-file: expected {_SHORTEST_SECRET} characters or more")
+        return secret
+
+    def _check(self, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            is_one = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
+            is_one = is_one and bool(parts.hostname) and parts.username is None and parts.password is None
+        except ValueError:
+            is_one = False
+        if not is_one:
+            raise self._wrong("webhook: expected an https URL without a user (http to this machine alone)")
+
+    def _level(self) -> Level:
+        given = self.given.get("level", Level.WARNING.word)
+        if (found := {each.word: each for each in Level}.get(given) if isinstance(given, str) else None) is None:
+            raise self._wrong(f"level: expected {' or '.join(each.word for each in Level)}")
+        return found
+
+    def _sites(self) -> frozenset[str]:
+        given = self.given.get("sites", [])
+        if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+            raise self._wrong("sites: expected a list of names")
+        return frozenset(given)
+
+    def _fold(self) -> timedelta:
+        given = self.given.get("fold-minutes", 10)
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1440:
+            raise self._wrong("fold-minutes: expected a number up to 1440")
+        return timedelta(minutes=given)
+
+    def _wrong(self, what: str) -> UsageError:
+        return UsageError(f"{self.file}: receivers.{self.name}: {what}")
+
+
+MOST: Final = 20  # events that one notice shows
+
+
+def noted(sequence: int, event: Mapping[str, Any], site: str | None) -> NotedEvent:
+    """What the ledger's event number ``sequence`` says; ``site`` is that of the server that it is of."""
+    servers = event.get("servers")
+    commit = event.get("commit")
+    return NotedEvent(
+        sequence=sequence,
+        at=event["at"],
+        type=event["type"],
+        message=event["message"],
+        level=Level.WARNING if event.get("level") == "warning" else Level.INFO,
+        servers=tuple(_names([event.get("server")] if servers is None else servers)),
+        site=site,
+        commit=commit if isinstance(commit, str) else None,
+    )
+
+
+def _names(found: Iterable[object]) -> Iterable[str]:
+    return (each for each in found if isinstance(each, str))

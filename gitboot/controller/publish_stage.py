@@ -1,0 +1,497 @@
+"""Publish stage: record which boots are offered, and write the files of changed servers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import islice
+from typing import Final, NamedTuple, Protocol
+
+from gitboot.artifacts.availability import is_withheld
+from gitboot.controller.current_plans import Plans, changed_by
+from gitboot.controller.instance_state import LimitedFiles, TargetState
+from gitboot.controller.learn.install_boots import offer_of, offers_of
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.errors import LedgerError, PublishError
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.layered_dict import replaced
+from gitboot.jsonio import Digest
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.ledger.instance_tables import Facts
+from gitboot.ledger.store import Store
+from gitboot.model.fleet import Output
+from gitboot.model.scalars import SystemUuid
+from gitboot.model.server import Architecture
+from gitboot.publish.publisher import Published
+from gitboot.render.boot_files import is_of_hosts, shared_files
+from gitboot.render.endpoint_files import Terms, render_terms
+from gitboot.render.page_shards import page_files
+from gitboot.render.paths import File, Files
+from gitboot.render.plan_and_record_files import (
+    AS_IT_WAS,
+    Members,
+    PartFiles,
+    changed_members,
+    members_of,
+    record_files,
+)
+from gitboot.render.server_states import RenderedState, ServerState, halted, limited_to, rendered
+from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import Boot, Decisions
+from gitboot.resolve.server_plan import BootPlan, Cause, Halt
+from gitboot.status.events import Event
+
+
+class Target(Protocol):
+    """Where files go, whole or not at all."""
+
+    @property
+    def is_as_left(self) -> bool:
+        """Whether nobody has put anything else in the place of what was published last."""
+
+    def publish(
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,
+        parts: PartFiles,
+    ) -> Published:
+        """Bring the files of these servers, and the shared ones, to be exactly these; None: there are none.
+
+        Some servers may be looked at before; the items, which are gone through once, are what is published.
+        ``complete``: no other server has any. Without ``shared`` those stay as they are, and so does what ``parts`` has
+        not. Raises `PublishError`.
+        """
+
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
+
+    def holds(self, files: Files) -> bool:
+        """Whether all of these files stand there as they are given."""
+
+
+class Dated(NamedTuple):
+    """Whose plan, or report, a path of a server is once it is published, and what it is dated then."""
+
+    path: str
+    modified: int  # seconds since 1970
+    plan: Digest
+
+
+class Noting(Protocol):
+    """Whoever notes what is offered, before a machine can fetch it."""
+
+    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+        """Note what these servers are offered; the names of those that are offered nothing: they go to their disks.
+
+        Raises `LedgerError`.
+        """
+
+    def note_published(self) -> None:
+        """Note that a tree stands."""
+
+
+class InLedger:
+    """Notes it in the ledger, under the number of the newest decision."""
+
+    def __init__(self, store: Store, number: int, at: datetime) -> None:
+        self._store, self._number, self._at = store, number, at
+
+    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+        """All of it, in one transaction."""
+        numbered = [replace(each, number=self._number) for state in states.values() for each in offers_of(state)]
+        versions = [each for some in dates.values() for each in some]
+        if numbered or versions:
+            with self._store.writing() as tx:
+                server_tables.offer_evidence(tx, numbered, self._at)
+                server_tables.note_versions(tx, versions, self._number)
+        return ()
+
+    def note_published(self) -> None:
+        with self._store.writing() as tx:
+            instance_tables.note_published(tx)
+
+
+class UnwritableLedger:
+    """The noting of a reconcile that found the ledger unwritable: it fails at once, without another attempt."""
+
+    def __init__(self, why: str, *, is_published: bool) -> None:
+        """``is_published``: the ledger has it that a tree stands."""
+        self._why, self._is_published = why, is_published
+
+    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+        """Raise `LedgerError` if these servers have anything to note."""
+        if any(dates.values()) or any(next(offers_of(state), None) for state in states.values()):
+            raise LedgerError(self._why)
+        return ()
+
+    def note_published(self) -> None:
+        """Raise `LedgerError` if the ledger does not have that."""
+        if not self._is_published:
+            raise LedgerError(self._why)
+
+
+def as_it_lies(before: TargetState, target: Target, at: datetime) -> TargetState:
+    """The target, of which nothing is taken for granted where it is not as it was left: all is published anew."""
+    if not before.complete or target.is_as_left:
+        return before
+    message = "what was published is not there any more as it was: all of it is published anew"
+    event = Event(at=at, type="TreeReplaced", message=message, warning=True)
+    return replace(before, complete=False, events=(event,))
+
+
+def published(
+    before: TargetState,
+    plans: Plans,
+    commit: Commit,
+    different: Collection[str],
+    knowledge: Knowledge,
+    target: Target,
+    noting: Noting,
+    at: datetime,
+    *,
+    terms: Terms,
+    keys: TokenKeys,
+) -> TargetState:
+    """The target brought to what was planned; ``different`` are servers whose files may be others than before.
+
+    No file is published whose fetches could not be told from others: what is offered is written down before. While the
+    ledger cannot be written, a server stays as it stands until that is over by itself, or stopped. Then the server is
+    published without the boots that the ledger has not noted. It stays in `TargetState.owed` until the ledger takes
+    the rest. Files are made as they are published, and not held: nearly all that is known of a server would be these.
+    """
+    owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
+    attempt = replace(before, owed=owed, failure=None, unwritable=None, at=at)
+    offered = _Offered(
+        names=sorted(owed),
+        before=before,
+        plans=plans,
+        decisions=commit.decisions,
+        token_keys=keys,
+        target=target,
+        noting=noting,
+        at=at,
+    )
+    recorded, changed = _recorded(before, plans, commit, knowledge, owed)
+    parts = _parts(before, plans, commit, knowledge, recorded, changed, owed)
+    try:
+        done = target.publish(
+            offered if not before.complete else dict(offered.items()),
+            shared(plans, commit, terms) if _shares_other(before, plans, commit) or before.terms != terms else None,
+            complete=not before.complete,
+            commit=commit.revision,
+            at=at,
+            parts=parts,
+        )
+        if before.applied is None:
+            noting.note_published()
+    except (PublishError, LedgerError) as error:
+        unwritable = str(error) if isinstance(error, LedgerError) else None
+        # The target may have begun with it: what it is brought to next is given again, even if that is what it held.
+        return replace(
+            attempt,
+            terms=None,
+            in_doubt=before.in_doubt or parts.is_whole,
+            recorded=None,
+            versions=replaced(before.versions, {}, owed & before.versions.keys()),
+            failure=(type(error).__name__, str(error)),
+            unwritable=unwritable,
+        )
+    events = (*before.events, *_events(done, commit, at))
+    limited = offered.limited
+    return replace(
+        attempt,
+        applied=commit.revision,
+        complete=True,
+        plans=plans,
+        terms=terms,
+        in_doubt=knowledge.settled is None,
+        recorded=recorded,
+        owed=frozenset(limited),
+        limited=dict(sorted(limited.items())),
+        failure=("LedgerError", offered.unwritable) if limited and offered.unwritable is not None else None,
+        unwritable=offered.unwritable,
+        versions=replaced(before.versions, offered.versions, owed - offered.versions.keys()),
+        events=events,
+    )
+
+
+def shared(plans: Plans, commit: Commit, terms: Terms) -> Files:
+    """The files that are no server's own, but for those in parts."""
+    decisions = replace(commit.decisions, unknown=_unknown(plans, commit.decisions))
+    return {**shared_files(decisions, terms.monitors), **render_terms(terms)}
+
+
+def _recorded(
+    before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, owed: Collection[str]
+) -> tuple[Members, frozenset[SystemUuid] | None]:
+    """Whose records are published, and which of them are others than the target holds; None: it holds none of these.
+
+    While the ledger is in doubt, they stay as they were published.
+    """
+    in_doubt = knowledge.settled is None
+    if in_doubt:
+        same = before.complete and before.in_doubt and before.recorded is not None
+        return members_of(knowledge.published), frozenset() if same else None
+
+    def has_record(uuid: SystemUuid) -> bool:
+        return uuid in commit.machines and knowledge.record(uuid) is not None
+
+    if not before.complete or before.in_doubt:
+        return members_of(filter(has_record, commit.machines)), None
+    if before.recorded is None:  # it may hold others than were planned, of whoever is in question
+        states = [[each for plan in (before.plans, plans) if (each := plan.servers.get(name))] for name in owed]
+        found = frozenset(each.decision.uuid for pair in states for each in pair)
+        return members_of(filter(has_record, commit.machines)), found if all(states) else None  # whose was it?
+    pairs = [[_known(each.servers.get(name)) for each in (before.plans, plans)] for name in owed]
+    changed = frozenset(each[0] for pair in pairs if pair[0] != pair[1] for each in pair if each is not None)
+    return changed_members(before.recorded, changed, has_record), changed
+
+
+def _parts(
+    before: TargetState,
+    plans: Plans,
+    commit: Commit,
+    knowledge: Knowledge,
+    recorded: Members,
+    changed: Collection[SystemUuid] | None,
+    owed: Collection[str],
+) -> PartFiles:
+    """The page and the records, as far as they are others than those that the target holds."""
+    held = before.plans.commit if before.complete else None
+    has_page, had_page = (each is not None and Output.PAGES in each.decisions.outputs for each in (commit, held))
+    is_whole = held is None or changed is None or has_page != had_page
+    page, record = AS_IT_WAS, knowledge.record if knowledge.settled is not None else knowledge.published.get
+    if has_page:
+        page = page_files(
+            *(plans.servers, commit.revision, commit.shown, commit.locations, None if is_whole else owed),
+            published=held.locations if held is not None else None,
+        )
+    records = record_files(recorded, record, None if is_whole else changed)
+    return PartFiles(files={**page.files, **records.files}, gone=page.gone | records.gone, is_whole=is_whole)
+
+
+def _unknown(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
+    """What unknown machines boot, where it is offered; None: their disk."""
+    if decisions.unknown is None or plans.stop is Halt.ALL:
+        return None
+    boots = decisions.unknown.items()
+    absent = {file for _, boot in boots for file in boot.fetched if is_withheld(file, plans.sightings)}
+    return {each: boot for each, boot in boots if not boot.lacks(absent)} or None
+
+
+def _shares_other(before: TargetState, plans: Plans, commit: Commit) -> bool:
+    """Whether anything that files of the whole fleet are made of is another than in those that the target holds."""
+    held = before.plans
+    if held.commit is None or held.stop is not plans.stop or not before.complete:
+        return True
+    old, new = held.commit.decisions, commit.decisions
+    return (
+        _fleetwide(old) != _fleetwide(new)
+        or _unknown(held, old) != _unknown(plans, new)
+        or (
+            is_of_hosts(new.outputs)
+            and any(old.networks.get(name) != new.networks.get(name) for name in changed_by(held.commit, commit))
+        )
+    )
+
+
+def _fleetwide(decisions: Decisions) -> Decisions:
+    return replace(decisions, revision="", servers={}, networks={}, warnings=(), dated=())
+
+
+def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
+    return (state.decision.uuid, state.record) if state is not None and state.record is not None else None
+
+
+def _is_over(stands: LimitedFiles, at: datetime) -> bool:
+    return stands.until is not None and stands.until <= at
+
+
+def _versions(state: RenderedState) -> dict[str, Digest]:
+    """Whose boot each path of a server is, of those boots that mean something by being made."""
+    if not (offers := {offer.plan for offer in offers_of(state)}):
+        return {}
+    return {path: digest for path, digest in state.entries.items() if digest in offers}
+
+
+_BATCH: Final = 500  # servers whose offers are noted at once, and whose files are held together
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Offered(Mapping[str, Files | None]):
+    """The files of servers, by name, made where they are asked for; `items` notes what they offer before it gives them.
+
+    So it is before a machine can fetch it. An access log is read later, perhaps much later, and has only the date of
+    what was sent. What was not published after all has another date when it is, and is noted once more.
+    """
+
+    names: Sequence[str]
+    before: TargetState
+    plans: Plans
+    decisions: Decisions
+    token_keys: TokenKeys
+    target: Target
+    noting: Noting
+    at: datetime
+    versions: dict[str, Mapping[str, Digest]] = field(default_factory=dict)  # of those that were asked for, and are
+    # Servers without the boots that the ledger could not note.
+    limited: dict[str, LimitedFiles] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)  # why it could not be, at most once
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __getitem__(self, name: str) -> Files | None:
+        """To be looked at alone: nothing of it is noted."""
+        state = self.plans.servers.get(name)
+        return self._rendered(state).files if state is not None else None
+
+    def items(self) -> ItemsView[str, Files | None]:
+        return _InBatches(self)
+
+    def some(self, names: Iterable[str]) -> dict[str, Files | None]:
+        """The files of these, noted; None: the server is gone."""
+        plans = {name: self.plans.servers.get(name) for name in names}
+        states = {name: self._rendered(state) for name, state in plans.items() if state is not None}
+        versions: dict[str, Mapping[str, Digest]] = {name: _versions(state) for name, state in states.items()}
+        dates = {name: self._dates(name, state.files, versions[name]) for name, state in states.items()}
+        for name in self._noted(states, dates):
+            states[name] = self._rendered(halted(states[name], self.token_keys))
+        left = set[str]()
+        if self.failures:
+            for name in states:
+                noted = self._offers_in_ledger(name, states[name].record)
+                if not dates[name] and all(each.plan in noted for each in offers_of(states[name])):
+                    continue  # the ledger has all of it
+                if not self.before.complete and self.target.holds(states[name].files):
+                    offers = frozenset(each.plan for each in offers_of(states[name]))  # an earlier process noted them
+                    self.limited[name] = LimitedFiles(offers, states[name].transition, self.plans.stop)
+                    continue
+                stands = self._stands(name)
+                if stands is not None and stands.stop is self.plans.stop and not _is_over(stands, self.at):
+                    left.add(name)  # as it stands
+                    versions[name] = self.before.versions.get(name, {})
+                    self.limited[name] = stands._replace(noted=noted)
+                    continue
+                states[name] = self._limited(states[name], noted)
+                versions[name] = _versions(states[name])
+                self.limited[name] = LimitedFiles(noted, states[name].transition, self.plans.stop)
+        self.versions.update(versions)
+        return {name: states[name].files if name in states else None for name in plans if name not in left}
+
+    def _rendered(self, state: ServerState) -> RenderedState:
+        return rendered(state, self.decisions, self.token_keys)
+
+    @property
+    def unwritable(self) -> str | None:
+        """Why the ledger could not be written; None: it took everything."""
+        return self.failures[0] if self.failures else None
+
+    def _noted(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+        """Note what these servers are offered; return those that are halted. Once that failed, note nothing more."""
+        if self.failures:
+            return ()
+        try:
+            return self.noting.note(states, dates)
+        except LedgerError as error:
+            self.failures.append(str(error))
+            return ()
+
+    def _stands(self, name: str) -> LimitedFiles | None:
+        """Return what stands of a server; None: that is not known."""
+        if name in self.before.owed or not self.before.complete:
+            return self.before.limited.get(name) if self.before.complete else None
+        was = self.before.plans.servers.get(name)
+        return LimitedFiles(frozenset(), was.transition, was.stop) if was is not None else None
+
+    def _offers_in_ledger(self, name: str, record: Record | None) -> frozenset[Digest]:
+        """Return the offers of a server that the ledger has for certain: those of the files that stand.
+
+        After another record an offer has another number, so the ledger has none of them as they are now.
+        """
+        was = self.before.plans.servers.get(name) if self.before.complete else None
+        if was is None or was.record != record:
+            return frozenset()
+        if name in self.before.owed:
+            return self.before.limited[name].noted if name in self.before.limited else frozenset()
+        return frozenset(each.plan for each in offers_of(was))
+
+    def _limited(self, state: ServerState, noted: Collection[Digest]) -> RenderedState:
+        """Return a server without the boots that the ledger has not noted; if that is not enough, as it is halted."""
+
+        def is_noted(plan: BootPlan) -> bool:
+            offer = offer_of(state.decision, plan, state.record)
+            return offer is None or offer.plan in noted
+
+        was = self.before.plans.servers.get(state.decision.server)
+        tokens = was.tokens if was is not None else frozenset[Digest]()
+        now = limited_to(state, is_noted, tokens)
+        for limited in (now, limited_to(now, lambda plan: is_noted(plan) and plan is not now.plan, tokens)):
+            found = self._rendered(limited)
+            if not self._dates(state.decision.server, found.files, _versions(found)):
+                return found
+        return self._rendered(halted(state, self.token_keys))
+
+    def _dates(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[Dated, ...]:
+        """What is dated otherwise than what the target holds."""
+        known = self.before.versions.get(name, {}) if self.before.complete else {}
+        return tuple(
+            Dated(path, self.target.dated(path, files[path], self.at), plan)
+            for path, plan in versions.items()
+            if known.get(path) != plan
+        )
+
+
+class _InBatches(ItemsView[str, Files | None]):
+    """Each server with its files, of which no more are held than those of a batch."""
+
+    _mapping: _Offered
+
+    def __iter__(self) -> Iterator[tuple[str, Files | None]]:
+        names = iter(self._mapping)
+        while batch := tuple(islice(names, _BATCH)):
+            yield from self._mapping.some(batch).items()
+
+
+def _events(done: Published, commit: Commit, at: datetime) -> Iterator[Event]:
+    if done.new or done.withdrawn:
+        counts = {"written": done.new, "withdrawn": len(done.withdrawn), "unchanged": done.unchanged}
+        message = ", ".join(f"{count} {what}" for what, count in counts.items())
+        yield Event(at=at, type="Published", message=message, facts={"commit": commit.revision, **counts})
+
+
+def left_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
+    """Return the servers whose one-time boot was in OUTPUT before an upgrade, and which no copy serves since.
+
+    A server leaves the set once the Fleet names an endpoint or accepts one-time boots in copies, or the boot is over.
+    """
+    if facts.left_output is not None:
+        names = {commit.machines[uuid].name for uuid in facts.left_output if uuid in commit.machines}
+        states: Iterable[ServerState] = (plans.servers[name] for name in names if name in plans.servers)
+        return frozenset(state.decision.uuid for state in states if _is_in_no_copy(state))
+    if not is_upgraded:
+        return frozenset()
+    states = plans.servers.values()
+    return frozenset(state.decision.uuid for state in states if _is_in_no_copy(state) and _is_offered(state))
+
+
+def _is_in_no_copy(state: ServerState) -> bool:
+    decision, plan = state.decision, state.plan
+    is_due = plan is not None and (_is_offered(state) or plan.cause in _WAITING)
+    return is_due and decision.endpoint is None and not decision.copies.one_time_boots
+
+
+def _is_offered(state: ServerState) -> bool:
+    return state.plan is not None and state.plan.key is not None and state.plan.writes_disk
+
+
+_WAITING = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.ABSENT})

@@ -1,0 +1,379 @@
+"""Reconcile inputs: fetches, BMC results, requests and unknown machines until a pass takes them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from threading import RLock
+from typing import Final, Protocol
+
+from gitboot import files
+from gitboot.artifacts.availability import Sighting
+from gitboot.bmc.override_state import OverrideRecord
+from gitboot.bmc.override_steps import Withdrawal
+from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.step_runner import Job, Result
+from gitboot.controller.artifact_watch import ArtifactWatch, NobodyLooks
+from gitboot.controller.bmcs.desired_state import NotedWithdrawals
+from gitboot.endpoint.served_files import PublishedTree, without_document
+from gitboot.errors import LedgerError, LockedByAnother, UsageError
+from gitboot.fetchlog import spool
+from gitboot.fetchlog.log_entries import Observation, Report, read_reports
+from gitboot.fetchlog.one_time_boots import claims_in
+from gitboot.fetchlog.spool import Taken
+from gitboot.fetchlog.unknown_machines import (
+    UnknownMachine,
+    UnknownMachines,
+    parse_unknown,
+    render_unknown,
+    unknown_left,
+)
+from gitboot.fleet.identities import BmcAccess
+from gitboot.fleet.layered_dict import replaced
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.ledger.instance_tables import Request
+from gitboot.ledger.leader_lease import Lease
+from gitboot.ledger.shared_fetchlog import RecordedFetches
+from gitboot.ledger.store import Store, read_mark
+from gitboot.model.scalars import SystemUuid
+from gitboot.publish.tree_reader import Words
+from gitboot.resolve.server_decision import BootFile
+from gitboot.resolve.server_plan import SoleClaim, Stoppage
+from gitboot.status.events import Event
+from gitboot.system_clock import Uptime, uptime
+
+_logger = logging.getLogger(__name__)
+
+
+class Bmcs(Protocol):
+    """Whoever carries out jobs at BMCs, many at a time."""
+
+    def submit(self, jobs: tuple[Job, ...]) -> frozenset[SystemUuid]:
+        """Take jobs in, but for machines whose last one still runs; return the machines whose job was taken."""
+
+    def forget(self, uuids: frozenset[SystemUuid]) -> None:
+        """Drop jobs that have not begun."""
+
+    def fingerprint(self, bmc: BmcAccess) -> str | None:
+        """What changes when a BMC's credentials do; None where there are none."""
+
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
+        """The results of jobs that have ended since the last call."""
+
+    def close(self) -> None:
+        """Let running jobs end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Intake:
+    """What was taken in; all of it waits on until it is forgotten."""
+
+    spooled: tuple[Observation, ...]
+    spool: Mapping[str, int]  # how far each file of it was read
+    up: Uptime  # how long the kernel runs
+    results: tuple[Result, ...]
+    written: tuple[tuple[SystemUuid, OverrideRecord | SwitchRecord], ...]
+    requests: tuple[Request, ...]
+    witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
+    stoppage: Stoppage | None = None  # what a person has stopped where endpoints read it
+    sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts that are looked at; None: nobody looks
+    noted: tuple[Withdrawal, ...] = ()  # what jobs withdraw, and the ledger does not have
+    given: tuple[Observation, ...] = ()  # of what was spooled, boots that the ledger never offered
+
+
+class Inbox:
+    """Filled by jobs at BMCs, by the spool, by operators and by who looks at artifacts; emptied by one reconcile."""
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path | None = None,
+        witness: Path | None = None,
+        words: Words | None = None,
+        uptime: Callable[[], Uptime] = uptime,
+        artifacts: ArtifactWatch | None = None,
+        spool: ReadSpool | None = None,
+        former: Path | None = None,  # another folder where an earlier version may have left claims
+        withdrawals: NotedWithdrawals | None = None,
+        clock: Callable[[], datetime] | None = None,  # without one, everything needs the ledger
+    ) -> None:
+        self.withdrawals, self._clock = withdrawals or NotedWithdrawals(), clock
+        self._store, self._folder, self._witness, self._words = store, folder, witness, words or Words()
+        self._spool: ReadSpool | None = spool or (FolderSpool(folder) if folder is not None else None)
+        self._claimed = [each for each in (folder, former) if each is not None]
+        self._uptime = uptime
+        self.artifacts = artifacts or NobodyLooks()
+        self._lock = RLock()
+        self._results: dict[SystemUuid, Result] = {}
+        self._written: list[tuple[SystemUuid, OverrideRecord | SwitchRecord]] = []
+        self._forgotten = 0  # how often something of the spool will have been dropped, as it was read last
+        self._failed = 0  # records that could not be written down
+        self.unread: str | None = None  # why the spool could not be read the last time
+
+    @property
+    def giver(self) -> str | None:
+        """The identity of the spool, by which what is made once may be given; None: it cannot be written, either."""
+        with suppress(OSError):
+            return self._spool.giver if self._spool is not None else None
+        return None
+
+    @property
+    def stoppage(self) -> Stoppage | None:
+        """What a person has stopped where endpoints read it."""
+        stopped = self._words.now
+        return stopped.stoppage if stopped is not None else None
+
+    @property
+    def claims(self) -> tuple[SoleClaim, ...]:
+        """Claims of 2fefe59: other hosts may have served boots that this instance never learned of."""
+        return claims_in(self._claimed, self._folder) if self._folder is not None else ()
+
+    def reported(self, at: datetime) -> Report:
+        """Return what the endpoints that write to the spool have met within the last hour."""
+        return read_reports(self._folder, at) if self._folder is not None else Report()
+
+    def record(self, uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
+        """Write down what a job is about to do, or has done, before it goes on; raises `LedgerError`.
+
+        A record that only ends something is noted beside the ledger, and the next reconcile writes it: the job waits
+        neither for the ledger nor for a reconcile that does. The lease has to stand, because another instance may have
+        set the override anew since it ran out.
+        """
+        if self._clock is not None and isinstance(record, OverrideRecord) and record.ends_unrecorded(self._clock()):
+            if (lease := self._store.database.lease) is not None:
+                lease.check()
+            self.withdrawals.note(uuid, record)
+            return
+        failed_before = self._failed
+        with self._lock:
+            if self._failed != failed_before:
+                raise LedgerError(f"{self._store.database.name}: the ledger cannot be written (it failed before)")
+            try:
+                with self._store.writing() as tx:
+                    if isinstance(record, SwitchRecord):
+                        server_tables.write_switches(tx, [(uuid, record)])
+                    else:
+                        server_tables.write_overrides(tx, [(uuid, record)])
+            except LedgerError:
+                self._failed += 1
+                raise
+            self._written.append((uuid, record))
+
+    def collect(self, results: Mapping[SystemUuid, Result]) -> None:
+        """Take what came of jobs."""
+        self._results |= results
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A block in which jobs write nothing down: what is taken in is the newest, until it is written with more."""
+        with self._lock:
+            yield
+
+    def take(self, taken: Mapping[str, int], at: datetime) -> Intake:
+        """All that waits, by the clock that says ``at``; ``taken`` is how far the spool was taken in before."""
+        spooled, now = self._spooled(taken)
+        up = self._uptime()
+        return Intake(
+            spooled=tuple(each.by(at, up) for each in spooled),
+            spool=now,
+            up=up,
+            results=tuple(sorted(self._results.values(), key=lambda each: (each.server, each.uuid))),
+            written=tuple(self._written),
+            requests=instance_tables.read_requests(self._store),
+            witnessed=self._witness is not None and read_mark(self._witness) == self._store.progress,
+            stoppage=self.stoppage,
+            sightings=self.artifacts.seen(),
+            noted=tuple(self.withdrawals),
+        )
+
+    def _spooled(self, taken: Mapping[str, int]) -> tuple[tuple[Observation, ...], Mapping[str, int]]:
+        """What the spool has beyond ``taken``, and how far that is; one that cannot be read has nothing now."""
+        if self._spool is None:
+            return (), taken
+        try:
+            found = self._spool.take(taken)
+        except (OSError, LedgerError) as error:
+            self.unread = _why_unread(self._spool, error)
+            return (), taken
+        self.unread = None
+        if found.strays:
+            _logger.error("%s: %d lines are no observations", self._spool.name, found.strays)
+        return tuple(found.observations), found.offsets
+
+    def forget(self, taken: Intake) -> None:
+        """Drop what was learned and is written down; the spool keeps its own until `forget_spool`."""
+        del self._written[: len(taken.written)]
+        self.withdrawals.forget(taken.noted)
+        for result in taken.results:
+            self._results.pop(result.uuid, None)
+
+    def overrides_over(
+        self, known: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
+    ) -> tuple[Mapping[SystemUuid, Mapping[str, OverrideRecord]], frozenset[SystemUuid]]:
+        """Return the known overrides with what jobs have recorded since, and whose that is.
+
+        A reconcile that cannot write to the ledger does not learn it, and has to withdraw it all the same.
+        """
+        with self._lock:
+            found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
+            for uuid, record in self._written:
+                if isinstance(record, OverrideRecord):
+                    found[uuid] = {**found.get(uuid, known.get(uuid, {})), record.reason: record}
+            overrides = self.withdrawals.over(replaced(known, found) if found else known)
+            return overrides, frozenset((*found, *(each.uuid for each in self.withdrawals)))
+
+    def forgotten_next(self, taken: Mapping[str, int]) -> int:
+        """How often something of the spool will have been dropped, which the next tree is to know."""
+        if self._spool is None:
+            return 0
+        with suppress(OSError, LedgerError):
+            if not self._store.is_failing:
+                self._forgotten = self._spool.forgotten_next(taken)
+        return self._forgotten
+
+    def forget_spool(self, taken: Mapping[str, int], times: int) -> None:
+        """Drop what of the spool is known to a tree that stands published, and knows how often that was done."""
+        if self._spool is None:
+            return
+        try:
+            self._spool.forget(taken, times)
+        except (OSError, LedgerError) as error:
+            _logger.error("what was taken from %s stays there: %s", self._spool.name, _in_words(error))
+
+
+def _why_unread(spool: ReadSpool, error: OSError | LedgerError) -> str:
+    return str(error) if isinstance(error, LedgerError) else f"{spool.name} cannot be read: {error.strerror}"
+
+
+def _in_words(error: OSError | LedgerError) -> str:
+    return str(error) if isinstance(error, LedgerError) else str(error.strerror)
+
+
+class ReadSpool(Protocol):
+    """What endpoints have recorded. Each raises OSError or `LedgerError` where that cannot be read."""
+
+    @property
+    def name(self) -> str:
+        """As people are told it."""
+
+    @property
+    def giver(self) -> str | None:
+        """Its identity, by which what is made once may be given."""
+
+    def take(self, taken: Mapping[str, int]) -> Taken:
+        """What is there beyond ``taken``."""
+
+    def forgotten_next(self, taken: Mapping[str, int]) -> int:
+        """How often something of it will have been dropped, which the next tree is to know."""
+
+    def forget(self, taken: Mapping[str, int], times: int) -> None:
+        """Drop what is known to a tree that stands published, and knows how often that was done."""
+
+
+class FolderSpool:
+    """A folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.name = folder, str(folder)
+
+    @property
+    def giver(self) -> str | None:
+        return spool.identity(self._folder)
+
+    def take(self, taken: Mapping[str, int]) -> Taken:
+        return spool.take(self._folder, taken)
+
+    def forgotten_next(self, taken: Mapping[str, int]) -> int:
+        return spool.forgotten_next(self._folder, taken)
+
+    def forget(self, taken: Mapping[str, int], times: int) -> None:
+        spool.forget(self._folder, taken, times)
+
+
+class SharedSpool:
+    """What the hosts have recorded that share a ledger, for the one that has the lease."""
+
+    def __init__(self, fetches: RecordedFetches, lease: Lease) -> None:
+        self._fetches, self._lease = fetches, lease
+        self.name = fetches.name
+
+    @property
+    def giver(self) -> str | None:
+        return str(self._lease)
+
+    def take(self, taken: Mapping[str, int]) -> Taken:
+        return self._fetches.read(taken)
+
+    def forgotten_next(self, taken: Mapping[str, int]) -> int:
+        return self._fetches.forgotten_next(taken)
+
+    def forget(self, taken: Mapping[str, int], times: int) -> None:
+        self._fetches.forget(taken, times, self._lease)
+
+
+UNKNOWN: Final = "unknown.json"
+_LOCK: Final = "unknown.lock"
+_MOST_TOLD: Final = 5
+
+
+class KeptUnknown:
+    """Takes in what endpoints and mirrors have noted, and drops what a document describes by now."""
+
+    def __init__(self, state: Path, spool: Path | None, output: Path, clock: Callable[[], datetime]) -> None:
+        self._state, self._spool, self._output, self._clock = state, spool, output, clock
+        self._applied: str | None = None  # the commit by which machines were looked for last
+
+    def take_in(self, applied: str | None, at: datetime) -> tuple[bytes, tuple[Event, ...]] | None:
+        """The table and what is to be told of it; None: it is as it was. A disk that refuses it loses nothing."""
+        left = list(unknown_left(self._spool)) if self._spool is not None else []
+        if not left and (applied == self._applied or not (self._state / UNKNOWN).exists()):
+            return None
+        with suppress(OSError, LockedByAnother), files.locked(self._state / _LOCK, f"{self._state} is in use"):
+            table = read_unknown(self._state)
+            for machine in (each for one in left for each in one.table.machines):
+                table.add(machine)
+            table.unkept += sum(one.table.unkept for one in left)
+            table.expire(at)
+            known = {name for each in read_unknown(self._state).machines for name in each.identities}
+            tree = PublishedTree(self._output, self._clock)
+            kept = [found for each in table.machines if (found := without_document(tree, each)) is not None]
+            content = render_unknown(UnknownMachines(kept, table.unkept))
+            files.write_whole(self._state / UNKNOWN, content)
+            for one in left:
+                one.path.unlink(missing_ok=True)
+            self._applied = applied
+            return content, tuple(_told([each for each in kept if known.isdisjoint(each.identities)], at))
+        return None
+
+
+def _told(new: list[UnknownMachine], at: datetime) -> Iterator[Event]:
+    for each in new[:_MOST_TOLD]:
+        message = f"{', '.join(each.identities)} asked for a boot from {each.client}, and no document describes it"
+        yield Event(at=at, type="UnknownMachine", message=message, facts=replace(each, inventory=None).facts())
+    if len(new) > _MOST_TOLD:
+        more = len(new) - _MOST_TOLD
+        message = f"{more} more asked for a boot, and no document describes them: gitboot unknown-machines"
+        yield Event(at=at, type="UnknownMachine", message=message, facts={"more": len(new) - _MOST_TOLD})
+
+
+def read_unknown(state: Path) -> UnknownMachines:
+    """What an instance keeps; nothing where it has seen none. Raises `UsageError` where that cannot be read."""
+    try:
+        return parse_unknown((state / UNKNOWN).read_bytes())
+    except FileNotFoundError:
+        return UnknownMachines()
+    except OSError as error:
+        raise UsageError(f"{state / UNKNOWN} cannot be read: {error.strerror}") from None
+
+
+def forget_unknown(state: Path) -> None:
+    """Begin the list anew; raises `UsageError` where it cannot be written."""
+    try:
+        with files.locked(state / _LOCK, f"{state} is in use"):
+            files.write_whole(state / UNKNOWN, render_unknown(UnknownMachines()))
+    except OSError as error:
+        raise UsageError(f"{state / UNKNOWN} cannot be written: {error.strerror}") from None

@@ -1,0 +1,259 @@
+"""The targets of an instance: who follows its published directory, and what waits for them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+from gitboot.bmc.credentials import read_credentials
+from gitboot.controller.instance.settings import GitSettings, Settings
+from gitboot.controller.publish_stage import Target
+from gitboot.errors import PublishError, UsageError
+from gitboot.git.branch_writer import OwnedBranch, authorship_of
+from gitboot.git.clone import Source
+from gitboot.git.remote import HEAD, Password, Remote, SshKey, address
+from gitboot.ledger import instance_tables
+from gitboot.ledger.store import Store
+from gitboot.publish.publisher import Published
+from gitboot.publish.signed_list import ListKeys, read_list_keys
+from gitboot.publish.targets import folder as rsync
+from gitboot.publish.targets.folder import folder_opener
+from gitboot.publish.targets.follower import (
+    BranchAddress,
+    FolderAddress,
+    FollowedBy,
+    Follower,
+    Followers,
+    RsyncAddress,
+    TargetAddress,
+)
+from gitboot.publish.targets.git_branch import BranchTarget
+from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget, digest_of
+from gitboot.publish.tree_changes import EndedWindows
+from gitboot.render.paths import File, Files
+from gitboot.render.plan_and_record_files import PartFiles
+from gitboot.status.instance_status import Following, SignedListState
+
+PATIENCE_S: Final = 60.0  # with targets, where one reconcile is all there is
+
+
+class ListedTarget(Target, Protocol):
+    """A target whose files have a signed list, and that can end windows by itself."""
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        """End the windows that are over in what an earlier process published. Raises `PublishError`."""
+
+    def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
+        """Bring the signed list to what stands there, and renew it if it is due; return when it expires.
+
+        None: there is no list yet. Raises `PublishError`.
+        """
+
+
+class Followed:
+    """A target that others follow: `publish` has them brought up to it, and does not wait for them."""
+
+    def __init__(self, target: ListedTarget, followers: Followers, list_keys: Path | None = None) -> None:
+        """``list_keys`` is the folder of the keys that sign the list; None: the list is unsigned."""
+        self._target, self._followers, self._list_keys = target, followers, list_keys
+        self._signed_list = SignedListState()
+        self._has_published = False  # by this process
+
+    @property
+    def is_as_left(self) -> bool:
+        return self._target.is_as_left
+
+    @property
+    def following(self) -> tuple[Following, ...]:
+        """How each that follows fares."""
+        return self._followers.following
+
+    def publish(
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,
+        parts: PartFiles,
+    ) -> Published:
+        """As the target does; the signed list is written before others follow."""
+        done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, parts=parts)
+        self._update_list(at)
+        self._has_published = True
+        self._followers.publish()
+        return done
+
+    def renew_list(self, at: datetime) -> SignedListState:
+        """Write the signed list if it is due, or if the keys are others than before; return how it fares.
+
+        Nothing follows before something was published: OUTPUT may be older than what the targets have.
+        """
+        before = self._signed_list.expires
+        self._update_list(at)
+        if self._signed_list.expires != before and self._has_published:
+            self._followers.publish()
+        return self._signed_list
+
+    def _update_list(self, at: datetime) -> None:
+        before, keys = self._signed_list, None
+        try:
+            keys = read_list_keys(self._list_keys) if self._list_keys is not None else None
+            expires, failure = self._target.update_list(keys, at), None
+        except (PublishError, UsageError) as error:  # the earlier list stays
+            expires, failure = before.expires, (type(error).__name__, str(error))
+        self._signed_list = SignedListState(
+            signed=self._list_keys is not None,
+            expires=expires,
+            root_expires=keys.root_expires if keys is not None else before.root_expires,
+            failure=failure,
+        )
+
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        """As the target does."""
+        return self._target.dated(path, file, at)
+
+    def holds(self, files: Files) -> bool:
+        """As the target does."""
+        return self._target.holds(files)
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        """End the windows of the target that are over. Followers stay: they may be newer than the target."""
+        return self._target.end_windows(at)
+
+    def turn(self, at: datetime) -> None:
+        """Have all that follow brought up to a transition at ``at``, which was just published, at once."""
+        self._followers.turn(at)
+
+    def retry_now(self) -> None:
+        """Let all that follow try now what failed before."""
+        self._followers.retry_now()
+
+    def settle(self) -> None:
+        """Wait until all that follow hold what was published, if that takes no longer than a minute."""
+        self._followers.wait(PATIENCE_S)
+
+
+def followers_of(
+    settings: Settings, store: Store, source: Source, clock: Callable[[], datetime], wake: Callable[[], None]
+) -> Followers:
+    """Whoever follows the directory that settings name; raises `UsageError` where one cannot be meant."""
+    names = [each.name for each in settings.targets]
+    if doubled := {name for name in names if names.count(name) > 1}:
+        raise UsageError(f"--target {min(doubled)} is given twice")
+    return Followers(
+        [
+            Follower(
+                _target(each, settings, store, source, clock),
+                FollowedTree(settings.output),
+                following=Following(name=each.name, serves=each.serves, behind_since=clock()),
+                clock=clock,
+                wake=wake,
+            )
+            for each in settings.targets
+        ]
+    )
+
+
+def _target(
+    where: TargetAddress,
+    settings: Settings,
+    store: Store,
+    source: Source,
+    clock: Callable[[], datetime],
+) -> FollowedBy:
+    if isinstance(where, BranchAddress):
+        return _branch(where, settings, store, source, clock)
+    claim = Claim(
+        where.name,
+        ledger=instance_tables.read(store).identity,
+        heir_of=lambda: instance_tables.read(store).heir_of,
+        writer=secrets.token_hex(8),
+    )
+    if isinstance(where, FolderAddress):
+        _check_apart(where, settings)
+        return StoreTarget(where.name, claim, folder_opener(where.folder))
+    if isinstance(where, RsyncAddress):
+        folder = settings.state / "targets" / digest_of(where.name.encode())[:16]
+        return StoreTarget(where.name, claim, rsync.rsync_opener(where, folder, _keys), most=rsync.MOST)
+    from gitboot.publish.targets.s3 import bucket_opener  # obstore is an extra
+
+    return StoreTarget(where.name, claim, bucket_opener(where, _keys))
+
+
+def _check_apart(where: FolderAddress, settings: Settings) -> None:
+    """Raise `UsageError` if a target is in a folder that gitboot writes for itself, or has such a folder in it."""
+    target = where.folder.resolve()
+    for name, folder in (("OUTPUT", settings.output.resolve()), ("STATE", settings.state.resolve())):
+        if target.is_relative_to(folder) or folder.is_relative_to(target):
+            raise UsageError(f"--target {where.name}: {folder} is {name}: name a folder outside of it")
+
+
+def _branch(
+    where: BranchAddress, settings: Settings, store: Store, source: Source, clock: Callable[[], datetime]
+) -> BranchTarget:
+    is_followed_there = _is_same(where.url, settings.git.repository)
+    reference = source.reference
+    if is_followed_there and reference in (where.branch, where.ref):
+        raise UsageError(f"--target {where.name} is the branch that this instance follows; name another")
+    remote_of = partial(_remote_of, where, settings.git)
+    remote_of(read=_no_password)  # raises at the start; files that cannot be read only make the target not current
+    folder = settings.state / "targets" / f"{digest_of(where.name.encode())[:16]}.git"
+    return BranchTarget(
+        where.name,
+        OwnedBranch(remote_of, where.ref, folder, fetching=source.fetching),
+        ledger=instance_tables.read(store).identity,
+        heir_of=lambda: instance_tables.read(store).heir_of,
+        follows_default=is_followed_there and reference in (None, HEAD),
+        author_of=partial(authorship_of, source.clone),
+        clock=clock,
+    )
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two URLs mean one repository, whichever way it is reached."""
+    return _place(one) == _place(other)
+
+
+def _place(url: str) -> tuple[str | None, str]:
+    parts = address(url)
+    if parts.scheme in ("", "file"):
+        return None, str(Path(parts.path).resolve()).removesuffix("/.git")
+    return parts.hostname, parts.path.strip("/").removesuffix(".git")
+
+
+def _remote_of(
+    where: BranchAddress, git: GitSettings, *, read: Callable[[Path], tuple[str, str]] | None = None
+) -> Remote:
+    credentials: Password | SshKey | None = None
+    if where.ssh_key is not None:
+        if where.known_hosts is None:
+            raise UsageError(
+                f"--target {where.name}: a host key that nobody checks proves nothing: ssh-key needs known-hosts"
+            )
+        credentials = SshKey(private_key=where.ssh_key, known_hosts=where.known_hosts)
+    elif where.credentials is not None:
+        user, password = (read or _keys)(where.credentials)
+        credentials = Password(user=user, password=password)
+    return Remote(
+        url=where.url,
+        credentials=credentials,
+        ca_bundle=where.ca_bundle,
+        timeout_s=git.timeout_s,
+        max_bytes=git.max_bytes,
+    )
+
+
+def _no_password(_folder: Path) -> tuple[str, str]:
+    return "", ""
+
+
+def _keys(folder: Path) -> tuple[str, str]:
+    """What stands in username and password of a directory."""
+    found = read_credentials(folder.parent, folder.name)
+    return found.username, found.password

@@ -1,0 +1,233 @@
+"""Access control: client addresses behind proxies, networks, operators and tokens."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from starlette.types import Scope
+
+from gitboot.errors import UsageError
+from gitboot.status.events import Event
+
+if TYPE_CHECKING:
+    pass
+
+
+Network = IPv4Network | IPv6Network
+LOOPBACK: Final[tuple[Network, ...]] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+FORWARDED: Final = frozenset({b"x-forwarded-for", b"forwarded"})  # RFC 7239, and the header that it replaces
+
+
+def membership(networks: Iterable[Network]) -> Callable[[str | None], bool]:
+    """What tells whether an address lies in one of ``networks``; no address lies in none."""
+    ranges = tuple(networks)
+
+    @lru_cache(maxsize=4096)  # parsing an address costs as much as answering it
+    def contains(address: str | None) -> bool:
+        found = _parse(address) if address else None
+        return found is not None and any(found in network for network in ranges)
+
+    return contains
+
+
+def client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
+    """The address a request comes from, in its shortest spelling; None if it cannot be told.
+
+    Each proxy appends to ``X-Forwarded-For`` the address that it was asked from. So it is read from its end,
+    as far as proxies are trusted; what stands before that, anyone could have written. An address that is not trusted,
+    loopback too, is the client itself, whatever it sends.
+    """
+    peer = scope["client"]
+    address = _shortest(peer[0]) if peer else None
+    if not is_trusted(address):
+        return address
+    forwarded = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+    if not forwarded:
+        return address
+    for hop in reversed(b",".join(forwarded).decode("latin-1").split(",")):
+        address = _shortest(hop.strip())
+        if not is_trusted(address):
+            break
+    return address
+
+
+def unnamed_proxy(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
+    """Return the address that states for whom it asks, and is no trusted proxy; None: there is none."""
+    peer = scope["client"]
+    address = _shortest(peer[0]) if peer and any(name in FORWARDED for name, _ in scope["headers"]) else None
+    return None if is_trusted(address) else address
+
+
+@lru_cache(maxsize=4096)
+def _shortest(address: str) -> str | None:
+    found = _parse(address)
+    return None if found is None else str(found)
+
+
+def _parse(address: str) -> IPv4Address | IPv6Address | None:
+    try:
+        found = ip_address(address.partition("%")[0])  # fe80::1%eth0: which interface it came by
+    except ValueError:
+        return None
+    # A socket for both families shows IPv4 clients as ::ffff:10.0.0.1.
+    return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
+
+
+# Operators
+
+_SHORTEST_TOKEN: Final = 16  # characters
+_BY_A_PROXY: Final = FORWARDED | {b"via", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto"}
+
+
+class Stranger(StrEnum):
+    """Why somebody is taken for no operator."""
+
+    NETWORK = "Network"  # asks from elsewhere
+    PROXY = "Proxy"  # came through a proxy that is not trusted, or that does not state for whom it asks
+    HOST = "Host"  # asks for a name that is not this endpoint's: a page in an operator's browser, perhaps
+    TOKEN = "Token"  # noqa: S105 - shows one that is none
+    SOCKET = "Socket"  # asks where machines ask
+    HANDSHAKE = "Handshake"  # has not agreed with the endpoint on how to encrypt what it wants to ask
+
+
+class Tokens:
+    """The tokens in a file, a line each, by which programs may read what operators may; read for each request."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def check(self) -> None:
+        """Raise `UsageError` where they cannot be read, or one is too short to be guessed by nobody."""
+        try:
+            tokens = _tokens(self._file.read_bytes())
+        except OSError as error:
+            raise UsageError(f"{self._file} cannot be read: {error.strerror}") from None
+        if not tokens or min(map(len, tokens)) < _SHORTEST_TOKEN:
+            raise UsageError(f"{self._file} needs a token on each line, of {_SHORTEST_TOKEN} characters or more")
+
+    def has(self, token: bytes) -> bool:
+        try:
+            tokens = _tokens(self._file.read_bytes())
+        except OSError:
+            return False
+        found = [hmac.compare_digest(token, each) for each in tokens if len(each) >= _SHORTEST_TOKEN]
+        return any(found)
+
+
+def _tokens(content: bytes) -> tuple[bytes, ...]:
+    lines = (line.strip() for line in content.splitlines())
+    return tuple(line for line in lines if line and not line.startswith(b"#"))
+
+
+class OperatorsDoor:
+    """Says of each request whether it is an operator's."""
+
+    def __init__(
+        self,
+        *,
+        is_operator: Callable[[str | None], bool],
+        is_proxy: Callable[[str | None], bool],
+        names: Iterable[str],
+        tokens: Tokens | None,
+        at: tuple[str, int] | None,  # the socket that is for operators alone
+    ) -> None:
+        self._is_operator, self._is_proxy = is_operator, is_proxy
+        self._names, self._tokens, self._at = frozenset(name.lower() for name in names), tokens, at
+
+    def is_at(self, server: tuple[str, int | None] | None) -> bool:
+        """Whether a socket is the one that is for operators alone."""
+        everywhere = ("0.0.0.0", "::")  # noqa: S104 - it is asked whether it is
+        at = self._at
+        return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
+
+    def is_elsewhere(self, server: tuple[str, int | None] | None) -> bool:
+        """Whether operators ask at another socket than this one."""
+        return self._at is not None and not self.is_at(server)
+
+    def stranger(self, scope: Scope, client: str | None) -> Stranger | None:
+        """Why a request, of a client as proxies say, is no operator's; None: it is."""
+        if self.is_elsewhere(scope.get("server")):
+            return Stranger.SOCKET
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        if (token := bearer(headers)) is not None:
+            return None if self._tokens is not None and self._tokens.has(token) else Stranger.TOKEN
+        if self._is_hidden(scope, headers):
+            return Stranger.PROXY
+        if not self._is_operator(client):
+            return Stranger.NETWORK
+        hosts = [value for name, value in headers if name == b"host"]
+        if len(hosts) != 1 or not self._is_ours(_name_in(hosts[0].decode("latin-1"))):
+            return Stranger.HOST
+        return None
+
+    def _is_hidden(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Return whether it came through a proxy that is not trusted, or that does not state for whom it asks.
+
+        A proxy that nobody has configured for that sends HTTP/1.0 (nginx before 1.29.7, proxy_http_version).
+        """
+        names = {name for name, _ in headers}
+        if self._is_proxy(scope["client"][0] if scope["client"] else None):
+            return b"x-forwarded-for" not in names
+        return not names.isdisjoint(_BY_A_PROXY) or scope.get("http_version") == "1.0"
+
+    def _is_ours(self, name: str) -> bool:
+        return name == "localhost" or name in self._names or _is_address(name)
+
+
+def bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            return token.strip() if scheme.lower() == b"bearer" else b""
+    return None
+
+
+def _name_in(host: str) -> str:
+    """The name in a Host header, without its port."""
+    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    return name.lower().removesuffix(".")
+
+
+@lru_cache(maxsize=256)
+def _is_address(name: str) -> bool:
+    """Whether it is an address, which no name server of a stranger can lead elsewhere."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class CredentialFiles:
+    """The files that an endpoint reads for each request. ``checks`` has what raises `UsageError`, by option."""
+
+    def __init__(self, checks: Mapping[str, Callable[[], object]]) -> None:
+        self._checks = checks
+        self._failures: tuple[str, ...] = ()  # at the last look
+
+    def failures(self) -> tuple[str, ...]:
+        """Return why files cannot be used now, each with its option, file and cause."""
+        found = []
+        for option, check in sorted(self._checks.items()):
+            try:
+                check()
+            except UsageError as error:
+                found.append(f"{option}: {str(error).removeprefix(f'{option}: ')}")
+        return tuple(found)
+
+    def look(self, at: datetime) -> Event | None:
+        """Return the event if other files than at the last look cannot be used. A second call returns None."""
+        before, self._failures = self._failures, self.failures()
+        if self._failures == before:
+            return None
+        if self._failures:
+            message = f"{'; '.join(self._failures)}: what needs them is refused until they can be read"
+            return Event(at=at, type="CredentialsUnread", message=message, warning=True)
+        return Event(at=at, type="CredentialsRead", message="all credential files can be read again")

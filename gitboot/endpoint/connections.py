@@ -1,0 +1,440 @@
+"""Connections of clients: limits, request bodies and replies."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import resource
+from collections.abc import Awaitable, Callable, Iterable
+from fcntl import ioctl
+from functools import cache
+from heapq import nlargest
+from math import inf
+from termios import TIOCOUTQ
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from gitboot.endpoint.access_control import FORWARDED, OperatorsDoor
+from gitboot.fetchlog.unknown_machines import network_of
+from gitboot.render import paths
+from gitboot.render.paths import ContentType
+
+GONE: Final = "gitboot.gone"  # the ASGI extension by which an application asks whether the client has left
+RECEIVED: Final = "gitboot.received"  # by which it asks whether the client has received all that was sent
+PATIENCE_S: Final = 60  # how long a client may take to take what it is sent
+HEAD_S: Final = 10  # how long it may take to ask for something
+MOST_UNANSWERED_BYTES: Final = 64 * 1024
+
+
+class Limits:
+    """How many connections the clients of one endpoint may hold.
+
+    Behind a trusted proxy a connection counts for the client for which the proxy asks by it.
+    """
+
+    def __init__(
+        self,
+        most_idle: float = inf,
+        is_proxy: Callable[[str | None], bool] = lambda _: False,
+        client: Callable[[Scope], str | None] = lambda _: None,
+    ) -> None:
+        self.is_proxy, self.client = is_proxy, client
+        self.idle: Crowd[Client] = Crowd(
+            lambda each: each.give_up(if_sending=False), most_of_one=most_idle, is_exempt=is_proxy
+        )
+        self.all: Crowd[Client] = Crowd(lambda each: each.give_up(if_sending=True), most=lambda: most_connections())
+
+    @property
+    def closed(self) -> int:
+        """How many connections had to go."""
+        return self.idle.closed + self.all.closed
+
+
+_TRIED: Final = 8  # clients that may have to make room
+T = TypeVar("T")
+
+
+class Crowd(Generic[T]):
+    """What clients hold, by address and in the order in which they came to hold it.
+
+    One address holds at most ``most_of_one``: if it takes one more, its oldest goes. All hold at most ``most``: if one
+    more comes, the oldest goes of the address that holds most. So a client that holds little always finds room.
+    ``close`` returns False for what cannot go yet. ``is_exempt`` addresses, such as proxies, may hold more than
+    ``most_of_one``.
+    """
+
+    def __init__(
+        self,
+        close: Callable[[T], bool],
+        *,
+        most: Callable[[], float] = lambda: inf,
+        most_of_one: float = inf,
+        is_exempt: Callable[[str | None], bool] = lambda _: False,
+    ) -> None:
+        self._close, self._most, self._most_of_one, self._is_exempt = close, most, most_of_one, is_exempt
+        self._of: dict[str, dict[T, None]] = {}
+        self._whose: dict[T, str] = {}
+        self.closed = 0  # that had to go
+
+    def enter(self, held: T, address: str | None) -> None:
+        """Count something that a client holds from now on; it is the newest. Something else may go for it."""
+        self.leave(held)
+        self._whose[held] = whose = network_of(address)
+        own = self._of.setdefault(whose, {})
+        own[held] = None
+        if len(own) > self._most_of_one and not self._is_exempt(address):
+            self._close_oldest(own)
+        elif len(self._whose) > self._most() and not self.make_room():
+            self._close_oldest((held,))
+
+    def leave(self, held: T) -> None:
+        """Stop counting it; a second call changes nothing."""
+        if (whose := self._whose.pop(held, None)) is not None:
+            del self._of[whose][held]
+            if not self._of[whose]:
+                del self._of[whose]
+
+    def make_room(self) -> bool:
+        """Close the oldest of the address that holds most; False: none can go."""
+        return any(map(self._close_oldest, nlargest(_TRIED, self._of.values(), key=len)))
+
+    def _close_oldest(self, held: Iterable[T]) -> bool:
+        oldest = next(filter(self._close, held), None)
+        if oldest is None:
+            return False
+        self.leave(oldest)
+        self.closed += 1
+        return True
+
+
+class Client(Protocol):
+    """A connection."""
+
+    def give_up(self, *, if_sending: bool) -> bool:
+        """Close it at once. False: the endpoint prepares an answer, or sends one and ``if_sending`` is not set."""
+
+
+@cache
+def most_connections() -> int:
+    """Return a third of the files that this process may open.
+
+    A client that downloads an asset uses two: its connection and the asset. All clients leave a third to all else.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft // 3 if soft != resource.RLIM_INFINITY else 100_000
+
+
+_NO_LIMITS: Final = Limits()
+_HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
+
+
+class _Titled:
+    """A transport for one response, which spells the names of its headers as they are registered.
+
+    uvicorn writes them in lower case. GRUB before 2.12 knows ``Content-Length`` only as it stands here (net/http.c),
+    and without it waits for each file until the connection is closed. A response that comes before the end of the
+    request's body closes the connection, because gitboot reads no more of that body.
+    """
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._transport, self._cycle = transport, cycle
+        self._headless = True
+
+    def write(self, data: bytes) -> None:
+        if self._transport.is_closing():  # the client has left; uvloop would raise, and uvicorn log that
+            return
+        if self._headless and self._cycle.response_started:  # uvicorn writes the head by itself, after a 100 if any
+            self._headless = False
+            data = _HEADER_NAME.sub(lambda name: name[0].title(), data)
+            if self._cycle.more_body and self._cycle.keep_alive:
+                self._cycle.keep_alive = False
+                data = data.removesuffix(b"\r\n") + b"Connection: close\r\n\r\n"
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, which by itself reads heads and bodies without end and waits for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
+        super().connection_made(transport)
+        self._client = transport
+        self._asked = False  # whether a request is being answered
+        self._unanswered_bytes = 0
+        self._unsent_bytes = 0
+        self._moved_at = self.loop.time()  # when the client was last seen to do something
+        self._extensions: dict[str, Any] = {GONE: transport.is_closing, RECEIVED: self._has_received}
+        self._had_received = False  # when the connection ended
+        self._quickly: Callable[[str, Iterable[Header]], Reply | None] | None = getattr(self.app, "quickly", None)
+        self._has_cycle = False  # whether the application was asked on this connection
+        self._is_answered = False  # whether the request that is being read was answered here
+        door: OperatorsDoor | None = getattr(self.app, "door", None)
+        if door is not None and door.is_at(self.server):
+            self._quickly = None
+        peer = transport.get_extra_info("peername")
+        self._address: str | None = peer[0] if peer else None
+        self._limits: Limits = getattr(self.app, "limits", _NO_LIMITS)
+        self._is_of_proxy = self._limits.is_proxy(self._address)
+        self._head_since: float | None = self._moved_at  # None: it is not being waited for one
+        self._limits.idle.enter(self, self._address)
+        self._limits.all.enter(self, self._address)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._limits.idle.leave(self)
+        self._limits.all.leave(self)
+
+    def eof_received(self) -> None:
+        self._had_received = bool(self._has_received())  # the transport closes the socket after this
+        super().eof_received()
+
+    def _has_received(self) -> bool | None:
+        """Return whether the client's system has acknowledged all that was sent; None: it may do so later.
+
+        Linux counts what is not acknowledged (tcp(7), SIOCOUTQ). A client that breaks off with data unread resets the
+        connection, which loses the answer.
+        """
+        if self._client.is_closing():
+            return self._had_received
+        waiting = ioctl(self._client.get_extra_info("socket").fileno(), TIOCOUTQ, bytes(4))
+        return None if self._client.get_write_buffer_size() or any(waiting) else True
+
+    def data_received(self, data: bytes) -> None:
+        self._unanswered_bytes += len(data)
+        if self._head_since is None and not self._asked:
+            self._head_since = self.loop.time()
+        super().data_received(data)
+        if self._unanswered_bytes > MOST_UNANSWERED_BYTES:
+            self._client.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_answered = False
+        self.scope["extensions"] = self._extensions
+
+    def on_headers_complete(self) -> None:
+        self._head_since = None
+        if (reply := self._quick_reply()) is not None:
+            self._is_answered = True
+            self._send(reply)
+            return
+        self._asked = self._has_cycle = True
+        self._limits.idle.leave(self)
+        if self._is_of_proxy:
+            self._limits.all.enter(self, self._limits.client(dict(self.scope)))
+        super().on_headers_complete()
+        self.cycle.transport = _Titled(self._client, self.cycle)  # type: ignore[assignment] # what a cycle uses of it
+
+    def on_body(self, body: bytes) -> None:
+        if self._is_answered:
+            return
+        if not self.cycle.response_complete:  # uvicorn reads on only as the application takes it
+            self._unanswered_bytes -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_answered:
+            super().on_message_complete()
+
+    def _quick_reply(self) -> Reply | None:
+        """The reply that is held ready, if nothing is before it on this connection."""
+        is_busy = self._has_cycle and not self.cycle.response_complete  # the last one, where several wait
+        if self._quickly is None or is_busy or self.flow.write_paused or self.parser.should_upgrade():
+            return None
+        path = self.url.partition(b"?")[0]
+        # The application takes note of a proxy that no setting names.
+        is_forwarded = not self._is_of_proxy and not FORWARDED.isdisjoint(name for name, _ in self.headers)
+        if self.parser.get_method() not in (b"GET", b"HEAD") or not path.isascii() or is_forwarded:
+            return None
+        return self._quickly(path.decode(), self.headers)
+
+    def _send(self, reply: Reply) -> None:
+        """What a cycle of uvicorn's would send, and leave behind."""
+        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        dated = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers)
+        end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
+        body = bytes(reply.body) if self.parser.get_method() == b"GET" else b""
+        self._client.write(b"".join((STATUS_LINE[reply.status_code], dated, reply.written, end, body)))
+        if not keep_alive:
+            self._client.close()
+        self.on_response_complete()
+
+    def on_response_complete(self) -> None:
+        self._asked = False
+        self._unanswered_bytes = 0
+        self._moved_at = self.loop.time()
+        self._limits.idle.enter(self, self._address)
+        super().on_response_complete()
+
+    def abort_if_stuck(self, late_s: float) -> None:
+        """Give up a client that has kept us waiting for too long; to be called every few seconds.
+
+        ``late_s`` is by how much that was later than it should: what clients have sent meanwhile was not read yet.
+        """
+        now, unsent_bytes = self.loop.time(), self._client.get_write_buffer_size()
+        if unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes, self._moved_at = unsent_bytes, now
+        elif self._asked and not unsent_bytes:
+            self._moved_at = now  # it is we who take so long
+        elif now - self._moved_at > PATIENCE_S:
+            self._client.abort()
+        if self._head_since is not None and now - self._head_since > HEAD_S + late_s:
+            self._client.abort()
+
+    def give_up(self, *, if_sending: bool) -> bool:
+        """Close the connection at once. False: the endpoint prepares an answer, or sends one."""
+        is_sending = self._client.get_write_buffer_size() > 0 or (self._asked and self.cycle.response_started)
+        if may_close := if_sending if is_sending else not self._asked or self.cycle.more_body:
+            self._client.abort()
+        return may_close
+
+
+MOST_IDLE: Final = 32
+BODY_S: Final = 20  # for a whole body, from the end of its head
+MOST_BODIES: Final = 128
+MOST_BODIES_OF_ONE: Final = 16  # of one address
+
+
+class Reply(Response):
+    """A response that is quickly made: one is for each boot file that is served."""
+
+    def __init__(self, status: int, headers: list[Header], body: bytes = b"") -> None:
+        # Response's own works out the headers.
+        self.status_code, self.raw_headers, self.body, self.background = status, headers, body, None
+        # As they are sent: GRUB before 2.12 knows Content-Length only as it is registered (net/http.c).
+        self.written = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in headers)
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+Header = tuple[bytes, bytes]
+# Passes a body part by part to the second argument. Returns the refusal of a body that has more bytes than the first
+# argument, or breaks another bound; None: the body ended.
+ReadBody = Callable[[int, Callable[[bytes], object]], Awaitable[Reply | None]]
+
+
+class Bodies:
+    """The bodies that are on their way to one endpoint. Every route that takes a body reads it here.
+
+    If one address sends too many at once, gitboot refuses its oldest one. If all addresses do, gitboot refuses the
+    oldest one of the address that sends most.
+    """
+
+    def __init__(self) -> None:
+        self._coming: Crowd[asyncio.Timeout] = Crowd(_end, most=lambda: MOST_BODIES, most_of_one=MOST_BODIES_OF_ONE)
+
+    async def read(
+        self, receive: Receive, address: str | None, most_bytes: int, take: Callable[[bytes], object]
+    ) -> Reply | None:
+        """Read the body of a request that comes from an address, as `ReadBody` says."""
+        deadline = asyncio.timeout(BODY_S)
+        try:
+            async with deadline:
+                self._coming.enter(deadline, address)
+                return await _read(receive, most_bytes, take)
+        except TimeoutError:
+            return TIMED_OUT if deadline.when() else TOO_MANY
+        finally:
+            self._coming.leave(deadline)
+
+
+async def _read(receive: Receive, most_bytes: int, take: Callable[[bytes], object]) -> Reply | None:
+    size, more = 0, True
+    while more:
+        message = await receive()
+        body, more = message.get("body", b""), message.get("more_body", False)
+        size += len(body)
+        if message["type"] == "http.disconnect" or size > most_bytes:
+            return TOO_LARGE
+        take(body)
+    return None
+
+
+def _end(deadline: asyncio.Timeout) -> bool:
+    """End the time of a body now: its deadline is 0 then. False: it has ended."""
+    if deadline.expired():
+        return False
+    deadline.reschedule(0)
+    return True
+
+
+FOR_A_YEAR: Final = paths.FOR_A_YEAR.encode()
+REVALIDATED: Final = paths.REVALIDATED.encode()
+UNCACHED: Final = paths.UNCACHED.encode()
+
+
+def file_reply(
+    content: bytes, content_type: str, cache_control: bytes, etag: bytes | None = None, status: int = 200
+) -> Reply:
+    """A whole file; without an entity tag, who has it is sent it again."""
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
+    if etag is not None:
+        headers.append((b"etag", etag))
+    return Reply(status, [*headers, (b"cache-control", cache_control)], content)
+
+
+def refused(why: str) -> Reply:
+    """The reply to who has sent what cannot be meant."""
+    return file_reply(f"{why}\n".encode(), ContentType.TEXT, UNCACHED, status=400)
+
+
+def in_parts(reply: Reply) -> Reply:
+    """The same, saying that parts of it may be asked for."""
+    return Reply(reply.status_code, [*reply.raw_headers, (b"accept-ranges", b"bytes")], bytes(reply.body))
+
+
+def part_of(reply: Reply, asked: bytes) -> Reply:
+    """The part that a Range asks for (RFC 9110, 14.2); the whole where it asks for several, or for what is no range."""
+    if (found := _RANGE.fullmatch(asked)) is None or found[1] == found[2] == b"":
+        return reply
+    content, first = bytes(reply.body), found[1]
+    start = int(first) if first else max(len(content) - int(found[2]), 0)
+    end = min(int(found[2]) + 1, len(content)) if first and found[2] else len(content)
+    headers = [(name, value) for name, value in reply.raw_headers if name != b"content-length"]
+    if start >= end:
+        return _empty(416, (b"content-range", b"bytes */%d" % len(content)))
+    headers.append((b"content-length", b"%d" % (end - start)))
+    headers.append((b"content-range", b"bytes %d-%d/%d" % (start, end - 1, len(content))))
+    return Reply(206, headers, content[start:end])
+
+
+_RANGE: Final = re.compile(rb"bytes=(\d{0,18})-(\d{0,18})")
+
+
+def unchanged(etag: bytes, cache_control: bytes) -> Reply:
+    """The reply to who has it already."""
+    return Reply(304, [(b"etag", etag), (b"cache-control", cache_control)])
+
+
+def _empty(status: int, *headers: Header) -> Reply:
+    return Reply(status, [(b"content-length", b"0"), (b"cache-control", UNCACHED), *headers])
+
+
+# Without a Content-Length, which a 204 must not have (RFC 9110, 8.6).
+HEARD: Final = Reply(204, [(b"cache-control", UNCACHED)])
+# GRUB runs the body of a 404 as configuration, so none of these has one.
+NOT_FOUND: Final = _empty(404)
+NO_TOKEN: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # one is shown that is none
+NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
+REFUSED: Final = _empty(403)
+# These refuse a body whose rest nobody reads, so they end the connection.
+_CLOSE: Final = (b"connection", b"close")
+TIMED_OUT: Final = _empty(408, _CLOSE)
+TOO_LARGE: Final = _empty(413, _CLOSE)
+TOO_OFTEN: Final = _empty(429, (b"retry-after", b"60"), _CLOSE)
+TOO_MANY: Final = _empty(429, (b"retry-after", b"5"), _CLOSE)
+FAULT: Final = _empty(500)
+NOT_YET: Final = _empty(503)
+NOT_NOW: Final = _empty(503, (b"retry-after", b"5"))  # the data of a direct boot, while its fetch cannot be recorded
+
+
+def names(if_none_match: bytes, etag: bytes) -> bool:
+    """Whether a list of entity tags holds ``etag``, by the weak comparison (RFC 9110, 13.1.2)."""
+    return if_none_match == b"*" or etag in (tag.strip().removeprefix(b"W/") for tag in if_none_match.split(b","))

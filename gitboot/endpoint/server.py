@@ -1,0 +1,299 @@
+"""HTTP server: listening sockets, and the worker processes of an endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import re
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from gitboot.background_threads import BackgroundThread
+from gitboot.child_processes import spawn
+from gitboot.endpoint.connections import Connection
+from gitboot.endpoint.tls import EncryptedSocket
+from gitboot.errors import UsageError
+from gitboot.status.instance_status import Endpoints
+
+_BACKLOG: Final = 2048
+_KEEP_ALIVE_S: Final = 30  # firmware and loaders take their time between two files
+_STUCK_CHECK_S: Final = 2
+
+
+class EndpointServer:
+    """Serves ``app`` at sockets that listen, from `start` to `stop`; others may serve at them as well.
+
+    ``encrypted`` is one more, at which clients are let in by TLS. It handles no signals: whoever runs it does, and
+    calls `stop`.
+    """
+
+    def __init__(self, app: ASGIApp, *listening: socket.socket, encrypted: EncryptedSocket | None = None) -> None:
+        self._sockets = listening
+        self._config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level=logging.ERROR,  # what clients do wrong is no news
+            access_log=False,
+            proxy_headers=False,  # gitboot.endpoint.access_control knows better whom to trust
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+        )
+        self._server = _Server(self._config, encrypted)
+        self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
+
+    def start(self) -> None:
+        """Answer whoever connects, from now on."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5) -> None:
+        """Take no more requests, give those under way ``timeout_s`` to end, and return."""
+        self._config.timeout_graceful_shutdown = math.ceil(timeout_s)
+        self._server.should_exit = True
+        self._thread.join()
+
+    def show_life(self, pipe: int) -> None:
+        """Let the thread that answers write a byte to a pipe, soon: whoever reads it sees that it goes on."""
+        self._server.life = pipe
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._server.serve(sockets=list(self._sockets)))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which by itself has one way for all sockets."""
+
+    def __init__(self, config: uvicorn.Config, encrypted: EncryptedSocket | None) -> None:
+        super().__init__(config)
+        self._encrypted = encrypted
+        self._letting_in: asyncio.Task[None] | None = None
+        self._looked_s = time.monotonic()  # when clients that are stuck were looked for last
+        self.life: int | None = None  # a pipe to which a byte is due
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._encrypted is not None:
+            self._letting_in = asyncio.create_task(
+                self._encrypted.let_in(self._connection, self.server_state.connections)
+            )
+
+    async def on_tick(self, counter: int) -> bool:
+        """Show life, and look for clients that are stuck. uvicorn calls this ten times a second."""
+        if self.life is not None:
+            with suppress(BlockingIOError):  # nobody reads: what is in the pipe is enough
+                os.write(self.life, b".")
+            self.life = None
+        late_s = time.monotonic() - self._looked_s - _STUCK_CHECK_S
+        if late_s >= 0:
+            self._looked_s = time.monotonic()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.abort_if_stuck(late_s)
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._letting_in is not None:
+            self._letting_in.cancel()
+        await super().shutdown(sockets)
+
+    def _connection(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
+
+
+def listen_at(where: str) -> socket.socket:
+    """A socket that listens at HOST:PORT; port 0 takes one that is free. Raises UsageError where that cannot be."""
+    host, port = _parse_listen(where)
+    try:
+        return socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=_BACKLOG,
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+        )
+    except OSError as error:
+        raise UsageError(f"cannot listen at {_url(host, port)}: {error.strerror}") from error
+
+
+def url_of(where: str, listening: socket.socket, scheme: str = "http") -> str:
+    """The base URL of what listens, with the port that was taken."""
+    return _url(_parse_listen(where)[0], listening.getsockname()[1], scheme)
+
+
+def _url(host: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+_LISTEN: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/\s]+)):([0-9]{1,5})")
+
+
+def _parse_listen(listen: str) -> tuple[str, int]:
+    found = _LISTEN.fullmatch(listen)
+    if found is None or int(found[3]) > 65535:
+        raise UsageError(f'expected HOST:PORT or [HOST]:PORT to listen on, found "{listen}"')
+    return found[1] or found[2], int(found[3])
+
+
+_logger = logging.getLogger(__name__)
+_END_S: Final = 5  # between SIGTERM and SIGKILL
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 5.0
+_STEADY_S: Final = 30  # who has run for so long may begin again at once
+# A process shows life once a second. These are seconds in which this process ran itself, so that a machine that was
+# suspended, or is short of everything, is no reason.
+_SILENT_S: Final = 10  # without a sign of life: it does not respond
+_HUNG_S: Final = 30  # then gitboot replaces it
+_STARTING_S: Final = 50  # more, until the first sign of life
+
+
+class Workers:
+    """As many processes as wanted that serve at one socket, within a block.
+
+    ``command`` gets the socket as ``--fd``, one that is for operators alone as ``--operators-fd``, and as ``--life-fd``
+    a pipe to which it writes while it responds. A process that does not, such as one that was sent SIGSTOP, is killed
+    and replaced. ``on_change`` is called, from any thread, when a process ends, begins, responds no more or again.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        listening: socket.socket,
+        count: int,
+        on_change: Callable[[], None] = lambda: None,
+        *,
+        operators: socket.socket | None = None,
+    ) -> None:
+        self._command = [*command, "--fd", str(listening.fileno())]
+        if operators is not None:
+            self._command += ["--operators-fd", str(operators.fileno())]
+        self._sockets = [listening] if operators is None else [listening, operators]
+        self._count, self._on_change = count, on_change
+        self._lock = threading.Lock()
+        self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
+        self._silent_s = [0] * count  # for how long each process has shown no life
+        self._restarts = 0
+        self._stopping = threading.Event()
+        # The system ends a worker with the thread that started it, so that thread waits for it too.
+        self._threads = [
+            BackgroundThread(partial(self._keep, number), name=f"endpoint {number}", on_death=lambda _: on_change())
+            for number in range(count)
+        ]
+
+    def close(self) -> None:
+        """End all of them, within a few seconds."""
+        self._stopping.set()
+        with self._lock:
+            processes = [process for process in self._processes if process is not None]
+        for process in processes:
+            process.terminate()
+        until = time.monotonic() + _END_S
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(until - time.monotonic(), 0))
+        for process in processes:
+            process.kill()
+        for thread in self._threads:
+            thread.join()
+        for each in self._sockets:
+            each.close()
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def counted(self) -> Endpoints:
+        with self._lock:
+            running = [process is not None and process.poll() is None for process in self._processes]
+            hung = sum(each >= _SILENT_S for each, runs in zip(self._silent_s, running, strict=True) if runs)
+            return Endpoints(wanted=self._count, alive=sum(running) - hung, restarts=self._restarts, hung=hung)
+
+    def _keep(self, number: int) -> None:
+        pause_s = 0.0
+        while not self._stopping.wait(pause_s):
+            began = time.monotonic()
+            if (begun := self._begin(number)) is None:
+                return
+            self._watch(number, *begun)
+            if time.monotonic() - began >= _STEADY_S:
+                pause_s = 0.0
+            pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            if not self._stopping.is_set():
+                with self._lock:
+                    self._restarts += 1
+                self._on_change()
+
+    def _begin(self, number: int) -> tuple[subprocess.Popen[bytes], int] | None:
+        """Start a process, and return it with the pipe that it writes to while it responds."""
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            life, writing = os.pipe()
+            command = [*self._command, "--life-fd", str(writing)]
+            try:
+                process = spawn(command, pass_fds=[*(each.fileno() for each in self._sockets), writing])
+            except BaseException:
+                os.close(life)
+                raise
+            finally:
+                os.close(writing)
+            self._processes[number], self._silent_s[number] = process, 0
+        self._on_change()
+        return process, life
+
+    def _watch(self, number: int, process: subprocess.Popen[bytes], life: int) -> None:
+        """Wait until a process has ended; kill it if it hangs."""
+        poll = select.poll()
+        poll.register(life, select.POLLIN)
+        silent_s = -_STARTING_S
+        while process.poll() is None:
+            if poll.poll(1000):
+                if not os.read(life, 4096):
+                    break
+                silent_s = 0
+            else:
+                silent_s += 1
+                if silent_s == _HUNG_S:
+                    _logger.error("endpoint process %d has not responded for %d s: replaced", process.pid, silent_s)
+                    process.kill()
+            self._note_silence(number, silent_s)
+        process.wait()
+        os.close(life)
+
+    def _note_silence(self, number: int, silent_s: int) -> None:
+        with self._lock:
+            before, self._silent_s[number] = self._silent_s[number], silent_s
+        if (before >= _SILENT_S) is not (silent_s >= _SILENT_S):
+            self._on_change()

@@ -1,0 +1,185 @@
+"""TLS for operators: a certificate that is read again when its files change, and a socket that limits handshakes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, MutableSet
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from gitboot.endpoint.connections import HEAD_S, Connection, Limits
+from gitboot.endpoint.served_files import Signature, signature
+from gitboot.errors import UsageError
+from gitboot.model.scalars import certificate_ends
+from gitboot.status.events import Event
+
+_MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's word
+
+
+class Certificate:
+    """A certificate and its key, in two files.
+
+    Who connects is shown what could be used last; who is connected already notices nothing of a new one. Where nothing
+    could be used yet, nobody is let in.
+    """
+
+    def __init__(self, file: Path, key: Path) -> None:
+        self._file, self._key = file, key
+        self._signatures: tuple[Signature | None, ...] = ()  # of the files as they were read last
+        self._shown: ssl.SSLContext | None = None
+        self.failure: str | None = None  # why the files, as they are now, cannot be used
+        self.ends: datetime | None = None  # what is shown, or the first of what is sent with it; None: nothing is
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.sni_callback = self._show
+
+    def look(self, at: datetime) -> Event | None:
+        """Read the files if they are others than before, or could not be used then; the event, if that is news."""
+        failure, is_first = self.failure, not self._signatures
+        found = signature(str(self._file)), signature(str(self._key))
+        if found == self._signatures and failure is None:
+            return None
+        self._signatures = found
+        try:
+            self.check()
+            self.failure = None
+        except UsageError as error:
+            self.failure = str(error)
+        if self.failure is None:
+            message = f"operators are shown the certificate in {self._file}"
+            return None if is_first else Event(at=at, type="CertificateRead", message=message)
+        if self.failure == failure:
+            return None
+        goes_on = "the one before goes on" if self._shown is not None else "nobody is let in"
+        return Event(at=at, type="CertificateKept", message=f"{self.failure}: {goes_on}", warning=True)
+
+    def check(self) -> None:
+        """Read the files, and show what they have from now on. Raises `UsageError` if they cannot be used."""
+        self._shown = _pair(self._file, self._key)
+        with suppress(OSError):  # it is gone since then, and looked at again
+            self.ends = min(certificate_ends(self._file.read_bytes()), default=None)
+
+    def _show(self, connection: ssl.SSLObject, *_: Any) -> None:
+        if self._shown is not None:
+            connection.context = self._shown
+
+
+def _pair(file: Path, key: Path) -> ssl.SSLContext:
+    """What shows a certificate; raises `UsageError` where its files cannot be used."""
+    for each in (file, key):
+        try:
+            each.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{each} cannot be read: {error.strerror}") from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
+    except ssl.SSLError:
+        raise UsageError(f"{file} holds no certificate in PEM") from None
+    except OSError as error:  # it has gone since then
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    try:
+        context.load_cert_chain(file, key, password=_ask)
+    except _LockedKey:
+        message = f"{key} is locked with a passphrase, which nobody is there to give: `openssl pkey` writes it without"
+        raise UsageError(message) from None
+    except ssl.SSLError as error:
+        if error.reason is None:
+            raise UsageError(f"{key} holds no private key in PEM") from None
+        if error.reason == _MISMATCH:
+            message = f"{key} is not the key of {file}, in which the server's own certificate has to come first"
+            raise UsageError(message) from None
+        raise UsageError(f"{file} cannot be used: {error.reason.lower().replace('_', ' ')}") from None
+    except OSError as error:
+        raise UsageError(f"{file} or {key} cannot be read: {error.strerror}") from None
+    return context
+
+
+class _LockedKey(Exception):
+    """A passphrase is asked for."""
+
+
+def _ask() -> str:
+    """Called where OpenSSL would ask at the terminal."""
+    raise _LockedKey
+
+
+# The socket
+
+_PAUSE_S: Final = 0.1  # where the system lets nobody in
+_FAREWELL_S: Final = 5  # for a client to agree that it ends
+
+
+class EncryptedSocket:
+    """Lets clients in at a socket that listens, by a context that shows them a certificate; others may do so as well.
+
+    ``refuse`` is called for each client that breaks off, takes too long, or speaks another language.
+    """
+
+    def __init__(
+        self, listening: socket.socket, context: ssl.SSLContext, limits: Limits, refuse: Callable[[], None]
+    ) -> None:
+        self._listening, self._context, self._limits, self._refuse = listening, context, limits, refuse
+
+    async def let_in(self, make: Callable[[], Connection], connections: MutableSet[Any]) -> None:
+        """Let clients in until this is cancelled; those that are on their way in are among ``connections``, too."""
+        loop = asyncio.get_running_loop()
+        self._listening.setblocking(False)
+        while True:
+            try:
+                client, address = await loop.sock_accept(self._listening)
+            except OSError:  # it has left again, or all files are in use
+                self._limits.all.make_room()
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            asyncio.create_task(self._greet(client, address[0], make(), connections))  # noqa: RUF006 - _Greeting has it
+
+    async def _greet(
+        self, client: socket.socket, address: str, connection: Connection, connections: MutableSet[Any]
+    ) -> None:
+        greeting = _Greeting(connection, self._limits, asyncio.current_task())
+        connections.add(greeting)
+        self._limits.idle.enter(greeting, address)
+        self._limits.all.enter(greeting, address)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: greeting,
+                client,
+                ssl=self._context,
+                ssl_handshake_timeout=HEAD_S,
+                ssl_shutdown_timeout=_FAREWELL_S,
+            )
+        except OSError:
+            self._refuse()
+        finally:
+            connections.discard(greeting)
+            greeting.leave()
+
+
+class _Greeting(asyncio.Protocol):
+    """A client that has connected, and no more: it waits as one does that asks for nothing."""
+
+    def __init__(self, connection: Connection, limits: Limits, task: asyncio.Task[None] | None) -> None:
+        self._connection, self._limits, self._task = connection, limits, task
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
+        """Let the connection take its place, now that both have agreed."""
+        self.leave()
+        transport.set_protocol(self._connection)
+        self._connection.connection_made(transport)
+
+    def leave(self) -> None:
+        """Stop counting it."""
+        self._limits.idle.leave(self)
+        self._limits.all.leave(self)
+
+    def give_up(self, *, if_sending: bool = True) -> bool:  # noqa: ARG002 - nothing is sent yet
+        """Close it at once."""
+        return self._task is not None and self._task.cancel()
+
+    def shutdown(self) -> None:
+        """Close it, as uvicorn asks of each connection at its end."""
+        self.give_up()

@@ -1,0 +1,85 @@
+"""Webhooks of forges: who shows that it has the secret lets the instance fetch now; nothing else is read of them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from starlette.types import Scope
+
+from gitboot.endpoint.connections import HEARD, NOT_NOW, REFUSED, ReadBody, Reply
+from gitboot.errors import UsageError
+
+PUSHED: Final = "/hooks/push"
+
+_MOST_BYTES: Final = 5 << 20
+_PAUSE_S: Final = 2.0  # between two fetches that are asked for
+_SHORTEST_SECRET: Final = 16  # characters
+_PREFIX: Final = b"sha256="
+
+# GitHub signs the body, Gitea and Forgejo likewise without a prefix; GitLab shows the secret itself.
+_SIGNED: Final = (b"x-hub-signature-256", b"x-gitea-signature", b"x-forgejo-signature")
+_SHOWN: Final = b"x-gitlab-token"
+
+
+class PushSecret:
+    """The secret in a file, read for each request: it may change."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def read(self) -> bytes:
+        """Return the secret. Raises `UsageError` if it cannot be read, or is so short that it may be guessed."""
+        try:
+            secret = self._file.read_bytes().strip()
+        except OSError as error:
+            raise UsageError(f"--push-secret: {self._file} cannot be read: {error.strerror}") from None
+        if len(secret) < _SHORTEST_SECRET:
+            raise UsageError(f"--push-secret: {self._file} needs {_SHORTEST_SECRET} characters or more")
+        return secret
+
+
+class Pushes:
+    """Hears webhooks, and wakes an instance, at once and then no more often than every two seconds."""
+
+    def __init__(self, secret: PushSecret, wake: Callable[[], None]) -> None:
+        self._secret, self._wake = secret, wake
+        self._woken = -_PAUSE_S
+        self._later: asyncio.TimerHandle | None = None
+
+    async def heard(self, scope: Scope, read: ReadBody) -> Reply:
+        """The reply to what may be a webhook. Of its body only the HMAC is kept."""
+        try:
+            secret = self._secret.read()
+        except UsageError:
+            return NOT_NOW
+        digest = hmac.new(secret, digestmod=sha256)
+        if (refusal := await read(_MOST_BYTES, digest.update)) is not None:
+            return refusal
+        if not _is_signed(scope, secret, digest.hexdigest()):
+            return REFUSED
+        self._ring()
+        return HEARD
+
+    def _ring(self) -> None:
+        if self._later is None:
+            wait_s = max(self._woken + _PAUSE_S - time.monotonic(), 0)
+            self._later = asyncio.get_running_loop().call_later(wait_s, self._wake_now)
+
+    def _wake_now(self) -> None:
+        self._later, self._woken = None, time.monotonic()
+        self._wake()
+
+
+def _is_signed(scope: Scope, secret: bytes, digest: str) -> bool:
+    """Whether one of the headers shows that the sender has the secret; each that is there is looked at in full."""
+    signed = [value.removeprefix(_PREFIX) for name, value in scope["headers"] if name in _SIGNED]
+    shown = [value for name, value in scope["headers"] if name == _SHOWN]
+    found = [hmac.compare_digest(value, digest.encode()) for value in signed]
+    found += [hmac.compare_digest(value, secret) for value in shown]
+    return bool(found) and all(found)

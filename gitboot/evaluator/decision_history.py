@@ -1,0 +1,190 @@
+"""One server through the commits of a repository: which of them changed its decision, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from gitboot.child_processes import encode
+from gitboot.errors import InvalidRepository
+from gitboot.evaluator.cache import Cache
+from gitboot.evaluator.evaluation import CommitPair, Evaluation
+from gitboot.evaluator.protocol import ResultKind
+from gitboot.fleet.revision import Revision
+from gitboot.git.history import CommitSummary, Step
+from gitboot.jsonio import decoder
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import Decision
+from gitboot.review.decision_changes import EffectKind, ServerEffect, all_effects
+from gitboot.text import more
+
+_NOTHING = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changed:
+    """A commit that changed what is decided for the server."""
+
+    commit: CommitSummary
+    effect: ServerEffect
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skipped:
+    """A commit that is invalid: no server was ever decided by it."""
+
+    commit: CommitSummary
+    problem: str
+
+
+class Evaluate(Protocol):
+    """Who evaluates commits."""
+
+    def __call__(self, revision: Revision, base: Revision | None) -> CommitPair:
+        """What a commit decides, beside ``base``; raises `InvalidRepository`."""
+
+
+class Lineage:
+    """What a repository's commits, the newest first, changed.
+
+    The cache has the problem of each tree, and the effects of each step between two trees. Git names a tree by its
+    content, so these results never go out of date.
+    """
+
+    def __init__(self, commits: Sequence[Step], cache: Cache | None, evaluate: Evaluate) -> None:
+        self._commits, self._cache, self._evaluate = commits, cache, evaluate
+        self._pair: CommitPair | None = None  # the last that was evaluated
+
+    def of(self, server: str) -> Iterator[Changed | Skipped]:
+        """The commits that changed a server's decision, the newest first, and the invalid ones after the first.
+
+        ``server`` is its name now, or the last one that it had; under another name before that it is followed by
+        its UUID. Nothing comes where no commit knows it.
+        """
+        wanted: str | SystemUuid = server
+        newer: Step | None = None  # the last valid commit, of which it is not known yet what it changed
+        before: list[Skipped] = []  # newer than that, and not yielded yet
+        after: list[Skipped] = []
+        for step in (*self._changing(), None):
+            if step is not None and (problem := self._problem(step, newer)) is not None:
+                after.append(Skipped(commit=step.commit, problem=problem))
+                continue
+            if newer is not None and (found := self._between(step, newer, wanted)) is not None:
+                wanted, effect = found
+                yield from before
+                yield Changed(commit=newer.commit, effect=effect)
+                before = []
+            before, after, newer = before + after, [], step
+
+    def _changing(self) -> Iterator[Step]:
+        """The commits whose fleet is not their parent's, byte for byte."""
+        for step, parent in zip(self._commits, (*self._commits[1:], None), strict=True):
+            if step.tree != (parent.tree if parent else None):
+                yield step
+
+    def _between(self, old: Step | None, new: Step, server: str | SystemUuid) -> tuple[SystemUuid, ServerEffect] | None:
+        """Return what the step from ``old`` to ``new`` changed for the server."""
+        step = (_tree(old), _tree(new))
+        if changed := self._known(ResultKind.HISTORY_CHANGED, step):
+            if (uuid := _uuid_of(server, changed[0])) is None:
+                return None
+            if effect := self._known(ResultKind.HISTORY_EFFECT, (*step, uuid)):
+                return uuid, effect[0]
+        found = self._effects_of(old, new)
+        names = {uuid: found[uuid].server for uuid in sorted(found, key=lambda uuid: _order(uuid, found[uuid]))}
+        self._store(ResultKind.HISTORY_EFFECT, {(*step, uuid): effect for uuid, effect in found.items()})
+        self._store(ResultKind.HISTORY_CHANGED, {step: names})
+        uuid = _uuid_of(server, names)
+        return (uuid, found[uuid]) if uuid is not None else None
+
+    def _problem(self, step: Step, newer: Step | None) -> str | None:
+        """Return what is wrong with a commit; None if it is valid. ``newer`` is a valid one, which it resembles."""
+        known: list[str | None] = self._known(ResultKind.HISTORY_PROBLEM, _tree(step))
+        if not known:
+            known = [self._found_wrong(step, newer)]
+            self._store(ResultKind.HISTORY_PROBLEM, {_tree(step): known[0]})
+        return known[0]
+
+    def _known(self, kind: ResultKind, key: object) -> list[Any]:
+        """Return a list of the result that the cache has for a key. The list is empty if the cache has none."""
+        values = self._cache.get_many(kind, [encode(key)]).values() if self._cache is not None else ()
+        return [_DECODERS[kind](value) for value in values if is_history_result(kind, value)]
+
+    def _store(self, kind: ResultKind, results: Mapping[Any, object]) -> None:
+        if self._cache is not None:
+            self._cache.insert_many(kind, {encode(key): encode(each) for key, each in results.items()})
+
+    def _found_wrong(self, step: Step, newer: Step | None) -> str | None:
+        try:
+            if step.tree is not None:
+                self._beside(step, newer)
+        except InvalidRepository as error:
+            return " ".join(filter(None, (str(error.problems[0]), more(len(error.problems) - 1, "problem"))))
+        return None
+
+    def _effects_of(self, old: Step | None, new: Step) -> Mapping[SystemUuid, ServerEffect]:
+        """What a step changed, for every server."""
+        if old is None or old.tree is None or new.tree is None:
+            return all_effects(self._whole(old), self._whole(new))
+        pair = self._beside(old, new)
+        assert pair.base is not None  # noqa: S101 - it is the newer one
+        return all_effects(_decisions(pair.head, pair.servers), _decisions(pair.base, pair.servers))
+
+    def _whole(self, step: Step | None) -> Mapping[str, Decision]:
+        if step is None or step.tree is None:
+            return {}
+        known = (self._pair.head, self._pair.base) if self._pair is not None else ()
+        of_it = (each for each in known if each is not None and each.revision == step.commit.revision)
+        found = next(of_it, None) or self._beside(step, None).head
+        return found.decided.decisions.servers
+
+    def _beside(self, step: Step, newer: Step | None) -> CommitPair:
+        """A commit on the next one that is valid: so history is walked, and what both have is decided once."""
+        base = newer.commit.revision if newer is not None and newer.tree is not None else None
+        pair = self._pair
+        if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):
+            pair = self._pair = self._evaluate(step.commit.revision, base)
+        return pair
+
+
+_DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
+    ResultKind.HISTORY_PROBLEM: decoder(str | None),  # by tree; None: it is valid
+    ResultKind.HISTORY_CHANGED: decoder(dict[SystemUuid, str]),  # by two trees: the servers that differ, with names
+    ResultKind.HISTORY_EFFECT: decoder(ServerEffect),  # by two trees and a server
+}
+
+
+def is_history_result(kind: ResultKind, value: bytes) -> bool:
+    """Return whether the bytes are a value of a kind that a history stores."""
+    try:
+        _DECODERS[kind](value)
+    except (KeyError, msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _decisions(commit: Evaluation, servers: Collection[str]) -> Mapping[str, Decision]:
+    known = commit.decided.decisions.servers
+    return {name: known[name] for name in servers if name in known}
+
+
+def _order(uuid: SystemUuid, effect: ServerEffect) -> tuple[bool, SystemUuid]:
+    """Return the place of a server among those that a step changed: removed servers come last."""
+    return effect.kind is EffectKind.REMOVED, uuid
+
+
+def _uuid_of(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> SystemUuid | None:
+    """Return the UUID of the server that has this UUID, or else this name; of two with the name, the first.
+
+    A name is thereby the name after the step. If no server has the name then, it is that of a removed server.
+    """
+    if server in names:
+        return SystemUuid(server)
+    return next((uuid for uuid, name in names.items() if name == server), None)
+
+
+def _tree(step: Step | None) -> str:
+    return step.tree or _NOTHING if step is not None else _NOTHING

@@ -1,0 +1,1 @@
+"""Store what machines fetched from endpoints and mirrors until the controller reads it."""

@@ -1,0 +1,373 @@
+"""One-time boots and secrets: which ones were served, to whom and how often."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address, ip_network
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from gitboot.fetchlog.log_entries import Observation, that_use_up
+from gitboot.fetchlog.spool import ForwardedBatch, Writer, aside, files, parse, whole_lines, writer_of
+from gitboot.jsonio import format_instant
+from gitboot.render.paths import FAILED, Role, kind_of, means
+from gitboot.resolve.provisioning_record import FETCH_GRACE
+from gitboot.resolve.server_plan import SoleClaim
+from gitboot.system_clock import Uptime
+
+MOST_ADDRESSES: Final = 16  # that are told apart, of one secret and installation
+MOST_FETCHES: Final = 10  # of one secret in one installation, until a person should look
+OTHERS: Final = "others"  # stands for every address beyond MOST_ADDRESSES
+_USER_DATA: Final = "user-data/"
+_REPORT: Final = "reports/"
+_ENCRYPTED: Final = "secrets/"
+_IPV6_NETWORK: Final = 64  # RFC 4291: an interface chooses the other half itself
+
+
+def secret_of(path: str) -> str | None:
+    """Return the secret that a path below the output directory has: ``secrets/NAME`` or ``user-data/FILE``.
+
+    User data counts as a secret: it has the tokens by which an installer reports and fetches its secrets. The paths of
+    reports, ``reports/provisioned`` and ``reports/failed``, are such secrets themselves, and are counted likewise.
+    """
+    kind = means(path)
+    if kind is None or kind.role not in (Role.DATA, Role.SEALED, Role.REPORT):
+        return None
+    if kind.role is Role.REPORT:
+        return f"{_REPORT}{'failed' if kind is FAILED else 'provisioned'}"
+    name = path.rpartition("/")[2] if "{name}" in kind.text else "config.ign"
+    return f"{_ENCRYPTED if kind.role is Role.SEALED else _USER_DATA}{name}"
+
+
+def is_report(secret: str) -> bool:
+    """Return whether a secret is the path of a report: that is an event of its own, and no condition."""
+    return secret.startswith(_REPORT)
+
+
+def described(secret: str) -> str:
+    """Return what messages call a secret."""
+    group, _, name = secret.partition("/")
+    return f"the secret {name}" if f"{group}/" == _ENCRYPTED else f"the user data {name}"
+
+
+@lru_cache(maxsize=4096)
+def network_of(client: str) -> str:
+    """Return the address of a client; of an IPv6 address its /64 network, within which a host may have any address."""
+    try:
+        address = ip_address(client)
+    except ValueError:  # a client whose address nobody knows
+        return client
+    return str(ip_network((address, _IPV6_NETWORK), strict=False)) if isinstance(address, IPv6Address) else client
+
+
+class AddressFetches(NamedTuple):
+    """The fetches of one secret by one address, or by several that are not told apart."""
+
+    first: datetime
+    last: datetime
+    times: int
+
+    def and_one(self, at: datetime, times: int) -> AddressFetches:
+        """Return these fetches and more."""
+        return AddressFetches(min(self.first, at), max(self.last, at), self.times + times)
+
+    def facts(self) -> dict[str, Any]:
+        return {"first": format_instant(self.first), "last": format_instant(self.last), "times": self.times}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SecretFetches:
+    """Who fetched one secret in one installation."""
+
+    addresses: Mapping[str, AddressFetches] = field(default_factory=dict)  # by `network_of`; at most MOST_ADDRESSES
+    others: AddressFetches | None = None  # by all further addresses
+    confirmed: tuple[int, int] = (1, 0)  # how many addresses, and fetches, a person has said to be right
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """How many addresses have fetched it, and how many times. The addresses of ``others`` count as one."""
+        every = (*self.addresses.values(), *((self.others,) if self.others is not None else ()))
+        return len(every), sum(each.times for each in every)
+
+    @property
+    def is_unexpected(self) -> bool:
+        """Whether a person should look: a second address, or more than ten fetches, since that was confirmed."""
+        addresses, times = self.seen
+        return addresses > self.confirmed[0] or times > self.confirmed[1] + MOST_FETCHES
+
+    def fetched(self, address: str, at: datetime, times: int) -> SecretFetches:
+        """Return these fetches and more, by one address."""
+        if address in self.addresses or (len(self.addresses) < MOST_ADDRESSES and address != OTHERS):
+            before = self.addresses.get(address, AddressFetches(at, at, 0))
+            return replace(self, addresses={**self.addresses, address: before.and_one(at, times)})
+        return replace(self, others=(self.others or AddressFetches(at, at, 0)).and_one(at, times))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstallationFetches:
+    """Who fetched the secrets of one server in its newest installation."""
+
+    key: str  # the provision key
+    attempt: int
+    number: int  # in the ledger's sequence, when it was offered
+    secrets: Mapping[str, SecretFetches] = field(default_factory=dict)  # by `secret_of`
+
+    @property
+    def fetched(self) -> dict[str, SecretFetches]:
+        """The fetches of secrets and user data, without the reports."""
+        return {name: each for name, each in self.secrets.items() if not is_report(name)}
+
+    @property
+    def is_unexpected(self) -> bool:
+        return any(each.is_unexpected for name, each in self.secrets.items() if not is_report(name))
+
+    @property
+    def last(self) -> datetime:
+        """When any of them was fetched last."""
+        return max(each.last for secret in self.secrets.values() for each in _every(secret))
+
+    def has_fetched(self, address: str, secret: str) -> bool:
+        """Whether an address has fetched a secret, or for user data any file of that, in this installation."""
+
+        def is_same(name: str) -> bool:
+            return name == secret or (name.startswith(_USER_DATA) and secret.startswith(_USER_DATA))
+
+        return any(address in each.addresses for name, each in self.secrets.items() if is_same(name))
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return an item for each secret, as the API and `gitboot secret fetches` show it."""
+        return [
+            {
+                "installation": self.key,
+                "attempt": self.attempt,
+                "secret": name,
+                "unexpected": each.is_unexpected,
+                "times": each.seen[1],
+                "addresses": [
+                    {"address": address, **found.facts()} for address, found in sorted(each.addresses.items())
+                ],
+                "others": each.others.facts() if each.others is not None else None,
+            }
+            for name, each in sorted(self.fetched.items())
+        ]
+
+
+def _every(secret: SecretFetches) -> Iterator[AddressFetches]:
+    yield from secret.addresses.values()
+    if secret.others is not None:
+        yield secret.others
+
+
+class Given(NamedTuple):
+    """A boot that was given."""
+
+    first: Observation  # or what its installer reported, where that is all that is known
+    is_over: bool  # whether the system that was booted has asked for its data since, or its installer reported
+
+    def __str__(self) -> str:
+        if _role(self.first) is Role.REPORT:
+            return f"its installer has reported, at {format_instant(self.first.at)}"
+        was = "perhaps served" if self.first.is_open_intent else "given once,"
+        return f"{was} at {format_instant(self.first.at)} to {self.first.client}"
+
+    def again(self, at: datetime, up: Uptime) -> bool:
+        """Whether it is given once more: to another NIC, after a failure, to GRUB after iPXE; it is the same boot."""
+        first = self.first.by(at, up)
+        return not self.is_over and first.at <= at < first.at + FETCH_GRACE
+
+
+@dataclass(slots=True)
+class _File:
+    """A file of the spool, as far as it was read."""
+
+    base: int = 0  # where it begins in its writer's own
+    offset: int = 0
+    observations: dict[str, dict[int, Observation]] = field(default_factory=dict)  # by server and by offer, by place
+
+    def read(self, path: Path) -> None:
+        """Take in what was added since the last time."""
+        for offset, line in whole_lines(path, self.offset):
+            self.offset = offset + len(line)
+            match parse(line):
+                case Observation() as found if found.digest is not None and found.is_evidence:
+                    for name in {found.server, found.offer or found.server}:
+                        self.observations.setdefault(name, {})[self.base + offset] = found
+                case int(taken_back):
+                    for each in self.observations.values():
+                        each.pop(taken_back, None)
+
+
+def how_given(observations: Iterable[Observation], offer: str, report: str | None) -> Given | None:
+    """How a boot was given, by what is known of its server and its offer; None: it was not.
+
+    Of an attempt whose installer has reported, by the token ``report``, no further boot is left to be given.
+    """
+    known = sorted(that_use_up(observations), key=lambda each: each.at)
+    ended = next((each for each in known if report == each.digest and _role(each) is Role.REPORT), None)
+    first = next((each for each in known if each.offer == offer and _role(each) is not Role.REPORT), ended)
+    if first is None:
+        return None
+    is_over = any(each.at >= first.at and _role(each) in (Role.DATA, Role.SEALED, Role.REPORT) for each in known)
+    return Given(first, is_over)
+
+
+def joined(one: Given | None, other: Given | None) -> Given | None:
+    """Return how a boot was given by what two logs know of it: since the first time, and over if either knows that."""
+    if one is None or other is None:
+        return one or other
+    return Given(min(one.first, other.first, key=lambda each: each.at), one.is_over or other.is_over)
+
+
+def has_reported(known: Collection[Observation], token: str) -> bool:
+    """Whether an installer has reported since its server's boot was given last."""
+    known = that_use_up(known)
+    reports = [each.at for each in known if each.digest == token and _role(each) is Role.REPORT]
+    return bool(reports) and max(reports) >= max(
+        (each.at for each in known if _role(each) is Role.ENTRY), default=max(reports)
+    )
+
+
+class GivenBoots:
+    """The boots that a spool knows of, whoever wrote them there; what the instance has deleted is known no more."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, _File] = {}
+
+    def find(self, server: str, offer: str, report: str | None = None) -> Given | None:
+        """How a boot was given; None: it was not. Raises OSError where the spool cannot be read.
+
+        It is told by its offer: what a commit changes of it meanwhile, its server's name as well, makes it no other.
+        """
+        self._look()
+        return how_given({*self._of(server), *self._of(offer)}, offer, report)
+
+    def reported(self, server: str, token: str) -> bool:
+        """Whether an installer has reported since its boot was given last. Raises OSError like `find`."""
+        self._look()
+        return has_reported([*self._of(server)], token)
+
+    def _of(self, name: str) -> Iterator[Observation]:
+        for file in self._files.values():
+            yield from file.observations.get(name, {}).values()
+
+    def _look(self) -> None:
+        there = {path.name: path for path in files(self._folder)}
+        for name in self._files.keys() - there.keys():
+            del self._files[name]
+        for name, path in there.items():
+            with suppress(FileNotFoundError):  # the instance has deleted it just now
+                file, size = self._files.setdefault(name, _File(writer_of(name)[1])), path.stat().st_size
+                if size < file.offset:  # what could not be synced was taken back
+                    file = self._files[name] = _File(writer_of(name)[1])
+                if size > file.offset:
+                    file.read(path)
+
+
+def _role(observation: Observation) -> Role | None:
+    kind = kind_of(observation.path)
+    return kind.role if kind is not None else None
+
+
+class Unrecordable(Exception):
+    """A fetch log does not answer in time, or cannot be read."""
+
+
+class NotTaken(Exception):
+    """A batch was not taken, and why."""
+
+
+def is_lease(giver: str) -> bool:
+    """Return whether a tree names the lease of a shared ledger as its giver, and not the identity of a spool."""
+    return "/" in giver
+
+
+class SpoolElsewhere(Protocol):
+    """A shared fetch log. Its methods may be called from any thread."""
+
+    @property
+    def name(self) -> str:
+        """The name that messages give it."""
+
+    @property
+    def giver(self) -> str | None:
+        """The identity under which one-time boots may be served now; None: they may not."""
+
+    @property
+    def forgotten(self) -> int:
+        """How many times entries had been deleted at the last question."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the last question had no answer."""
+
+    def given(self, server: str, offer: str, report: str | None) -> Given | None:
+        """Return how a boot was served, by any host. Raises `Unrecordable`."""
+
+    def reported(self, server: str, token: str) -> bool:
+        """Return whether an installer has reported since its boot was served last. Raises `Unrecordable`."""
+
+    def record(self, observation: Observation, giver: str | None, is_given_up: Callable[[], bool]) -> None:
+        """Write a fetch durably before it is answered from a tree that names this ``giver``.
+
+        Raises `Unrecordable` if the fetch may not have been written. Writes nothing if the caller has given up before
+        the database takes it.
+        """
+
+    def close(self) -> None:
+        """Close the connections."""
+
+    def ping(self) -> None:
+        """Ask a question if the last one failed, or is some seconds old."""
+
+    def take(self, batch: ForwardedBatch, there: Collection[str]) -> int:
+        """Take a batch if it is the next one of its writer; return the byte at which the next one has to begin.
+
+        ``there`` are the files that the batch's spool has. Raises `NotTaken`.
+        """
+
+    def go_back(self, writer: Writer, place: int) -> None:
+        """Let the next batch of a writer begin at ``place``, if more than that was taken of its file.
+
+        Raises `NotTaken`.
+        """
+
+
+_INSTANCE_FILE: Final = Path(".forwarded", "soles")  # in the instance's spool: the host's spool, by site
+_HOST_FILES: Final = ("sole", "sole.left")  # in the spool of that host itself
+
+
+def claims_in(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ...]:
+    """Return the claims that the files in some spools state, by file. A claim without a site has ended.
+
+    ``fetch_log`` is where the fetches of the other host belong: the spool that is read today.
+    """
+    files = [file for folder in folders for file in (folder / _INSTANCE_FILE, *_host_files(folder))]
+    found = ((file, _sites_in(file)) for file in dict.fromkeys(files))
+    return tuple(SoleClaim(str(file), sites, str(fetch_log)) for file, sites in found if sites is not None)
+
+
+def _host_files(folder: Path) -> list[Path]:
+    return [aside(folder) / name for name in _HOST_FILES]
+
+
+def _sites_in(file: Path) -> tuple[str, ...] | None:
+    """Return the sites that a file claims; None if there is no file, or if its claims have ended."""
+    try:
+        content = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return ()
+    with suppress(ValueError):
+        match json.loads(content):
+            case {"site": str(site)}:
+                return (site,)
+            case dict(claimed):
+                return tuple(sorted(map(str, claimed))) or None
+    return ()

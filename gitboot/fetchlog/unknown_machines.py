@@ -1,0 +1,462 @@
+"""Unknown machines: machines that asked for a boot and have no document, with their inventory."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from functools import lru_cache, reduce
+from ipaddress import IPv6Address, ip_address, ip_network
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final, NamedTuple
+
+from gitboot.fetchlog.log_entries import instant_of
+from gitboot.files import write_whole
+from gitboot.jsonio import canonical, format_instant
+from gitboot.model.scalars import (
+    MacAddress,
+    Malformed,
+    SystemUuid,
+    is_placeholder_serial,
+    is_placeholder_uuid,
+    parse_lookup_mac,
+    parse_uuid,
+    swapped,
+)
+from gitboot.render.emulated_apis import entry_by_query
+from gitboot.render.paths import BOOT, Kind, Role, asked_for, identity_of
+from gitboot.text import count
+
+MOST: Final = 1000
+MOST_OF_ONE: Final = 64
+KEPT: Final = timedelta(days=30)
+_MOST_MACS: Final = 16
+_LONGEST: Final = 64  # of a serial number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnknownMachine:
+    """What is known of one machine, by its own word."""
+
+    macs: tuple[MacAddress, ...] = ()
+    uuid: SystemUuid | None = None
+    serial: str | None = None
+    client: str  # the address that asked last
+    path: str  # what for, below the base URL
+    first: datetime
+    last: datetime
+    times: int = 1
+    server: str | None = None  # whose document has some of this, and not its UUID
+    inventory: Findings | None = None  # what an image has found in it
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """By what an index may know it, or an entry of this table."""
+        return (
+            *(identity_of(Kind.MAC, mac) for mac in self.macs),
+            *((identity_of(Kind.UUID, self.uuid),) if self.uuid is not None else ()),
+            *((identity_of(Kind.SERIAL, self.serial),) if self.serial is not None else ()),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "macs": list(self.macs),
+            "uuid": self.uuid,
+            "serial": self.serial,
+            "client": self.client,
+            "path": self.path,
+            "first": format_instant(self.first),
+            "last": format_instant(self.last),
+            "times": self.times,
+            "server": self.server,
+            "inventory": self.inventory.facts() if self.inventory is not None else None,
+        }
+
+
+def unknown_of(path: str, query: Mapping[str, str], client: str, at: datetime) -> UnknownMachine | None:
+    """Who asks for an entry at ``path``, below the base URL and in any spelling; None: it is no entry's path."""
+    for asked in asked_for(entry_by_query(path.removeprefix("/"), query)):
+        if asked.kind.role is not Role.ENTRY:
+            continue
+        kind, _, value = asked.identity.partition("/")
+        said = {"uuid": query.get("uuid"), "serial": query.get("serial"), kind: value}
+        mac, uuid, serial = said.get("mac"), _uuid(said["uuid"]), _serial(said["serial"])
+        if mac is None and uuid is None and serial is None:
+            return None
+        macs = (parse_lookup_mac(mac),) if mac is not None else ()
+        below = asked.path.removeprefix(BOOT)[:200]
+        return UnknownMachine(macs=macs, uuid=uuid, serial=serial, client=client, path=below, first=at, last=at)
+    return None
+
+
+def inventoried(found: Mapping[str, Any], path: str, client: str, at: datetime) -> UnknownMachine:
+    """Who has sent what an image found in it; ValueError where that names no interface."""
+    inventory = findings_of(found)
+    return UnknownMachine(
+        macs=tuple(sorted(each.mac for each in inventory.interfaces)),
+        uuid=_uuid(found.get("uuid")),
+        serial=_serial(found.get("serial")),
+        client=client,
+        path=path,
+        first=at,
+        last=at,
+        inventory=inventory,
+    )
+
+
+def _inventory(found: object) -> Findings | None:
+    try:
+        return findings_of(found) if isinstance(found, dict) else None
+    except ValueError:
+        return None
+
+
+def _uuid(text: object) -> SystemUuid | None:
+    try:
+        found = parse_uuid(text)
+    except Malformed:
+        return None
+    return None if is_placeholder_uuid(found) else found
+
+
+def _serial(text: object) -> str | None:
+    """As a document may have it: one that nobody has set says nothing."""
+    if not isinstance(text, str) or not (plain := text.strip()) or len(plain) > _LONGEST:
+        return None
+    return None if not (plain.isascii() and plain.isprintable()) or is_placeholder_serial(plain) else plain
+
+
+class UnknownMachines:
+    """A table of them, bounded; of what is said of one machine by several requests one entry is made."""
+
+    def __init__(self, machines: Iterable[UnknownMachine] = (), unkept: int = 0) -> None:
+        self.unkept = unkept  # requests of machines for which there was no room
+        self._by_identity: dict[str, UnknownMachine] = {}
+        self._machines: dict[int, UnknownMachine] = {}  # by their own id(), in the order in which they came
+        self._of_network: Counter[str] = Counter()
+        for each in machines:
+            self.add(each)
+
+    @property
+    def machines(self) -> tuple[UnknownMachine, ...]:
+        """The last that asked first."""
+        return tuple(sorted(self._machines.values(), key=lambda each: (-each.last.timestamp(), each.identities)))
+
+    def add(self, machine: UnknownMachine) -> bool:
+        """Take note of one that has asked; whether it is new, and kept."""
+        known = {id(each): each for name in _names(machine) if (each := self._by_identity.get(name)) is not None}
+        if not known and not self._has_room(machine):
+            self.unkept += machine.times
+            return False
+        for each in known.values():
+            self._drop(each)
+        merged = reduce(_joined, [*known.values(), machine])
+        self._machines[id(merged)] = merged
+        self._of_network[network_of(merged.client)] += 1
+        self._by_identity |= dict.fromkeys(_names(merged), merged)
+        return not known
+
+    def expire(self, at: datetime) -> None:
+        """Drop those that have not asked for long."""
+        for each in self.machines:
+            if each.last <= at - KEPT:
+                self._drop(each)
+
+    def _has_room(self, machine: UnknownMachine) -> bool:
+        return len(self._machines) < MOST and self._of_network[network_of(machine.client)] < MOST_OF_ONE
+
+    def _drop(self, machine: UnknownMachine) -> None:
+        del self._machines[id(machine)]
+        self._of_network[network_of(machine.client)] -= 1
+        for name in _names(machine):
+            del self._by_identity[name]
+
+
+def _names(machine: UnknownMachine) -> tuple[str, ...]:
+    """Its identities; of a UUID that of either byte order is the same."""
+    either = machine.uuid if machine.uuid is None else min(machine.uuid, swapped(machine.uuid))
+    return replace(machine, uuid=either).identities
+
+
+def _joined(one: UnknownMachine, other: UnknownMachine) -> UnknownMachine:
+    """What two say of one machine: the earlier word on who it is stands, the later request is the last."""
+    later = max(one, other, key=lambda each: each.last)
+    return replace(
+        later,
+        macs=tuple(sorted({*one.macs, *other.macs})) if len({*one.macs, *other.macs}) <= _MOST_MACS else one.macs,
+        uuid=one.uuid or other.uuid,
+        serial=one.serial or other.serial,
+        first=min(one.first, other.first),
+        times=one.times + other.times,
+        inventory=later.inventory or one.inventory or other.inventory,
+    )
+
+
+@lru_cache(maxsize=4096)
+def network_of(client: str | None) -> str:
+    """Return what counts as one client: its address; in IPv6 its /64 network, which a client has for itself."""
+    try:
+        address = ip_address((client or "").partition("%")[0])  # fe80::1%eth0: which interface it came by
+    except ValueError:
+        return ""
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or ip_network((address, 64), strict=False))
+    return str(address)
+
+
+# As JSON
+
+
+def render_unknown(table: UnknownMachines) -> bytes:
+    """A table as a file has it."""
+    return canonical({"machines": [each.facts() for each in table.machines], "unkept": table.unkept}) + b"\n"
+
+
+def parse_unknown(data: bytes) -> UnknownMachines:
+    """What ``render_unknown`` wrote; nothing of what is not that."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return UnknownMachines()
+    if not isinstance(found, dict):
+        return UnknownMachines()
+    listed, unkept = found.get("machines"), found.get("unkept")
+    machines = [_machine(each) for each in listed] if isinstance(listed, list) else []
+    return UnknownMachines(filter(None, machines), unkept if isinstance(unkept, int) else 0)
+
+
+def _machine(facts: object) -> UnknownMachine | None:
+    try:
+        match facts:
+            case {
+                "macs": list(macs),
+                "client": str(client),
+                "path": str(path),
+                "first": str(first),
+                "last": str(last),
+                "times": int(times),
+                **more,
+            }:
+                server = said if isinstance(said := more.get("server"), str) else None
+                for text in (client, path, server or ""):
+                    text.encode()  # half of a surrogate pair could be written nowhere
+                return UnknownMachine(
+                    macs=tuple(map(parse_lookup_mac, macs[:_MOST_MACS])),
+                    uuid=_uuid(more.get("uuid")),
+                    serial=_serial(more.get("serial")),
+                    client=client[:64],
+                    path=path[:200],
+                    first=instant_of(first),
+                    last=instant_of(last),
+                    times=times,
+                    server=server,
+                    inventory=_inventory(more.get("inventory")),
+                )
+    except (Malformed, ValueError, AttributeError):
+        pass
+    return None
+
+
+MOST_BYTES: Final = 64 * 1024  # of what an image sends
+MOST_INTERFACES: Final = 16
+_MOST_DISKS: Final = 16
+_MOST: Final = 2**63 - 1
+# As in gitboot.model.server, which an endpoint does not need to start.
+_ARCHITECTURES: Final = ("x86_64", "aarch64")
+_FIRMWARES: Final = ("UEFI", "BIOS")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundInterface:
+    """A network interface with a MAC address of its own."""
+
+    mac: MacAddress
+    name: str | None = None  # as an installed system calls it, where that is known
+    link: bool | None = None  # whether a cable was found in it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundDisk:
+    """A disk, as the image's kernel calls it."""
+
+    name: str
+    bytes: int | None = None
+    model: str | None = None
+    serial: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """What is known of a machine besides who it is."""
+
+    interfaces: tuple[FoundInterface, ...]
+    disks: tuple[FoundDisk, ...] = ()
+    manufacturer: str | None = None
+    product: str | None = None
+    architecture: str | None = None  # one that a document can have, as the firmware
+    firmware: str | None = None
+    cpus: int | None = None
+    memory_mib: int | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """As `findings_of` reads it."""
+        facts = asdict(self)
+        facts["memoryMiB"] = facts.pop("memory_mib")
+        return _present(
+            {
+                **facts,
+                "interfaces": [_present(each) for each in facts["interfaces"]],
+                "disks": [_present(each) for each in facts["disks"]],
+            }
+        )
+
+    def __str__(self) -> str:
+        """All of it in one line."""
+        kind = " ".join(filter(None, (self.manufacturer, self.product)))
+        how = " ".join(filter(None, (self.architecture, self.firmware)))
+        cpus = count(self.cpus, "CPU") if self.cpus is not None else ""
+        memory = f"{round(self.memory_mib / 1024, 1):g} GiB" if self.memory_mib is not None else ""
+        disks = map(_disk_words, self.disks)
+        return ", ".join(filter(None, (kind, how, cpus, memory, count(len(self.interfaces), "interface"), *disks)))
+
+
+def findings_of(found: Mapping[str, Any]) -> Findings:
+    """What of it is understood; ValueError where that is no interface."""
+    interfaces = {each.mac: each for each in _interfaces(found.get("interfaces"))}
+    if not interfaces:
+        raise ValueError(f"it names no interface by its MAC address: {_HINT}")
+    return Findings(
+        interfaces=tuple(interfaces.values())[:MOST_INTERFACES],
+        disks=tuple(_disks(found.get("disks")))[:_MOST_DISKS],
+        manufacturer=_words(found.get("manufacturer")),
+        product=_words(found.get("product")),
+        architecture=_one_of(_ARCHITECTURES, found.get("architecture")),
+        firmware=_one_of(_FIRMWARES, found.get("firmware")),
+        cpus=_number(found.get("cpus")),
+        memory_mib=_number(found.get("memoryMiB")),
+    )
+
+
+def parse_sent(data: bytes) -> Mapping[str, Any]:
+    """What an image has sent, as JSON; ValueError where it is none."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"it is no mapping in JSON: {_HINT}")
+    return found
+
+
+_HINT: Final = 'send {"interfaces": [{"mac": "52:54:00:12:34:56"}]}, and what else is known'
+
+
+def _interfaces(listed: object) -> Iterator[FoundInterface]:
+    for each in _mappings(listed):
+        link = each.get("link")
+        try:
+            mac = parse_lookup_mac(each.get("mac"))
+        except Malformed:
+            continue
+        yield FoundInterface(mac=mac, name=_words(each.get("name")), link=link if isinstance(link, bool) else None)
+
+
+def _disks(listed: object) -> Iterator[FoundDisk]:
+    for each in _mappings(listed):
+        if (name := _words(each.get("name"))) is not None:
+            size, model, serial = _number(each.get("bytes")), _words(each.get("model")), _words(each.get("serial"))
+            yield FoundDisk(name=name, bytes=size, model=model, serial=serial)
+
+
+def _disk_words(disk: FoundDisk) -> str:
+    size = f"{disk.bytes / 1e9:.3g} GB" if disk.bytes is not None and disk.bytes < 1e12 else ""
+    size = f"{disk.bytes / 1e12:.3g} TB" if disk.bytes is not None and not size else size
+    return " ".join(filter(None, (disk.name, size)))
+
+
+def _mappings(listed: object) -> Iterator[Mapping[str, Any]]:
+    return (each for each in (listed if isinstance(listed, list) else ()) if isinstance(each, dict))
+
+
+def _words(text: object) -> str | None:
+    """A few words on one line; None where they are none, too many, or would do something to who reads them."""
+    plain = " ".join(text.split()) if isinstance(text, str) else ""
+    return plain if plain and len(plain) <= _LONGEST and plain.isprintable() else None
+
+
+def _one_of(known: tuple[str, ...], value: object) -> str | None:
+    return value if isinstance(value, str) and value in known else None
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST else None
+
+
+def _present(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if value not in (None, [])}
+
+
+SUFFIX: Final = ".unknown"
+_MOST_FILES: Final = 64  # of writers that have ended, say, while no instance takes them
+ASKED_MOST_BYTES: Final = 8 * 1024 * 1024  # as much as a full table, each machine with its inventory
+
+
+class UnknownAsked:
+    """What one writer has noted since the instance took its last file; from any thread.
+
+    There is one file of it at most: what comes meanwhile waits in a table that is bounded, too. One that is lost costs
+    no more than a line of a list.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder, self._name = folder, f"{os.getpid()}-{token_hex(8)}{SUFFIX}"
+        self._lock = threading.Lock()
+        self._table = UnknownMachines()
+        self.requests = 0  # of machines that no document describes
+
+    def note(self, machine: UnknownMachine) -> None:
+        """Take note of one that has asked."""
+        with self._lock:
+            self.requests += machine.times
+            self._table.add(machine)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether an instance comes to know of it at all."""
+        return self._folder is not None
+
+    def leave(self) -> None:
+        """Leave what has come for the instance, if it has taken what was left before; a full disk loses nothing."""
+        with self._lock:
+            if self._folder is None or not (self._table.machines or self._table.unkept):
+                return
+            path = self._folder / self._name
+            with suppress(OSError):
+                if path.exists() or len(list(self._folder.glob(f"*{SUFFIX}"))) >= _MOST_FILES:
+                    return
+                write_whole(path, render_unknown(self._table), mode=0o640)
+                self._table = UnknownMachines()
+
+
+class UnknownLeft(NamedTuple):
+    """What a writer has left."""
+
+    path: Path
+    table: UnknownMachines
+
+
+def unknown_left(folder: Path) -> Iterator[UnknownLeft]:
+    """What writers have left in a spool; each is to be deleted once it stands elsewhere. Raises nothing."""
+    with suppress(OSError):
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            with suppress(OSError):
+                table = UnknownMachines()
+                if path.stat().st_size <= ASKED_MOST_BYTES:
+                    table = parse_unknown(path.read_bytes())
+                yield UnknownLeft(path, table)

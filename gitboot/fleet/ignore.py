@@ -1,0 +1,404 @@
+"""`.gitbootignore`: which files of a revision are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits, hexdigits, punctuation
+from typing import Final, NamedTuple
+
+from gitboot.fleet.documents import START, oversized, problem_at
+from gitboot.fleet.revision import Irregular, Oversized, Snapshot
+from gitboot.fleet.yaml import Place
+from gitboot.model.scalars import shown
+from gitboot.problems import Code, Problem
+
+MAX_BYTES: Final = 64 * 1024
+
+
+@lru_cache(maxsize=2)  # of the accepted commit and of the next one
+def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
+    """What a file leaves out, and its lines that can match nothing."""
+    patterns, malformed = [], []
+    for line in lines(data):
+        try:
+            patterns.append(parse_pattern(line.text))
+        except NoPattern:
+            malformed.append(line)
+    return Ignore(patterns), tuple(malformed)
+
+
+class Ignore:
+    """Which paths are left out; what it was asked once, it knows."""
+
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
+        self._automaton = _Automaton(patterns)
+        self._behind = lru_cache(maxsize=_FOLDERS)(self._enter)
+        self.leaves_out: Callable[[str], bool] = lru_cache(maxsize=_PATHS)(self._leaves_out)
+
+    def _leaves_out(self, path: str) -> bool:
+        """Whether a path, or a folder that it lies in, is left out; a path that ends with "/" is a folder."""
+        folder, slash, name = path.removesuffix("/").rpartition("/")
+        states = self._behind(folder) if slash else self._automaton.start
+        if states is None:
+            return True
+        states = self._automaton.through(states, name)
+        return self._automaton.leaves_out(states, is_folder=path.endswith("/"))
+
+    def _enter(self, folder: str) -> int | None:
+        """The states behind a folder's "/"; None where it is left out: nothing below can be taken in again."""
+        states = self._automaton.start
+        for name in folder.split("/"):
+            states = self._automaton.through(states, name)
+            if self._automaton.leaves_out(states, is_folder=True):
+                return None
+            states = self._automaton.into_folder(states)
+        return states
+
+
+_FOLDERS: Final = 1024
+_PATHS: Final = 256 * 1024
+
+
+class _States:
+    """What each state of the automaton is: a token that comes next, or the end of a pattern; in the lines' order."""
+
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
+        self._next = 0
+        self.ones: dict[Bytes, list[int]] = {}  # those that take one byte, by what they take
+        self.stars: list[int] = []
+        self.crossing: list[int] = []  # stars that take "/" as well
+        self.entries: list[int] = []  # of what can be skipped: a star that crosses, and a "/"
+        self.file_ends: list[int] = []
+        self.ends: list[int] = []  # in a folder's name
+        self.takes_in: list[int] = []  # ends of patterns that do
+        self.at_path: list[int] = []  # where patterns begin
+        self.at_name: list[int] = []
+        for pattern in patterns:
+            (self.at_path if pattern.is_path else self.at_name).append(self._next)
+            for token in pattern.tokens:
+                self._add(token)
+            self._end(pattern)
+
+    def _add(self, token: Token) -> None:
+        match token:
+            case One(members):
+                self.ones.setdefault(members, []).append(self._state())
+            case Star(crosses):
+                state = self._state()
+                self.stars.append(state)
+                self.crossing += [state] * crosses
+            case AnyFolders():
+                self.entries.append(self._state())
+                self._add(Star(crosses=True))
+                self._add(One(1 << SLASH))
+
+    def _end(self, pattern: Pattern) -> None:
+        state = self._state()
+        self.ends.append(state)
+        self.file_ends += [state] * (not pattern.folders_only)
+        self.takes_in += [state] * pattern.takes_in
+
+    def _state(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+
+class _Automaton:
+    """All patterns at once: which states it can be in is a number, a bit for each."""
+
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
+        states = _States(patterns)
+        self._takes = [0] * 256
+        for members, taking in states.ones.items():
+            bits = _bits(taking)
+            for byte in range(256):
+                if members >> byte & 1:
+                    self._takes[byte] |= bits
+        self._stars, self._crossing, self._entries = map(_bits, (states.stars, states.crossing, states.entries))
+        self._ends, self._file_ends, self._takes_in = map(_bits, (states.ends, states.file_ends, states.takes_in))
+        self._at_name = self._with_skipped(_bits(states.at_name))
+        self.start = self._with_skipped(_bits(states.at_path)) | self._at_name
+
+    def through(self, states: int, name: str) -> int:
+        """The states behind a name in a path."""
+        for byte in name.encode():
+            states = self._with_skipped((states & self._takes[byte]) << 1 | states & self._stars)
+        return states
+
+    def into_folder(self, states: int) -> int:
+        """The states behind the "/" that ends a folder's name."""
+        return self._with_skipped((states & self._takes[SLASH]) << 1 | states & self._crossing) | self._at_name
+
+    def leaves_out(self, states: int, *, is_folder: bool) -> bool:
+        """Whether the last pattern that matches says so, when all of a path was taken."""
+        ended = states & (self._ends if is_folder else self._file_ends)
+        return bool(ended) and not self._takes_in >> (ended.bit_length() - 1) & 1
+
+    def _with_skipped(self, states: int) -> int:
+        """The states, and those that are reached from them by taking nothing."""
+        entries = states & self._entries
+        states |= entries << 1 | entries << 3
+        return states | (states & self._stars) << 1
+
+
+def _bits(states: list[int]) -> int:
+    """A number with these bits; they come in order. Built at once: to set them one by one copies it each time."""
+    bits = bytearray(states[-1] // 8 + 1 if states else 0)
+    for state in states:
+        bits[state // 8] |= 1 << state % 8
+    return int.from_bytes(bits, "little")
+
+
+SLASH: Final = ord("/")
+Bytes = int  # a set of bytes: bit 97 is b"a"
+_ALL: Final[Bytes] = (1 << 256) - 1
+_NO_SLASH: Final[Bytes] = _ALL ^ 1 << SLASH
+
+
+class NoPattern(ValueError):
+    """A line that can match nothing: Git passes over it in silence."""
+
+
+class Line(NamedTuple):
+    """What stands in one line that is neither empty nor a comment."""
+
+    number: int  # 1-based
+    text: bytes
+
+
+def lines(data: bytes) -> Iterator[Line]:
+    """The lines of a file as Git reads them: without a byte order mark, CR before LF, and spaces at the end."""
+    for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
+        text = _without_spaces(line.removesuffix(b"\r"))
+        if text and not text.startswith(b"#"):
+            yield Line(number, text)
+
+
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+def _without_spaces(line: bytes) -> bytes:
+    """The line without spaces at its end, but for one behind a backslash."""
+    text = line.rstrip(b" ")
+    is_escaped = (len(text) - len(text.rstrip(b"\\"))) % 2
+    return line[: len(text) + is_escaped]
+
+
+class One(NamedTuple):
+    """Takes one of these bytes."""
+
+    bytes: Bytes
+
+
+class Star(NamedTuple):
+    """Takes any bytes, or none."""
+
+    crosses: bool  # "/" as well
+
+
+class AnyFolders(NamedTuple):
+    """Takes any folders, each with its "/", or none."""
+
+
+Token = One | Star | AnyFolders
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pattern:
+    """One line: what it matches, and what follows from that."""
+
+    tokens: tuple[Token, ...]
+    is_path: bool  # matched against the whole path, else against each name in it
+    takes_in: bool  # what it matches is not left out, whatever lines above say
+    folders_only: bool
+
+
+def parse_pattern(text: bytes) -> Pattern:
+    """What a line matches; raise `NoPattern` where that is nothing."""
+    takes_in = text.startswith(b"!")
+    text = text.removeprefix(b"!")
+    if not text:
+        raise NoPattern
+    glob = text.removesuffix(b"/")
+    is_path = b"/" in glob
+    return Pattern(
+        tokens=tuple(_tokens(glob.removeprefix(b"/"), is_path)),
+        is_path=is_path,
+        takes_in=takes_in,
+        folders_only=glob != text,
+    )
+
+
+def _tokens(glob: bytes, is_path: bool) -> list[Token]:
+    tokens: list[Token] = []
+    # Git compares bytes up to here and takes the rest for a pattern of its own: "**" may stand at its beginning.
+    literal = next((index for index, byte in enumerate(glob) if byte in b"*?[\\"), len(glob))
+    position = 0
+    while position < len(glob):
+        match chr(glob[position]):
+            case "*":
+                begins = is_path and (position == literal or glob[position - 1] == SLASH)
+                position, token = _stars(glob, position, begins)
+                if not (isinstance(token, AnyFolders) and tokens and isinstance(tokens[-1], AnyFolders)):
+                    tokens.append(token)
+            case "[":
+                position, members = _class(glob, position + 1)
+                tokens.append(One(members & _NO_SLASH))
+            case "?":
+                tokens.append(One(_NO_SLASH))
+                position += 1
+            case _:
+                position, byte = _literal(glob, position)
+                tokens.append(One(1 << byte))
+    return tokens
+
+
+def _stars(glob: bytes, position: int, begins: bool) -> tuple[int, Star | AnyFolders]:
+    """Where a run of stars ends, and what it takes: more than a name only as a name of its own."""
+    beyond = next((index for index in range(position, len(glob)) if glob[index] != glob[position]), len(glob))
+    if begins and beyond - position > 1:
+        if glob.startswith(b"/", beyond):
+            return beyond + 1, AnyFolders()
+        if beyond == len(glob) or glob.startswith(b"\\/", beyond):
+            return beyond, Star(crosses=True)
+    return beyond, Star(crosses=False)
+
+
+def _class(glob: bytes, position: int) -> tuple[int, Bytes]:
+    """Where a character class ends that begins before ``position``, and the bytes in it."""
+    negated = glob[position : position + 1] in (b"!", b"^")
+    position += negated
+    members: Bytes = 0
+    before = 0  # what a "-" would begin a range with
+    first = True
+    while first or glob[position : position + 1] != b"]":
+        first = False
+        byte = _at(glob, position)
+        if byte == ord("-") and before and glob[position + 1 : position + 2] not in (b"", b"]"):
+            position, last = _literal(glob, position + 1)
+            if last < before:
+                raise NoPattern
+            members |= (1 << last + 1) - (1 << before)
+            before = 0
+        elif (name := _class_name(glob, position)) is not None:
+            if name not in _CLASSES:
+                raise NoPattern
+            members |= _CLASSES[name]
+            position, before = position + len(name) + 4, 0
+        else:
+            position, before = _literal(glob, position)
+            members |= 1 << before
+    return position + 1, members ^ (_ALL if negated else 0)
+
+
+def _literal(glob: bytes, position: int) -> tuple[int, int]:
+    """Where a byte ends, that may stand behind a backslash, and the byte."""
+    if _at(glob, position) == ord("\\"):
+        position += 1
+    return position + 1, _at(glob, position)
+
+
+def _at(glob: bytes, position: int) -> int:
+    if position >= len(glob):
+        raise NoPattern
+    return glob[position]
+
+
+def _class_name(glob: bytes, position: int) -> bytes | None:
+    """What stands between "[:" and ":]"; None where that is not what begins here."""
+    if not glob.startswith(b"[:", position):
+        return None
+    name = glob[position + 2 : max(glob.find(b"]", position), 0)]
+    return name[:-1] if name.endswith(b":") else None
+
+
+def _bytes(members: Iterable[int]) -> Bytes:
+    return sum(1 << each for each in set(members))
+
+
+_CLASSES: Final[Mapping[bytes, Bytes]] = {
+    b"alnum": _bytes(map(ord, ascii_letters + digits)),
+    b"alpha": _bytes(map(ord, ascii_letters)),
+    b"blank": _bytes(b" \t"),
+    b"cntrl": _bytes([*range(32), 127]),
+    b"digit": _bytes(map(ord, digits)),
+    b"graph": _bytes(range(33, 127)),
+    b"lower": _bytes(map(ord, ascii_lowercase)),
+    b"print": _bytes(range(32, 127)),
+    b"punct": _bytes(map(ord, punctuation)),
+    b"space": _bytes(b" \t\n\r"),
+    b"upper": _bytes(map(ord, ascii_uppercase)),
+    b"xdigit": _bytes(map(ord, hexdigits)),
+}
+
+
+class Listing(NamedTuple):
+    """The files of a fleet, by path, in order."""
+
+    documents: tuple[str, ...]
+    irregular: tuple[str, ...]  # paths at which, or below which, there may be anything
+    problems: tuple[Problem, ...]
+
+
+def listed(snapshot: Snapshot) -> Listing:
+    """All but what is left out: dot-files, dot-folders, and what ``.gitbootignore`` names."""
+    named, problems = _named(snapshot)
+
+    def left_out(path: str, *, is_folder: bool = False) -> bool:
+        return _is_hidden(path) or named(f"{path}/" if is_folder else path)
+
+    irregular = tuple(
+        path
+        for path, kind in sorted(snapshot.irregular.items())
+        if not left_out(path, is_folder=kind is Irregular.SUBMODULE)
+    )
+    problems += (_irregular_problem(path, snapshot.irregular[path]) for path in irregular)
+    documents = sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not left_out(path))
+    return Listing(tuple(documents), irregular, tuple(problems))
+
+
+def _named(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
+    """Whether ``.gitbootignore`` leaves out a path; and which of its lines match nothing."""
+    blob = snapshot.blobs.get(IGNORE_FILE)
+    if blob is None:
+        return _nothing, []
+    try:
+        data = snapshot.read(blob)
+    except Oversized as error:
+        return _nothing, [oversized(IGNORE_FILE, START, error)]
+    if len(data) > MAX_BYTES:
+        message = f"the file has {len(data):,} bytes, over {MAX_BYTES:,}"
+        hint = "name folders and patterns, not file by file"
+        return _nothing, [problem_at(IGNORE_FILE, START, Code.FILE_TOO_LARGE, message, hint)]
+    ignore, malformed = read_ignore(data)
+    return ignore.leaves_out, [_no_pattern(line) for line in malformed]
+
+
+def _nothing(_: str) -> bool:
+    return False
+
+
+def _no_pattern(line: Line) -> Problem:
+    message = f"no pattern in Git's sense: {shown(line.text.decode('utf-8', 'replace'))}"
+    return problem_at(IGNORE_FILE, Place(line.number, 1), Code.IGNORE_PATTERN, message)
+
+
+IGNORE_FILE: Final = ".gitbootignore"
+
+
+def _is_hidden(path: str) -> bool:
+    return path.startswith(".") or "/." in path
+
+
+def _irregular_problem(path: str, irregular: Irregular) -> Problem:
+    code, message = _IRREGULAR[irregular]
+    return problem_at(path, START, code, message)
+
+
+_IRREGULAR: Final = {
+    Irregular.SUBMODULE: (Code.SUBMODULE, "a submodule, whose content is not part of the commit"),
+    Irregular.SYMLINK: (Code.SYMLINK, "a symbolic link, which leads out of what the commit says"),
+    Irregular.FILE_NAME: (Code.FILE_NAME, "a file name that is not UTF-8"),
+}

@@ -1,0 +1,125 @@
+"""Layered dictionary: a large dictionary with some values replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from heapq import merge
+from math import isqrt
+from typing import Any, TypeVar, overload
+
+K = TypeVar("K", bound=Any)
+V = TypeVar("V")
+D = TypeVar("D")
+
+
+def merged(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] = ()) -> Mapping[K, V]:
+    """What there was, with what is another and without what is gone; the same object where nothing is.
+
+    The keys of ``before`` are in their order, unless nothing comes. It must not change any more.
+    """
+    if all(before.get(key) == each for key, each in changed.items()) and not any(key in before for key in gone):
+        return before
+    return replaced(before, changed, gone)
+
+
+def replaced(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] = ()) -> Mapping[K, V]:
+    """Return ``before`` with the changed values and without the keys that are gone. Values are not compared."""
+    if not changed and not gone:
+        return before
+    base, over, without = before, dict(changed), set[K]()
+    if isinstance(before, Overlay):
+        base, over, without = before.base, {**before.over, **changed}, before.without - changed.keys()
+    for key in gone:
+        over.pop(key, None)
+        if key in base:
+            without.add(key)
+    if not base:
+        return over if (order := sorted(over)) == list(over) else {key: over[key] for key in order}
+    come = tuple(sorted(key for key in over if key not in base))
+    # Each further change copies what lies above, and now and then what lies below: together that is least at the root.
+    # What is no dictionary may have its values still to make.
+    if len(over) + len(without) <= (2 * isqrt(len(base)) if isinstance(base, dict) else len(base)):
+        return Overlay(base, over, without, come)
+    flat = {**base, **over}
+    for key in without:
+        del flat[key]
+    return dict(sorted(flat.items())) if come else flat
+
+
+def made(mapping: dict[K, Any] | Unmade[K, Any], key: K, value: object) -> None:
+    """Put a value that was made by need in the place of the one that it is made of, for whoever shares it, too."""
+    holding = mapping.made if isinstance(mapping, Unmade) else mapping
+    holding[key] = value
+
+
+def differing(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
+    """The keys whose values are not the same objects; what lies below both is not looked at."""
+    keys = {*before, *after} if _base(before) is not _base(after) else {*_touched(before), *_touched(after)}
+    return {key for key in keys if before.get(key) is not after.get(key)}
+
+
+def _base(mapping: Mapping[K, V]) -> Mapping[K, V]:
+    return mapping.base if isinstance(mapping, Overlay) else mapping
+
+
+def _touched(mapping: Mapping[K, V]) -> Collection[K]:
+    return mapping.over.keys() | mapping.without if isinstance(mapping, Overlay) else ()
+
+
+class Unmade(Mapping[K, V]):
+    """Values that are still to make of what lies ``below``, which may be read when it is asked for; or are made."""
+
+    __slots__ = ("below", "made")
+
+    def __init__(self, below: Mapping[K, Any]) -> None:
+        self.below = below
+        self.made: dict[K, V] = {}
+
+    def __getitem__(self, key: K) -> V:
+        found: V | None = self.made.get(key)
+        return found if found is not None else self.below[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.below
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self.below)
+
+    def __len__(self) -> int:
+        return len(self.below)
+
+
+class Overlay(Mapping[K, V]):
+    """A mapping that shares nearly all with another one, which lies below it; made by `merged`."""
+
+    __slots__ = ("base", "come", "over", "without")
+
+    def __init__(self, base: Mapping[K, V], over: dict[K, V], without: set[K], come: tuple[K, ...]) -> None:
+        self.base, self.over, self.without = base, over, without
+        self.come = come  # the keys that lie above alone, sorted
+
+    def __getitem__(self, key: K) -> V:
+        if key in self.over:
+            return self.over[key]
+        if key in self.without:
+            raise KeyError(key)
+        return self.base[key]
+
+    @overload
+    def get(self, key: K, /) -> V | None: ...
+    @overload
+    def get(self, key: K, /, default: V | D) -> V | D: ...
+    def get(self, key: K, /, default: Any = None) -> Any:
+        if key in self.over:
+            return self.over[key]
+        return default if key in self.without else self.base.get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.over or (key in self.base and key not in self.without)
+
+    def __iter__(self) -> Iterator[K]:
+        below = (key for key in self.base if key not in self.without) if self.without else iter(self.base)
+        return merge(below, self.come) if self.come else iter(below)
+
+    def __len__(self) -> int:
+        return len(self.base) - len(self.without) + len(self.come)

@@ -1,0 +1,205 @@
+"""Problem formats: text, SARIF, JUnit and GitHub annotations."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any, Final
+from urllib.parse import quote
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from gitboot import __version__
+from gitboot.jsonio import document
+from gitboot.problems import Code, Problem, Severity, with_hint, worst_first
+from gitboot.terminal import style
+from gitboot.text import count, printable
+
+_SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
+_LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning"}
+_CODES: Final = {code.value: code for code in Code}
+_LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # fleet.yaml:12, which a message names
+
+
+def sarif(problems: Sequence[Problem]) -> str:
+    """One run with a result for each problem, and the rules that they go by.
+
+    Paths are relative to the root of the repository. A result's fingerprint says nothing of lines, so it stays
+    the same while lines move.
+    """
+    ordered = worst_first(problems)
+    rules = sorted({problem.code for problem in ordered})
+    numbers = {code: number for number, code in enumerate(rules)}
+    seen: Counter[str] = Counter()
+    driver = {
+        "name": "gitboot",
+        "semanticVersion": __version__,
+        "rules": [_rule(code) for code in rules],
+    }
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(problem, numbers[problem.code], seen) for problem in ordered],
+    }
+    log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json.dumps(log, indent=2, sort_keys=True) + "\n"
+
+
+def _rule(name: str) -> dict[str, Any]:
+    """What a code means, as `gitboot explain CODE` says it."""
+    code = _CODES[name]
+    return {
+        "id": code.value,
+        "name": code.name.title().replace("_", ""),
+        "shortDescription": {"text": code.headline},
+        "fullDescription": {"text": code.why},
+        "help": {"text": f"{code.why} {code.fix}", "markdown": f"{code.why}\n\n**Fix:** {code.fix}"},
+    }
+
+
+def _result(problem: Problem, rule: int, seen: Counter[str]) -> dict[str, Any]:
+    artifact = {"uri": quote(problem.path), "uriBaseId": "%SRCROOT%"}
+    region = {"startLine": problem.line, "startColumn": problem.column}
+    return {
+        "ruleId": str(problem.code),
+        "ruleIndex": rule,
+        "level": _LEVELS[problem.severity],
+        "message": {"text": with_hint(problem)},
+        "locations": [{"physicalLocation": {"artifactLocation": artifact, "region": region}}],
+        "partialFingerprints": {"primaryLocationLineHash": _fingerprint(problem, seen)},
+    }
+
+
+def _fingerprint(problem: Problem, seen: Counter[str]) -> str:
+    """Distinguishes a result from others wherever its line moves; those that read alike are numbered.
+
+    GitHub docs, "SARIF support for code scanning": primaryLocationLineHash is the one that GitHub reads.
+    """
+    said = _LINES.sub(r"\1", printable(problem.message))
+    name = sha256(f"{problem.code}\0{problem.path}\0{said}".encode()).hexdigest()[:16]
+    seen[name] += 1
+    return f"{name}:{seen[name]}"
+
+
+def junit(problems: Sequence[Problem]) -> str:
+    """A report of one suite; without problems it has one test, which passed."""
+    errors = sum(problem.severity is Severity.ERROR for problem in problems)
+    counts = {
+        "tests": str(len(problems) or 1),
+        "failures": str(errors),
+        "errors": "0",
+        "skipped": str(len(problems) - errors),
+    }
+    root = Element("testsuites", counts)
+    tests = SubElement(root, "testsuite", {"name": "gitboot", **counts})
+    used: Counter[tuple[str, str]] = Counter()
+    for problem in worst_first(problems):
+        name = printable(f"{problem.path}: {problem.message}")
+        used[problem.code, name] += 1
+        count = used[problem.code, name]
+        _add(tests, problem, name if count == 1 else f"{name} ({count})")
+    if not problems:
+        SubElement(tests, "testcase", {"classname": "gitboot", "name": "no problems"})
+    indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
+
+
+def _add(tests: Element, problem: Problem, name: str) -> None:
+    path = printable(problem.path)
+    test = SubElement(tests, "testcase", {"classname": problem.code, "name": name, "file": path})
+    text = printable(str(problem))
+    if problem.severity is Severity.ERROR:
+        SubElement(test, "failure", {"type": problem.code, "message": printable(problem.message)}).text = text
+    else:
+        SubElement(test, "skipped", {"message": f"warning: {text}"})
+
+
+LIMIT: Final = 10  # annotations of each level that GitHub shows a step; it drops the rest without a word
+
+
+def github(problems: Sequence[Problem]) -> str:
+    """One command a line, as many as GitHub shows; a notice says how many problems are left out."""
+    ordered = worst_first(problems)
+    lines: list[str] = []
+    left_out: list[str] = []
+    for severity, level in _LEVELS.items():
+        found = [problem for problem in ordered if problem.severity is severity]
+        lines += (_command(level, problem) for problem in found[:LIMIT])
+        if len(found) > LIMIT:
+            left_out.append(count(len(found) - LIMIT, f"more {level}"))
+    if left_out:
+        lines.append(f"::notice title=gitboot::{' and '.join(left_out)} not shown here: see the log of this step")
+    return "\n".join(lines)
+
+
+def _command(level: str, problem: Problem) -> str:
+    properties = {
+        "file": printable(problem.path),
+        "line": str(problem.line),
+        "col": str(problem.column),
+        "title": str(problem.code),
+    }
+    joined = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    return f"::{level} {joined}::{_data(with_hint(problem))}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def counted(problems: Sequence[Problem]) -> str:
+    """How many errors and warnings there are, in words."""
+    errors = sum(problem.severity is Severity.ERROR for problem in problems)
+    warnings = len(problems) - errors
+    parts = [count(number, noun) for number, noun in ((errors, "error"), (warnings, "warning")) if number]
+    return " and ".join(parts) or "no errors"
+
+
+def as_text(problems: Sequence[Problem], prefix: str) -> str:
+    """One problem a line: ``path:line:column: CODE: message``, its hint on a line below."""
+    lines = []
+    for problem in problems:
+        error = problem.severity is Severity.ERROR
+        place = style(f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:", bold=True)
+        code = style(f"{problem.code}:", fg="red" if error else "yellow")
+        lines.append(f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}")
+        if problem.hint:
+            lines.append(f"    {printable(problem.hint)}")
+    return "\n".join(lines)
+
+
+def as_json(problems: Sequence[Problem], prefix: str) -> str:
+    return document(items=[replace(problem, path=f"{prefix}{problem.path}") for problem in problems])
+
+
+def _annotated(write: Callable[[Sequence[Problem]], str]) -> Callable[[Sequence[Problem], str], str]:
+    """A format of a code host or a CI system, which knows files by their path from where it checked out."""
+
+    def written(problems: Sequence[Problem], prefix: str) -> str:
+        root = _from_here(prefix)
+        return write([replace(problem, path=f"{root}{problem.path}") for problem in problems])
+
+    return written
+
+
+def _from_here(prefix: str) -> str:
+    """A prefix relative to the current directory; nothing where it leads out of it."""
+    path = os.path.relpath(prefix or ".")
+    return "" if path == "." or path.split(os.sep)[0] == ".." else f"{path}/"
+
+
+FORMATS: Final[Mapping[str, Callable[[Sequence[Problem], str], str]]] = {
+    "text": as_text,
+    "json": as_json,
+    "github": _annotated(github),
+    "sarif": _annotated(sarif),
+    "junit": _annotated(junit),
+}

@@ -1,0 +1,81 @@
+"""Resources of a valid revision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from gitboot.fleet.revision import BlobId, Revision
+from gitboot.fleet.yaml import Place, locate
+from gitboot.model.boot_image import BootImage, ImageStream
+from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
+from gitboot.model.fleet import Fleet
+from gitboot.model.server import Server
+from gitboot.problems import Code, Problem, Severity
+
+Resource = Fleet | Server | BootImage | ImageStream | BootProfile | BootPolicy | Maintenance
+KINDS: Final[Mapping[str, type[Resource]]] = {
+    kind.__name__: kind for kind in (Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, Maintenance)
+}
+
+
+class Id(NamedTuple):
+    """A resource's kind and name, as messages and reasons show them: BootPolicy/web."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+
+class Origin(NamedTuple):
+    """Where a resource is written."""
+
+    path: str
+    blob: BlobId
+    document: int  # which of its file, 0-based
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetRepository:
+    """One valid revision: every resource by name, in name order, and the files that they use."""
+
+    revision: Revision
+    fleet: Fleet
+    servers: Mapping[str, Server]
+    images: Mapping[str, BootImage]
+    streams: Mapping[str, ImageStream]
+    profiles: Mapping[str, BootProfile]
+    policies: Mapping[str, BootPolicy]
+    maintenances: Mapping[str, Maintenance]
+    files: Mapping[str, bytes]  # templates and certificates that resources name
+    origins: Mapping[Id, Origin]
+    read: Callable[[BlobId], bytes]
+
+    def place(self, resource: Id, *path: str | int) -> tuple[str, Place]:
+        """The file of a resource, and the place in it of what ``path`` leads to or would stand in."""
+        origin = self.origins[resource]
+        return origin.path, locate(self.read(origin.blob), origin.document, path)
+
+    def problem(
+        self,
+        code: Code,
+        message: str,
+        resource: Id,
+        *path: str | int,
+        hint: str = "",
+        severity: Severity = Severity.ERROR,
+    ) -> Problem:
+        """A problem at the place of a resource's field."""
+        file, place = self.place(resource, *path)
+        return Problem(
+            path=file,
+            line=place.line,
+            column=place.column,
+            code=code,
+            message=message,
+            hint=hint,
+            severity=severity,
+        )

@@ -1,0 +1,631 @@
+"""Validation across the documents of a revision."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import chain, groupby
+from operator import is_
+from typing import Any, Final
+
+from gitboot.errors import InvalidRepository
+from gitboot.fleet.documents import (
+    ANYTHING,
+    START,
+    AllUnread,
+    NotSealed,
+    ParseCache,
+    ParsedBlob,
+    is_lfs_pointer,
+    problem_at,
+    read_blob,
+    sealed,
+    too_large,
+)
+from gitboot.fleet.identities import Identity, identities, place_of
+from gitboot.fleet.ignore import IGNORE_FILE, Listing, listed
+from gitboot.fleet.resources import FleetRepository, Id, Origin, Resource
+from gitboot.fleet.revision import BlobId, Oversized, Snapshot
+from gitboot.fleet.yaml import Place, locate
+from gitboot.jsonio import API_VERSION
+from gitboot.model.boot_image import BootImage, ImageStream
+from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
+from gitboot.model.fields import read
+from gitboot.model.fleet import Fleet, UnknownProfile
+from gitboot.model.scalars import AGE, Name, Path, shown
+from gitboot.model.selectors import Selector
+from gitboot.model.server import Server
+from gitboot.problems import MAX_KEPT, Code, Problem, first
+from gitboot.text import near
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedFile:
+    """The documents of one file, and what the checks across files compare."""
+
+    blob: BlobId
+    parsed: ParsedBlob
+    resources: tuple[tuple[Id, Resource], ...]
+    origins: tuple[tuple[Id, Origin], ...]
+    references: tuple[Id, ...]  # resources, and files of kind "file"
+    identities: tuple[tuple[str, str], ...]  # of its servers: what it is, and the value in one spelling
+    bmcs: tuple[tuple[str, bool], ...]  # of its servers: the address, and whether the document names a system
+    has_problems: bool
+
+    @property
+    def has_only_servers(self) -> bool:
+        """Return whether the file has only valid Server documents. gitboot caches only such files."""
+        return self.parsed.has_only_servers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A valid revision."""
+
+    snapshot: Snapshot
+    listing: Listing
+    files: Mapping[str, LoadedFile]  # the documents' files, by path in order
+    repository: FleetRepository
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flawed:
+    """A revision that is not valid, as far as gitboot can look at it."""
+
+    problems: tuple[Problem, ...]
+    well_formed: FleetRepository  # every well-formed document; resources that it names may be missing
+    whole: FleetRepository  # the well-formed documents of which everything that they name is there
+    lacking: frozenset[str]  # kinds of which documents are broken, or named something that is missing
+
+
+def list_files(snapshot: Snapshot, before: Loaded | None = None) -> Listing:
+    """Return which files of a revision are documents; ``before`` is another revision, which may have the same."""
+    return before.listing if before is not None and _has_same_names(snapshot, before) else listed(snapshot)
+
+
+def load_revision(
+    snapshot: Snapshot,
+    cache: ParseCache | None = None,
+    before: Loaded | None = None,
+    listing: Listing | None = None,  # as `list_files` returns it
+) -> Loaded | Flawed:
+    """Return the revision at ``snapshot``, or what is wrong with it.
+
+    ``cache`` keeps what blobs parse to between calls. Files that ``before`` has with the same blob are not read.
+    """
+    listing = listing or list_files(snapshot, before)
+    # A file is read to parse it, and again to locate problems: usually the same one.
+    snapshot = replace(snapshot, changed=None, read=lru_cache(maxsize=2)(snapshot.read))
+    files = _loaded_files(snapshot, listing, {} if cache is None else cache, before.files if before is not None else {})
+    if not listing.problems:
+        repository = _unchanged(snapshot, files, before) or _valid_repository(snapshot, files, before)
+        if repository is not None:
+            return Loaded(snapshot=snapshot, listing=listing, files=files, repository=repository)
+    found = _examined(snapshot, listing, files)
+    if isinstance(found, Flawed):
+        return found
+    return Loaded(snapshot=snapshot, listing=listing, files=files, repository=found)
+
+
+def _has_same_names(snapshot: Snapshot, before: Loaded) -> bool:
+    """Return whether both revisions list the same files."""
+    blobs, known = snapshot.blobs, before.snapshot.blobs
+    if blobs is known:
+        return snapshot.irregular == before.snapshot.irregular
+    return (
+        blobs.keys() == known.keys()
+        and blobs.get(IGNORE_FILE) == known.get(IGNORE_FILE)
+        and snapshot.irregular == before.snapshot.irregular
+    )
+
+
+def _loaded_files(
+    snapshot: Snapshot, listing: Listing, cache: ParseCache, known: Mapping[str, LoadedFile]
+) -> dict[str, LoadedFile]:
+    blobs, files = snapshot.blobs, {}
+    for path in listing.documents:
+        found, blob = known.get(path), blobs[path]
+        if found is None or found.blob != blob:
+            if (parsed := cache.get(blob)) is None:
+                parsed = cache[blob] = read_blob(snapshot, blob, path)
+            found = _loaded_file(path, blob, parsed)
+        files[path] = found
+    return files
+
+
+def _loaded_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
+    named = tuple((Id(type(each).__name__, each.metadata.name), each) for _, each in parsed.resources)
+    servers = [each for _, each in named if isinstance(each, Server)]
+    bmcs = ((each.spec.bmc.address, each.spec.bmc.system) for each in servers if each.spec.bmc is not None)
+    return LoadedFile(
+        blob=blob,
+        parsed=parsed,
+        resources=named,
+        origins=tuple(
+            (key, Origin(path, blob, index)) for (key, _), (index, _) in zip(named, parsed.resources, strict=True)
+        ),
+        references=tuple(sorted({Id(kind, name) for _, each in named for kind, name, _ in references(each)})),
+        identities=tuple((each.what, each.same) for server in servers for each in identities(server)),
+        bmcs=tuple((place_of(address, None)[0], system is not None) for address, system in bmcs),
+        has_problems=bool(parsed.problems or parsed.unread) or any(any(reports_of_nothing(each)) for each in servers),
+    )
+
+
+def _unchanged(snapshot: Snapshot, files: Mapping[str, LoadedFile], before: Loaded | None) -> FleetRepository | None:
+    """Return the repository of ``before`` at this revision, if no file that the fleet reads is another."""
+    if before is None or len(files) != len(before.files):
+        return None
+    if not all(map(is_, files.values(), before.files.values())):
+        return None
+    blobs, known = snapshot.blobs, before.snapshot.blobs
+    if blobs is not known and any(blobs.get(path) != known.get(path) for path in before.repository.files):
+        return None
+    return replace(before.repository, revision=snapshot.revision, read=snapshot.read)
+
+
+def _valid_repository(
+    snapshot: Snapshot, files: Mapping[str, LoadedFile], before: Loaded | None
+) -> FleetRepository | None:
+    """Return the repository, or None if any check across files fails. `check` then finds out what is wrong."""
+    loaded = files.values()
+    if any(each.has_problems for each in loaded):
+        return None
+    resources = dict(chain.from_iterable(each.resources for each in loaded))
+    named = set(chain.from_iterable(each.references for each in loaded))
+    paths = sorted(key.name for key in named if key.kind == "file")
+    if (
+        len(resources) != sum(len(each.resources) for each in loaded)
+        or _has_duplicates(chain.from_iterable(each.identities for each in loaded))
+        or _are_ambiguous(chain.from_iterable(each.bmcs for each in loaded))
+        or any(key.kind != "file" and key not in resources for key in named)
+        or (contents := _contents(snapshot, paths, before)) is None
+    ):
+        return None
+    by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in ("Fleet", *_ATTRIBUTES)}
+    for key in sorted(resources):
+        by_kind[key.kind][key.name] = resources[key]
+    if len(by_kind["Fleet"]) != 1:
+        return None
+    (fleet,) = by_kind["Fleet"].values()
+    return FleetRepository(
+        revision=snapshot.revision,
+        fleet=fleet,
+        files=contents,
+        origins=dict(chain.from_iterable(each.origins for each in loaded)),
+        read=snapshot.read,
+        **{attribute: by_kind[kind] for kind, attribute in _ATTRIBUTES.items()},
+    )
+
+
+_ATTRIBUTES: Final = {
+    "Server": "servers",
+    "BootImage": "images",
+    "ImageStream": "streams",
+    "BootProfile": "profiles",
+    "BootPolicy": "policies",
+    "Maintenance": "maintenances",
+}
+
+
+def _has_duplicates(values: Iterable[tuple[str, str]]) -> bool:
+    found = list(values)
+    return len(set(found)) != len(found)
+
+
+def _are_ambiguous(bmcs: Iterator[tuple[str, bool]]) -> bool:
+    """Return whether a server means the only system of a BMC of which another server names one."""
+    found = set(bmcs)
+    return any((address, not is_named) in found for address, is_named in found)
+
+
+def _contents(snapshot: Snapshot, paths: Iterable[str], before: Loaded | None) -> dict[str, bytes] | None:
+    """Return the files that resources name, or None if one is missing, or must not be used."""
+    known = before.repository.files if before is not None else {}
+    blobs_before = before.snapshot.blobs if before is not None else {}
+    contents: dict[str, bytes] = {}
+    for path in paths:
+        if (blob := snapshot.blobs.get(path)) is None:
+            return None
+        if path in known and blobs_before.get(path) == blob:
+            contents[path] = known[path]
+            continue
+        try:
+            data = snapshot.read(blob)
+        except Oversized:
+            return None
+        if is_lfs_pointer(data) or why_not_sealed(path, data) is not None:
+            return None
+        contents[path] = data
+    return contents
+
+
+def _examined(snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFile]) -> FleetRepository | Flawed:
+    """Run every check, and locate each problem that is found."""
+    draft = Draft(snapshot, listing.irregular)
+    for path, each in files.items():
+        draft.add(path, each.parsed)
+    check(draft)
+    found, more = problems_of(draft.remarks, snapshot.read)
+    problems = first([*listing.problems, *draft.problems, *found], draft.more + more)
+    if not problems:
+        return draft.repository()
+    whole = draft.whole()
+    lacking = {key.kind for key in draft.known() - whole} | draft.unread.kinds
+    if not draft.of(Fleet):
+        lacking.add("Fleet")
+    return Flawed(
+        problems=tuple(problems),
+        well_formed=draft.repository(),
+        whole=draft.repository(whole),
+        lacking=frozenset(lacking),
+    )
+
+
+def check(draft: Draft) -> None:
+    """Note everything that is wrong between resources; the files that they name are read into the draft."""
+    if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.known()):
+        message = "the repository has no document of kind Fleet"
+        draft.problems.append(problem_at("fleet.yaml", START, Code.NO_FLEET, message))
+    draft.remarks += _second_fleets(draft)
+    draft.remarks += _duplicate_identities(draft)
+    draft.remarks += _ambiguous_bmcs(draft)
+    draft.remarks += _reports_of_nothing(draft)
+    draft.remarks += _dangling_references(draft)
+
+
+def _second_fleets(draft: Draft) -> Iterator[Remark]:
+    fleets = [key for key, _ in draft.of(Fleet)]
+    for other in fleets[1:]:
+        yield Remark(
+            spot=draft.spot(other, ("metadata", "name")),
+            code=Code.DUPLICATE_NAME,
+            message=lambda first: f"there is one Fleet a repository, and {fleets[0]} stands at {first}",
+            hint="keep one of the two",
+            other=draft.spot(fleets[0], ("metadata", "name")),
+        )
+
+
+def _duplicate_identities(draft: Draft) -> Iterator[Remark]:
+    first: dict[tuple[str, str], tuple[Id, Identity]] = {}
+    for key, server in draft.of(Server):
+        for identity in identities(server):
+            holder, held = first.setdefault((identity.what, identity.same), (key, identity))
+            if held is not identity:
+                yield Remark(
+                    spot=draft.spot(key, identity.path),
+                    code=Code.DUPLICATE_IDENTITY,
+                    message=partial(_held, identity, holder, held),
+                    hint="correct the one that is wrong, or remove the document of a machine that is gone",
+                    other=draft.spot(holder, held.path),
+                )
+
+
+def _held(identity: Identity, holder: Id, held: Identity, place: str) -> str:
+    spelt = f", as {held.value}" if held.value != identity.value else ""
+    return f"{identity.what} {identity.value} is {holder}'s at {place} already{spelt}"
+
+
+def _ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
+    """Servers that mean the only system of a BMC of which another server names one."""
+    servers = [(key, server.spec.bmc) for key, server in draft.of(Server) if server.spec.bmc is not None]
+    named = {place_of(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
+    for key, bmc in servers:
+        if bmc.system is None and (other := named.get(place_of(bmc.address, None))):
+            yield Remark(
+                spot=draft.spot(key, ("spec", "bmc", "address")),
+                code=Code.DUPLICATE_IDENTITY,
+                message=f"the BMC {bmc.address} is {other}'s too, which names its system there",
+                hint="name the system of this server as well, or correct the address",
+            )
+
+
+def _reports_of_nothing(draft: Draft) -> Iterator[Remark]:
+    for key, server in draft.of(Server):
+        for at, message in reports_of_nothing(server):
+            yield Remark(
+                spot=draft.spot(key, at),
+                code=Code.COMBINATION,
+                message=message,
+                hint="leave it out: it is never compared",
+            )
+
+
+def reports_of_nothing(server: Server) -> Iterator[tuple[Path, str]]:
+    """Yield bmc.reports without a value: where it stands, and what is wrong."""
+    reports = server.spec.bmc.reports if server.spec.bmc is not None else None
+    if reports is None:
+        return
+    at: Path = ("spec", "bmc", "reports")
+    if reports.uuid is None and reports.serial is None:
+        yield at, "bmc.reports says neither uuid nor serial"
+
+
+def _dangling_references(draft: Draft) -> Iterator[Remark]:
+    known = draft.known()
+    names = _Names(known, draft.snapshot.blobs)
+    for key, resource in sorted(draft.resources.items()):
+        for kind, name, at in references(resource):
+            if kind == "file":
+                yield from _missing_file(draft, names, key, name, at)
+            elif Id(kind, name) not in known and not draft.unread.may_hold(kind, name):
+                yield Remark(
+                    spot=draft.spot(key, at),
+                    code=Code.UNKNOWN_REFERENCE,
+                    message=f'there is no {kind} named "{name}"',
+                    hint=partial(names.hint, kind, name, f"add a {kind} of this name, or correct the name"),
+                )
+
+
+def _missing_file(draft: Draft, names: _Names, key: Id, name: str, at: Path) -> Iterator[Remark]:
+    blobs = draft.snapshot.blobs
+    if name not in blobs:
+        if not draft.could_hold(name):
+            yield Remark(
+                spot=draft.spot(key, at),
+                code=Code.UNKNOWN_REFERENCE,
+                message=f"there is no file {shown(name)}",
+                hint=partial(names.hint, "file", name, "add the file; paths start at the fleet's root"),
+            )
+        return
+    try:
+        data = draft.snapshot.read(blobs[name])
+    except Oversized as error:
+        yield Remark(spot=draft.spot(key, at), code=Code.FILE_TOO_LARGE, message=too_large(error))
+        return
+    if is_lfs_pointer(data):
+        message = f"{shown(name)} is a Git LFS pointer"
+        yield Remark(spot=draft.spot(key, at), code=Code.LFS_POINTER, message=message)
+    elif why_not := why_not_sealed(name, data):
+        message = f"{shown(name)} is no secret that an endpoint could open: {why_not}"
+        yield Remark(spot=draft.spot(key, at), code=Code.NOT_SEALED, message=message, hint=Code.NOT_SEALED.hint)
+    else:
+        draft.files[name] = data
+
+
+def why_not_sealed(name: str, data: bytes) -> str | None:
+    """Why a file that its name calls a secret is none; None: it is one, or is called something else."""
+    if name.endswith(AGE):
+        try:
+            sealed(data)
+        except NotSealed as error:
+            return str(error)
+    return None
+
+
+class _Names:
+    """What references may have meant."""
+
+    def __init__(self, known: Iterable[Id], files: Collection[str]) -> None:
+        self._names: defaultdict[str, Collection[str]] = defaultdict(list, file=files)
+        for kind, each in groupby(sorted(known), key=lambda key: key.kind):
+            self._names[kind] = [key.name for key in each]
+        self._near: dict[tuple[str, str], str | None] = {}
+        self._left = _COMPARISONS
+
+    def hint(self, kind: str, name: str, otherwise: str) -> str:
+        """The name that is nearest; ``otherwise`` where none is, or where too many were looked for already."""
+        if (kind, name) not in self._near and self._left > 0:
+            self._left -= len(self._names[kind])
+            self._near[kind, name] = near(name, self._names[kind])
+        meant = self._near.get((kind, name))
+        return f"did you mean {meant}?" if meant else otherwise
+
+
+_COMPARISONS: Final = 50_000  # each takes microseconds: limits what many wrong names cost
+
+
+def _no_fleet() -> Fleet:
+    metadata, spec = {"name": "fleet"}, {"baseURL": "http://fleet.invalid"}
+    return read(Fleet, {"apiVersion": API_VERSION, "kind": "Fleet", "metadata": metadata, "spec": spec})
+
+
+class Draft:
+    """The resources of all files, and what is known of those that could not be read."""
+
+    def __init__(self, snapshot: Snapshot, irregular: tuple[str, ...]) -> None:
+        self.snapshot = snapshot
+        self._irregular = frozenset(irregular)
+        self._lengths = {len(path) for path in irregular}
+        self.unread = AllUnread([ANYTHING] if irregular else [])  # what could not be read may be a resource, too
+        self.resources: dict[Id, Resource] = {}
+        self.files: dict[str, bytes] = {}  # that resources name
+        self.remarks: list[Remark] = []
+        self.problems: list[Problem] = []
+        self.more: Counter[str] = Counter()  # by path, problems of the file that are not among these
+        self._origins: dict[Id, Origin] = {}
+        self._broken: set[Id] = set()
+        self._twice: set[Id] = set()
+
+    def add(self, path: str, parsed: ParsedBlob) -> None:
+        """Take in what the file at ``path`` says, and what is wrong with it."""
+        self.problems += (replace(problem, path=path) for problem in parsed.problems)
+        self.more[path] = parsed.more
+        self._broken.update(parsed.broken)
+        for each in parsed.unread:
+            self.unread.add(each)
+        for index, resource in parsed.resources:
+            key = Id(type(resource).__name__, resource.metadata.name)
+            origin = Origin(path, self.snapshot.blobs[path], index)
+            if key in self.resources:
+                self.remarks.append(self._duplicate_name(key, origin))
+                self._twice.add(key)
+            else:
+                self.resources[key], self._origins[key] = resource, origin
+
+    def _duplicate_name(self, key: Id, origin: Origin) -> Remark:
+        at: Path = ("metadata", "name")
+        return Remark(
+            spot=(origin, at),
+            code=Code.DUPLICATE_NAME,
+            message=lambda first: f"{key} stands at {first} already",
+            hint="rename or remove one of the two",
+            other=self.spot(key, at),
+        )
+
+    def of(self, kind: type[Resource]) -> list[tuple[Id, Any]]:
+        """The resources of a kind, by name."""
+        return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
+
+    def known(self) -> set[Id]:
+        """Every resource that there is, with those that are broken: to name one of these is no second problem."""
+        return self._broken | self.resources.keys()
+
+    def could_hold(self, path: str) -> bool:
+        """Whether a path is, or would lie below, one at which there may be anything."""
+        prefixes = (path[:length] for length in self._lengths if path[length : length + 1] in ("", "/"))
+        return any(prefix in self._irregular for prefix in prefixes)
+
+    def spot(self, resource: Id, at: Path) -> Spot:
+        return self._origins[resource], at
+
+    def whole(self) -> frozenset[Id]:
+        """The resources that stand once, and of which everything that they name is there, too."""
+        kept = self.resources.keys() - self._twice
+        while lacking := {key for key in kept if not self._has_all(key, kept)}:
+            kept -= lacking
+        return frozenset(kept)
+
+    def _has_all(self, key: Id, kept: set[Id]) -> bool:
+        if key.kind == "Fleet":
+            return True  # the others hold together by it, whatever profile it lacks
+        named = ((kind, name) for kind, name, _ in references(self.resources[key]) if kind != "Server")
+        return all(name in self.files if kind == "file" else Id(kind, name) in kept for kind, name in named)
+
+    def repository(self, kept: frozenset[Id] | None = None) -> FleetRepository:
+        """The resources as a repository, or some of them; a revision without a Fleet has one that says nothing."""
+
+        def named(kind: type[Resource]) -> dict[str, Any]:
+            return {key.name: resource for key, resource in self.of(kind) if kept is None or key in kept}
+
+        return FleetRepository(
+            revision=self.snapshot.revision,
+            fleet=next((resource for _, resource in self.of(Fleet)), None) or _no_fleet(),
+            servers=named(Server),
+            images=named(BootImage),
+            streams=named(ImageStream),
+            profiles=named(BootProfile),
+            policies=named(BootPolicy),
+            maintenances=named(Maintenance),
+            files=dict(sorted(self.files.items())),
+            origins=self._origins,
+            read=self.snapshot.read,
+        )
+
+
+Spot = tuple[Origin, Path]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remark:
+    """Something that is wrong with a resource, before anybody has looked where it stands."""
+
+    spot: Spot
+    code: Code
+    message: str | Callable[[str], str]  # the latter is given where ``other`` stands: fleet.yaml:12
+    hint: str | Callable[[], str] = ""  # the latter where it takes long to find; "": the code's own
+    other: Spot | None = None  # what the message names
+
+    @property
+    def path(self) -> str:
+        return self.spot[0].path
+
+
+def problems_of(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> tuple[list[Problem], Counter[str]]:
+    """The first remarks of each file as problems; and by path, how many lie behind them."""
+    remarks = list(remarks)
+    places = _places((remark.spot for remark in remarks), read)
+    remarks.sort(key=lambda remark: (remark.path, places[remark.spot]))
+    shown: list[Remark] = []
+    more: Counter[str] = Counter()
+    for path, group in groupby(remarks, key=lambda remark: remark.path):
+        of_file = list(group)
+        shown += of_file[:MAX_KEPT]
+        more[path] = len(of_file[MAX_KEPT:])
+    others = _places((remark.other for remark in shown if remark.other), read)
+    return [_problem(remark, places, others) for remark in shown], more
+
+
+def _problem(remark: Remark, places: dict[Spot, Place], others: dict[Spot, Place]) -> Problem:
+    message, hint = remark.message, remark.hint
+    if not isinstance(message, str):
+        message = message(f"{remark.other[0].path}:{others[remark.other].line}" if remark.other else "")
+    hint = hint if isinstance(hint, str) else hint()
+    return problem_at(remark.path, places[remark.spot], remark.code, message, hint)
+
+
+def _places(spots: Iterable[Spot], read: Callable[[BlobId], bytes]) -> dict[Spot, Place]:
+    """Where they are, looked up document by document: each is read once."""
+    in_order = sorted(set(spots), key=lambda spot: spot[0])
+    return {(origin, at): locate(read(origin.blob), origin.document, at) for origin, at in in_order}
+
+
+def references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
+    """Every name of another resource or file in ``resource``: (kind or "file", name, where)."""
+    match resource:
+        case Fleet(spec=fleet):
+            if isinstance(fleet.unknown_servers, UnknownProfile):
+                profile = fleet.unknown_servers.profile
+                yield "BootProfile", profile, ("spec", "unknownServers", "profile")
+            for number, site in enumerate(fleet.sites):
+                yield from _selected(site.select, ("spec", "sites", number, "select"))
+            for number, made in enumerate(fleet.hardware):
+                yield from _selected(made.select, ("spec", "hardware", number, "select"))
+        case Server(spec=server):
+            if server.policy is not None:
+                yield "BootPolicy", server.policy, ("spec", "policy")
+            if server.pin is not None:
+                yield "BootImage", server.pin.image, ("spec", "pin", "image")
+            if server.bmc is not None and server.bmc.tls.ca is not None:
+                yield "file", server.bmc.tls.ca, ("spec", "bmc", "tls", "ca")
+            for name, secret in server.secrets.items():
+                yield "file", secret, ("spec", "secrets", name)
+        case ImageStream(spec=stream):
+            yield "BootImage", stream.current, ("spec", "current")
+            if stream.rollout is not None:
+                yield "BootImage", stream.rollout.image, ("spec", "rollout", "image")
+                yield from _selected(stream.rollout.selector, ("spec", "rollout", "selector"))
+            for number, hold in enumerate(stream.holds):
+                yield "BootImage", hold.image, ("spec", "holds", number, "image")
+                yield from _selected(hold.select, ("spec", "holds", number, "select"))
+        case BootProfile(spec=boot):
+            if boot.image is not None:
+                yield "BootImage", boot.image, ("spec", "image")
+            if boot.stream is not None:
+                yield "ImageStream", boot.stream, ("spec", "stream")
+            if boot.user_data is not None:
+                yield "file", boot.user_data.template, ("spec", "userData", "template")
+                for field, path in boot.user_data.beside.values():
+                    yield "file", path, ("spec", "userData", field)
+                for name, secret in boot.user_data.secrets.items():
+                    yield "file", secret, ("spec", "userData", "secrets", name)
+            for loader in ("ipxe", "grub"):
+                if (template := getattr(boot.templates, loader)) is not None:
+                    yield "file", template, ("spec", "templates", loader)
+        case BootPolicy(spec=policy):
+            if policy.inherits is not None:
+                yield "BootPolicy", policy.inherits, ("spec", "inherits")
+            if policy.profile is not None:
+                yield "BootProfile", policy.profile, ("spec", "profile")
+            yield from _selected(policy.select, ("spec", "select"))
+        case Maintenance(spec=maintenance):
+            yield "BootProfile", maintenance.profile, ("spec", "profile")
+            yield from _selected(maintenance.select, ("spec", "select"))
+
+
+def _selected(select: str | Selector, at: Path) -> Iterator[tuple[str, Name, Path]]:
+    if isinstance(select, Selector):
+        for number, name in enumerate(select.servers):
+            yield "Server", name, (*at, "servers", number)
+
+
+def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:
+    """Return the fleet repository at ``snapshot``; raise `InvalidRepository` with what is wrong with its documents.
+
+    ``cache`` keeps what blobs parse to between calls. Only blobs that it lacks are read.
+    """
+    found = load_revision(snapshot, cache)
+    if isinstance(found, Flawed):
+        raise InvalidRepository(found.problems)
+    return found.repository

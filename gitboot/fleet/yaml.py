@@ -1,0 +1,524 @@
+"""YAML text -> documents whose scalars keep their source text, with the place of each value.
+
+The schema decides what a scalar is, so each stays as it was written: ``no``, ``0755``, ``12:30`` and
+``52:54:00:12:34:56`` are text. Values are built from libyaml's events, since PyYAML builds nodes by recursion
+in C, which 100,000 nested brackets crash. A file is cut before each ``---`` line, which YAML allows nowhere
+inside a document: so a fault in one document hides nothing in the next.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+from yaml._yaml import CParser  # fails without libyaml, as it should: PyYAML's own parser is no substitute
+from yaml.error import MarkedYAMLError
+from yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+from yaml.reader import ReaderError
+
+from gitboot.fleet.revision import MAX_FILE_BYTES
+from gitboot.model.scalars import Path, Step
+from gitboot.problems import MAX_KEPT, Code, Problem
+
+MAX_FILE_DOCUMENTS = 32 * 1024
+MAX_DOCUMENT_BYTES = 1024 * 1024
+MAX_DEPTH = 64  # of lists and mappings within each other
+
+
+class Quoted(str):
+    """A scalar in quotes or in a block. Quoted text is never null and never a plain true or false."""
+
+    __slots__ = ()
+
+
+class Spot(NamedTuple):
+    """The place of a value, in characters, and the places of the values that it contains, by key or index."""
+
+    start: int
+    end: int | None = None  # of a scalar that is written
+    items: dict[str, tuple[int, Spot]] | list[Spot] | None = None  # a mapping's also have the place of the key
+
+
+# A scalar is None if it is plain and empty, `null` or `~`; an exact `str` if it is plain; else `Quoted`.
+Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
+
+
+class Place(NamedTuple):
+    line: int  # 1-based
+    column: int  # 1-based, in characters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    value: dict[str, Value]
+    index: int  # 0-based among the documents of its file, not counting empty ones
+
+
+class Parsed(NamedTuple):
+    """What a file says."""
+
+    documents: tuple[Document, ...]  # that are sound
+    problems: tuple[Problem, ...]  # the first ones of the others, sorted
+    more: int  # that lie behind those
+    unread: tuple[bytes, ...] | None  # the others as they are written; None: all of the file, which nobody has read
+
+
+_UTF16_OR_UTF32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
+_NEXT_DOCUMENT = re.compile(rb"\n---(?![^ \t\r\n])")
+# "%" behind whatever libyaml takes for the end of a line. In quotes YAML allows it there, but nobody does it.
+_DIRECTIVE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9])(?=%)")
+_LINE_FEED = re.compile("\n")
+_NULLS = frozenset({"", "null", "~"})
+_NO_KEYS = frozenset({"", "<<"})
+_T = TypeVar("_T")
+
+
+def parse(data: bytes, path: str) -> Parsed:
+    """Every sound document of a file, and what is wrong with the others.
+
+    Documents with nothing in them are passed over.
+    """
+    if problem := _problem_of_file(data, path):
+        return Parsed((), (problem,), 0, None)
+    documents: list[Document] = []
+    unread: list[bytes] = []
+    problems: list[Problem] = []
+    index = more = 0
+    for span in _cut(data):
+        reader = _reader(data, span, path)
+        if reader.is_empty:
+            continue
+        if document := reader.read(index):
+            documents.append(document)
+        else:
+            unread.append(data[span.start : span.end])
+        index += 1
+        problems += reader.faults.problems
+        more += reader.faults.more + len(problems[MAX_KEPT:])
+        del problems[MAX_KEPT:]
+    return Parsed(tuple(documents), tuple(sorted(problems)), more, tuple(unread))
+
+
+def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
+    """The place of a value, or of its key, in the document that ``parse`` gave with this ``index``.
+
+    An absent value stands where its key does. A path that leads nowhere gives the last value on its way. To look for
+    all places in one document, and then for those in the next, reads each of them once.
+    """
+    layout = _layout(data, index)
+    at, key_at = layout.root, layout.root.start
+    for number, step in enumerate(path, 1):
+        found = _step(at, step)
+        if found is None:
+            break
+        key_at, at = found
+        if key and number == len(path):
+            return layout.lines.place(key_at)
+    return layout.lines.place(at.start)
+
+
+def value_lines(data: bytes, index: int) -> dict[Path, int]:
+    """Return the line of each value of a document, by its path. An absent value has the line of its key."""
+    layout = _layout(data, index)
+    return {path: layout.lines.place(spot.start).line for path, spot in _spots((), layout.root)}
+
+
+def _spots(path: Path, spot: Spot) -> Iterator[tuple[Path, Spot]]:
+    yield path, spot
+    if isinstance(spot.items, dict):
+        for key, (_, below) in spot.items.items():
+            yield from _spots((*path, key), below)
+    else:
+        for number, below in enumerate(spot.items or ()):
+            yield from _spots((*path, number), below)
+
+
+def document_text(data: bytes, index: int) -> bytes:
+    """Return the bytes of a document, from its `---` line to the next one."""
+    span = _spans(data)[index]
+    return data[span.start : span.end]
+
+
+def lines_above(data: bytes, index: int) -> int:
+    """Return how many lines a file has above a document."""
+    return _spans(data)[index].lines_before
+
+
+def rewritten(data: bytes, index: int, path: Path, text: str) -> bytes:
+    """The file with ``text`` in place of one scalar of a document; all else stays as it is, byte by byte.
+
+    Raises KeyError where the path leads to no scalar that is written.
+    """
+    at = _layout(data, index).root
+    for step in path:
+        found = _step(at, step)
+        if found is None:
+            raise KeyError(step)
+        at = found[1]
+    if at.end is None:
+        raise KeyError(path)
+    span = _spans(data)[index]
+    source = data[span.start : span.end]
+    mark = codecs.BOM_UTF8 if source.startswith(codecs.BOM_UTF8) else b""
+    written = source.decode("utf-8-sig")
+    changed = f"{written[: at.start]}{text}{written[at.end :]}".encode()
+    return data[: span.start] + mark + changed + data[span.end :]
+
+
+@lru_cache(maxsize=2)  # those of a problem, and of what it names
+def _layout(data: bytes, index: int) -> _Layout:
+    try:
+        span = _spans(data)[index]
+    except IndexError:
+        raise IndexError(f"no document {index}") from None
+    return _reader(data, span, path="").layout()
+
+
+def _problem_of_file(data: bytes, path: str) -> Problem | None:
+    if len(data) > MAX_FILE_BYTES:
+        code, hint = Code.FILE_TOO_LARGE, _SPREAD
+        message = f"the file has {len(data):,} bytes, over {MAX_FILE_BYTES:,}"
+    elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
+        code, hint = Code.FILE_TOO_LARGE, _SPREAD
+        message = f"the file has over {MAX_FILE_DOCUMENTS:,} documents"
+    elif data.startswith(_UTF16_OR_UTF32):
+        code, hint = Code.NOT_UTF8, "save it as UTF-8"
+        message = "the file is UTF-16 or UTF-32, by its byte order mark"
+    else:
+        return None
+    return Problem(path=path, line=1, column=1, code=code, message=message, hint=hint)
+
+
+class _Span(NamedTuple):
+    """Which bytes of a file are one document."""
+
+    start: int
+    end: int
+    lines_before: int
+
+
+def _cut(data: bytes) -> Iterator[_Span]:
+    """Every document of a file, in the file's order, the empty ones too."""
+    start = lines = 0
+    while start < len(data):
+        following = _NEXT_DOCUMENT.search(data, start)
+        end = following.start() + 1 if following else len(data)
+        yield _Span(start, end, lines)
+        lines += data.count(b"\n", start, end)
+        start = end
+
+
+@lru_cache(maxsize=2)
+def _spans(data: bytes) -> tuple[_Span, ...]:
+    """The documents that are not empty, by their index."""
+    return tuple(span for span in _cut(data) if not _reader(data, span, path="").is_empty)
+
+
+def _reader(data: bytes, span: _Span, path: str) -> _Reader:
+    return _Reader(_Faults(path=path, source=data[span.start : span.end], lines_before=span.lines_before))
+
+
+class _CannotReadOn(Exception):
+    """Ends the reading of a document once its problem is noted."""
+
+
+class _Lines:
+    """The places of characters in a text that begins behind some lines of its file."""
+
+    def __init__(self, text: str, lines_before: int) -> None:
+        self._ends = array("L", (found.start() for found in _LINE_FEED.finditer(text)))
+        self._lines_before = lines_before
+
+    def place(self, offset: int) -> Place:
+        line = bisect_left(self._ends, offset)
+        column = offset - (self._ends[line - 1] if line else -1)
+        return Place(self._lines_before + line + 1, column)
+
+
+def _step(placed: Spot, step: Step) -> tuple[int, Spot] | None:
+    """What lies in a value by its key or index, with the place of the key."""
+    if isinstance(placed.items, dict) and isinstance(step, str):
+        return placed.items.get(step)
+    if isinstance(placed.items, list) and isinstance(step, int) and step < len(placed.items):
+        return placed.items[step].start, placed.items[step]
+    return None
+
+
+class _Layout(NamedTuple):
+    """Where everything in a document stands."""
+
+    root: Spot
+    lines: _Lines
+
+
+class _Faults:
+    """What is wrong with one document, in words that help its author."""
+
+    def __init__(self, *, path: str, source: bytes, lines_before: int) -> None:
+        self.problems: list[Problem] = []
+        self.more = 0  # beyond those that are kept
+        self.source = source
+        self._path = path
+        self._lines_before = lines_before  # in the file, above the source
+
+    @property
+    def start(self) -> Place:
+        return Place(self._lines_before + 1, 1)
+
+    @cached_property
+    def lines(self) -> _Lines:
+        # Not a mark's own line and column: libyaml also ends a line at CR, U+0085, U+2028 and U+2029.
+        return _Lines(self.source.decode("utf-8-sig", "replace"), self._lines_before)
+
+    def place(self, mark: Any) -> Place:
+        return self.lines.place(mark.index)
+
+    def place_of_byte(self, offset: int) -> Place:
+        text = self.source[:offset].decode("utf-8-sig", "ignore")
+        return Place(self._lines_before + text.count("\n") + 1, len(text) - text.rfind("\n"))
+
+    def note(self, place: Place, code: Code, message: str, hint: str) -> None:
+        if len(self.problems) == MAX_KEPT:
+            self.more += 1
+            return
+        line, column = place
+        self.problems.append(Problem(path=self._path, line=line, column=column, code=code, message=message, hint=hint))
+
+    def refuse(self, event: Any, code: Code, message: str, hint: str) -> None:
+        """Note what is wrong with what an event begins."""
+        self.note(self.place(event.start_mark), code, message, hint)
+
+    def note_bytes(self, error: ReaderError) -> None:
+        place = self.place_of_byte(error.position)
+        if error.reason == "control characters are not allowed":
+            message = f"the control character U+{error.character:04X}, which YAML forbids"
+            self.note(place, Code.CONTROL_CHARACTER, message, "remove it")
+        else:
+            self.note(place, Code.NOT_UTF8, "bytes that are not UTF-8", "save the file as UTF-8")
+
+    def note_syntax(self, error: MarkedYAMLError) -> None:
+        if marker := _CONFLICT.search(self.source):
+            message = f"a conflict marker of Git: {marker[0][:7].decode()}"
+            self.note(self.place_of_byte(marker.start()), Code.NOT_YAML, message, _RESOLVE)
+            return
+        problem, context = error.problem or "", error.context or ""
+        began: Any = error.context_mark
+        mark: Any = began if problem in _SEEN_TOO_LATE else error.problem_mark
+        character = self.source.decode("utf-8-sig", "replace")[mark.index : mark.index + 1]
+        if character == "\t" or "tab character" in problem:
+            code, message, hint = Code.NOT_YAML, "a tab, where YAML wants spaces", "indent with spaces"
+        elif "nesting depth" in problem:  # what libyaml 0.2.6 refuses before there is an event of it
+            code, message, hint = Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS
+        elif " tag" in context + problem:
+            code, message, hint = Code.TAG, f"a tag: {problem}", _NO_TAGS
+        else:
+            code, hint = Code.NOT_YAML, _HINTS.get(problem, Code.NOT_YAML.hint)
+            message = "not YAML: " + problem.replace("found character", f"found {character!r}, a character")
+            if began and began.line != mark.line:
+                message += f" ({context} that begins in line {self.place(began).line})"
+        self.note(self.place(mark), code, message, hint)
+
+
+class _Reader:
+    """Reads one document, event by event, and goes on behind a fault where libyaml can."""
+
+    def __init__(self, faults: _Faults) -> None:
+        self.faults = faults
+        self._next: Callable[[], Any] = CParser(faults.source).get_event
+        self._may_have_properties = b"&" in faults.source or b"!" in faults.source
+        self._root: Any = self._attempt(self._begin)  # the event that begins the document's value
+
+    @property
+    def is_empty(self) -> bool:
+        return self._root is None and not self.faults.problems
+
+    def read(self, index: int) -> Document | None:
+        """The document, or None where it has faults."""
+        value = self._attempt(self._whole) if self._root else None
+        if self.faults.problems or not isinstance(value, dict):
+            return None
+        return Document(value=value, index=index)
+
+    def layout(self) -> _Layout:
+        """Where everything stands in a document that is sound."""
+        return _Layout(_laid_out(self._next, self._root), self.faults.lines)
+
+    def _attempt(self, step: Callable[[], _T]) -> _T | None:
+        """What ``step`` returns; None, and a problem noted, where the document cannot be read on."""
+        try:
+            return step()
+        except ReaderError as error:
+            self.faults.note_bytes(error)
+        except MarkedYAMLError as error:
+            self.faults.note_syntax(error)
+        except UnicodeDecodeError:  # from PyYAML, of the %-escapes in a tag
+            self.faults.note(self.faults.start, Code.TAG, "a tag that is not UTF-8", _NO_TAGS)
+        except _CannotReadOn:
+            pass
+        return None
+
+    def _begin(self) -> Any:
+        faults, source = self.faults, self.faults.source
+        if len(source) > MAX_DOCUMENT_BYTES:
+            message = f"the document has {len(source):,} bytes, over {MAX_DOCUMENT_BYTES:,}"
+            faults.note(faults.start, Code.DOCUMENT_TOO_LARGE, message, "move a part of it to another document")
+            raise _CannotReadOn
+        if b"%" in source and (directive := _DIRECTIVE.search(source)):
+            place = faults.place_of_byte(directive.end())
+            faults.note(place, Code.DIRECTIVE, "a directive: a line that begins with '%'", "remove it")
+            raise _CannotReadOn
+        self._next()  # the stream's start
+        return self._next_root()
+
+    def _next_root(self) -> Any:
+        """The event that begins the next value at a document's root; None behind the last."""
+        while type(self._next()) is DocumentStartEvent:
+            root = self._next()
+            if not _is_absent(root):
+                return root
+            self._next()  # the document's end
+        return None
+
+    def _whole(self) -> Value:
+        value = self._value(self._root, 1)
+        self._next()  # the document's end
+        if another := self._next_root():
+            message = "another document, but no line of its own for its '---'"
+            self.faults.refuse(another, Code.NOT_YAML, message, "end lines with LF or CRLF")
+        if not isinstance(value, dict):
+            message = "the document is no mapping of apiVersion, kind, metadata and spec"
+            self.faults.refuse(self._root, Code.ROOT_NOT_MAPPING, message, "begin each document with `apiVersion:`")
+        return value
+
+    def _value(self, event: Any, depth: int) -> Value:
+        """The value that ``event`` begins, read to its end; a list or a mapping would be the ``depth``-th."""
+        if self._may_have_properties:
+            self._refuse_properties(event)
+        kind = type(event)  # quicker than isinstance(), and events have no subclasses
+        if kind is ScalarEvent:
+            text: str = event.value
+            if event.style:
+                return Quoted(text)
+            return None if text in _NULLS else text
+        if kind is AliasEvent:
+            hint = "write the value out; put text that begins with '*' in quotes"
+            self.faults.refuse(event, Code.ALIAS, "an alias", hint)
+            return None
+        if depth > MAX_DEPTH:
+            self.faults.refuse(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
+            raise _CannotReadOn
+        return self._mapping(depth) if kind is MappingStartEvent else self._list(depth)
+
+    def _mapping(self, depth: int) -> dict[str, Value]:
+        read, wary = self._next, self._may_have_properties
+        mapping: dict[str, Value] = {}
+        firsts: dict[str, Any] = {}  # where each key stands
+        while type(event := read()) is not MappingEndEvent:
+            key = event.value if type(event) is ScalarEvent else ""
+            if wary or key in _NO_KEYS or key in firsts:
+                self._check_key(event, firsts, depth)
+            else:
+                firsts[key] = event.start_mark
+            mapping[key] = self._value(read(), depth + 1)
+        return mapping
+
+    def _list(self, depth: int) -> list[Value]:
+        read = self._next
+        items: list[Value] = []
+        while type(event := read()) is not SequenceEndEvent:
+            items.append(self._value(event, depth + 1))
+        return items
+
+    def _check_key(self, event: Any, firsts: dict[str, Any], depth: int) -> None:
+        if type(event) is not ScalarEvent:
+            if type(event) is not AliasEvent:
+                self.faults.refuse(event, Code.INVALID_KEY, "a key that is a list or a mapping", _QUOTE_TEMPLATES)
+            self._value(event, depth + 1)
+            return
+        self._refuse_properties(event)
+        key = event.value
+        if not key:
+            self.faults.refuse(
+                event, Code.INVALID_KEY, "an empty key", "name it, or put text that holds ': ' in quotes"
+            )
+        elif key == "<<" and not event.style:
+            self.faults.refuse(event, Code.MERGE_KEY, "a merge key, '<<'", "write the keys out")
+        elif (first := firsts.setdefault(key, event.start_mark)) is not event.start_mark:
+            message = f"the key {key[:80]!r} again, which line {self.faults.place(first).line} has already"
+            self.faults.refuse(event, Code.DUPLICATE_KEY, message, "remove one of the two")
+
+    def _refuse_properties(self, event: Any) -> None:
+        if type(event) is AliasEvent:
+            return  # the anchor that it has is the one it names
+        if event.anchor is not None:
+            self.faults.refuse(event, Code.ANCHOR, "an anchor", "remove it; put text that begins with '&' in quotes")
+        if event.tag is not None:
+            self.faults.refuse(event, Code.TAG, "a tag", _NO_TAGS)
+
+
+def _laid_out(read: Callable[[], Any], event: Any) -> Spot:
+    """Where the value stands that ``event`` begins, with all that lies in it."""
+    kind, start = type(event), event.start_mark.index
+    if kind is MappingStartEvent:
+        mapping: dict[str, tuple[int, Spot]] = {}
+        while type(key := read()) is not MappingEndEvent:
+            value, at = read(), key.start_mark.index
+            mapping[key.value] = at, Spot(at) if _is_absent(value) else _laid_out(read, value)
+        return Spot(start, items=mapping)
+    if kind is SequenceStartEvent:
+        items: list[Spot] = []
+        while type(item := read()) is not SequenceEndEvent:
+            items.append(_laid_out(read, item))
+        return Spot(start, items=items)
+    return Spot(start, None if _is_absent(event) else event.end_mark.index)
+
+
+def _is_absent(event: Any) -> bool:
+    """Whether nothing is written where ``event`` has a scalar."""
+    length: int = event.end_mark.index - event.start_mark.index
+    return length == 0 and type(event) is ScalarEvent
+
+
+_SPREAD = "spread its documents over several files"
+_TOO_DEEP: Final = f"over {MAX_DEPTH} lists and mappings within each other"
+_NEST_LESS: Final = "nest less"
+# git-merge(1), "How conflicts are presented".
+_CONFLICT: Final = re.compile(rb"^(?:(?:<{7}|>{7}|\|{7}) .*|={7}\r?)$", re.MULTILINE)
+_RESOLVE: Final = "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= and >>>>>>>"
+_NO_TAGS = "remove it; put text that begins with '!' in quotes"
+_QUOTE_TEMPLATES = "use text as a key; put a value that begins with '{{' in quotes"
+# What libyaml notices only behind the place where its author has to look.
+_SEEN_TOO_LATE = frozenset(
+    {"could not find expected ':'", "found unexpected end of stream", "found unexpected document indicator"}
+)
+_HINTS = {
+    "block sequence entries are not allowed in this context": "begin the list on a line of its own",
+    "could not find expected ':'": "write `key: value`, or put the text in quotes",
+    "did not find expected '-' indicator": "indent all items of a list alike",
+    "did not find expected ',' or ']'": "close the list with ']'",
+    "did not find expected ',' or '}'": "close the mapping with '}'",
+    "did not find expected <document start>": "put it into the document, or a '---' line before it",
+    "did not find expected alphabetic or numeric character": "put text that begins with '*' or '&' in quotes",
+    "did not find expected comment or line break": "begin the text of a block on the next line",
+    "did not find expected key": "indent all keys of a mapping alike; put the whole value in quotes",
+    "did not find expected node content": "put text that begins with one of ,[]{} in quotes",
+    "found character that cannot start any token": "put the text in quotes",
+    "found unexpected document indicator": "close the quotes",
+    "found unexpected end of stream": "close the quotes",
+    "found unknown escape character": "use single quotes, in which a backslash is a backslash",
+    "mapping values are not allowed in this context": "put text that holds ': ' in quotes; indent keys alike",
+}

@@ -1,0 +1,1 @@
+"""Fetch, read, verify and write Git repositories."""

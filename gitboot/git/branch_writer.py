@@ -1,0 +1,210 @@
+"""Branch writer: commit to a branch that gitboot owns, and push it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+import pygit2
+from pygit2.enums import FileMode
+
+from gitboot.errors import UsageError
+from gitboot.files import fleet_root
+from gitboot.fleet.revision import Revision
+from gitboot.git.fetch import Fetching, InThisProcess
+from gitboot.git.history import date_of
+from gitboot.git.remote import Remote
+from gitboot.git.repository import CommitReader, Stored, blaming, containing, opened, peel_reference, tree_of
+from gitboot.git.snapshots import fleet_folder
+
+
+class Authorship(NamedTuple):
+    """Who wrote a commit, and when."""
+
+    name: str
+    email: str
+    time: int  # in seconds since 1970
+    offset: int  # from UTC, in minutes
+
+
+class OwnedBranch:
+    """One branch of one remote, with a bare repository at ``path`` in which its commits are made.
+
+    What is pushed is built on the commit that `fetch` found: a remote that has moved since refuses it.
+    """
+
+    def __init__(
+        self, remote_of: Callable[[], Remote], ref: str, path: Path, *, fetching: Fetching | None = None
+    ) -> None:
+        self._remote_of, self._ref, self._path = remote_of, ref, path
+        self._fetching = fetching or InThisProcess()
+
+    def fetch(self) -> str | None:
+        """The commit that the branch is at; None where there is no such branch."""
+        with self._opened() as ours:
+            tip = self._fetching.read_tip(self._remote(), self._path).commit
+            if tip is not None and tip not in ours.odb:
+                self._fetching.fetch_branch(self._remote(), self._path)
+            return tip
+
+    def is_default(self) -> bool:
+        """Whether the remote's HEAD names the branch."""
+        with self._opened():
+            return self._fetching.read_tip(self._remote(), self._path).head.branch == self._ref
+
+    def read(self, commit: str, path: str) -> bytes | None:
+        """A file of a commit; None where it has none there."""
+        with self._opened() as ours, blaming(self._path):
+            try:
+                found = _tree_of(ours, commit)[path]
+            except KeyError:
+                return None
+            return found.data if isinstance(found, pygit2.Blob) else None
+
+    def commit(
+        self,
+        parent: str | None,
+        changes: Mapping[str, Callable[[], bytes] | None],
+        message: str,
+        author: Authorship,
+        at: datetime,
+    ) -> str:
+        """A commit with these files changed, or removed where there is None; the branch does not have it yet."""
+        with self._opened() as ours, blaming(self._path):
+            index = pygit2.Index()
+            if parent is not None:
+                index.read_tree(_tree_of(ours, parent))
+            for path, content in changes.items():
+                if content is not None:
+                    index.add(pygit2.IndexEntry(path, ours.create_blob(content()), FileMode.BLOB))
+                elif path in index:
+                    index.remove(path)
+            wrote = pygit2.Signature(author.name, author.email, author.time, author.offset)
+            committer = pygit2.Signature("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
+            parents: list[str | pygit2.Oid] = [parent] if parent is not None else []
+            return str(ours.create_commit(None, wrote, committer, message, index.write_tree(ours), parents))
+
+    def push(self, expected: str | None, commit: str) -> None:
+        """Bring the branch from ``expected`` to a commit, or raise `SourceError` where it is not there any more."""
+        self._fetching.push_branch(self._remote(), self._path, expected, commit)
+
+    def _remote(self) -> Remote:
+        return replace(self._remote_of(), reference=self._ref)  # with the credentials of this moment
+
+    @contextmanager
+    def _opened(self) -> Iterator[pygit2.Repository]:
+        with blaming(self._path):
+            if not (self._path / "HEAD").exists():
+                pygit2.init_repository(str(self._path), bare=True).free()
+        with opened(self._path) as ours:
+            yield ours
+
+
+def _tree_of(ours: pygit2.Repository, commit: str) -> pygit2.Tree:
+    """Return a commit's tree. Raises `KeyError` if the commit names no tree."""
+    tree = tree_of(ours, CommitReader(ours).peel(commit))
+    if tree is None:
+        raise KeyError(f"commit {commit} names no tree")
+    return tree
+
+
+def authorship_of(clone: Stored, revision: Revision) -> Authorship | None:
+    """Who wrote a commit of a clone, and when; None where it is not there."""
+    with clone.reading() as ours:
+        if revision not in ours.odb:
+            return None
+        author = CommitReader(ours).peel(revision).author
+        texts = (raw.decode(errors="replace") for raw in (author.name, author.email))
+        name, email = (" ".join(text.translate(_UNWRITABLE).split()) for text in texts)
+        return Authorship(name or "unknown", email or "unknown", int(date_of(author).timestamp()), author.offset)
+
+
+_UNWRITABLE: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
+
+
+def pushed_as(checkout: Path) -> str | None:
+    """``https://HOST/PATH@COMMIT`` of its origin, where that had the commit when it was last looked at, or None.
+
+    It does not name who fetches from there.
+    """
+    try:
+        repository = pygit2.Repository(str(checkout))
+        head = repository.head.target
+        origin = urlsplit(repository.remotes["origin"].url or "")
+        there = [*repository.branches.remote.with_commit(head)]
+    except (pygit2.GitError, KeyError, ValueError):
+        return None
+    if origin.scheme != "https" or not origin.hostname or not there:
+        return None
+    port = f":{origin.port}" if origin.port else ""
+    return f"https://{origin.hostname}{port}{origin.path}@{head}"
+
+
+def check_branch(branch: str) -> None:
+    """Raise `UsageError` where Git takes no branch of this name."""
+    if not pygit2.reference_is_valid_name(f"refs/heads/{branch}"):
+        raise UsageError(f"{branch!r} is no name of a branch")
+
+
+def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | None:
+    """Whether a branch has these files of the fleet at ``path``; None: there is none of that name.
+
+    Those at remotes count as far as they were fetched. Raises `UsageError`.
+    """
+    root = fleet_root(path)
+    with blaming(path), containing(root) as repository:
+        if repository is None:
+            raise UsageError(f"{path} is in no Git repository: --no-commit changes the file alone")
+        tracking = (f"refs/remotes/{remote.name}/{branch}" for remote in repository.remotes)
+        there = [name for name in (f"refs/heads/{branch}", *tracking) if name in repository.references]
+        folder = fleet_folder(repository, root)
+        tips = [peel_reference(repository, repository.references[name]) for name in there]
+        trees = [tree for tree in (tree_of(repository, tip) for tip in tips) if tree is not None]
+        return any(_holds(tree, folder, files) for tree in trees) if there else None
+
+
+def propose(
+    path: Path, base: Revision, branch: str, files: Mapping[str, bytes], message: str, at: datetime
+) -> Revision:
+    """A commit upon ``base`` with these files of the fleet at ``path`` changed, as a new branch.
+
+    Neither the work tree nor what is checked out is touched. It is by whom the repository's own configuration names.
+    """
+    root = fleet_root(path)
+    with blaming(path), containing(root) as repository:
+        assert repository is not None  # noqa: S101 - is_proposed said so
+        folder = fleet_folder(repository, root)
+        parent = CommitReader(repository).peel(base)
+        index = pygit2.Index()
+        if (tree := tree_of(repository, parent)) is not None:
+            index.read_tree(tree)
+        for name, content in files.items():
+            entry = index[f"{folder}/{name}" if folder else name]
+            index.add(pygit2.IndexEntry(entry.path, repository.create_blob(content), entry.mode))
+        who = _signature(repository, at)
+        commit = repository.create_commit(None, who, who, message, index.write_tree(repository), [parent.id])
+        repository.references.create(f"refs/heads/{branch}", commit)
+        return Revision(str(commit))
+
+
+def _holds(tree: pygit2.Tree, folder: str, files: Mapping[str, bytes]) -> bool:
+    for name, content in files.items():
+        with suppress(KeyError):
+            if tree[f"{folder}/{name}" if folder else name].id == pygit2.hash(content):
+                continue
+        return False
+    return True
+
+
+def _signature(repository: pygit2.Repository, at: datetime) -> pygit2.Signature:
+    try:
+        who = repository.default_signature
+        name, email = who.name, who.email
+    except KeyError:
+        name, email = "gitboot", "gitboot@localhost"
+    return pygit2.Signature(name, email, int(at.timestamp()), 0)

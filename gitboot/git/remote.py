@@ -1,0 +1,540 @@
+"""Remote: URL, credentials, known hosts and version ranges."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hmac
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Final, NamedTuple
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import pygit2
+from pygit2.enums import CredentialType
+
+from gitboot.child_processes import limited_files
+from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
+from gitboot.files import write_whole
+from gitboot.git.repository import Transfer, note_work, objects_of, steps, words
+from gitboot.text import one_line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Password:
+    """HTTP basic authentication over TLS."""
+
+    password: str = field(repr=False)  # or a token
+    user: str = "git"  # what forges that take a token expect no particular name in
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SshKey:
+    """Authentication by key, and the host keys to expect."""
+
+    private_key: Path
+    known_hosts: Path  # as ssh reads it
+    passphrase: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remote:
+    """Where the fleet is fetched from, and which of its commits; raises `UsageError` where that cannot be."""
+
+    url: str  # https, http, ssh, git and file URLs, user@host:path, or a local path
+    reference: str | None = None  # branch, tag, refs/…, range of versions, commit; None or HEAD: the remote's HEAD
+    subpath: str = ""  # the fleet's folder, below `local` where that is one itself; "": at the top
+    credentials: Password | SshKey | None = None
+    ca_bundle: Path | None = None  # trusted besides the machine's own
+    connect_timeout_s: float = 10
+    timeout_s: float = 60  # for an answer, and for each ``timeout_s`` KiB of data
+    max_bytes: int | None = None  # that the clone may take on disk; None: no limit
+
+    def __post_init__(self) -> None:
+        try:
+            parts = address(self.url)
+            _ = parts.port
+        except ValueError as error:
+            raise UsageError(f"{self._shown}: {error}") from error
+        match parts.scheme, self.credentials:
+            case ("ssh", SshKey()) | ("https", Password() | None) | ("http" | "git" | "file" | "", None):
+                pass
+            case "ssh", _:
+                raise UsageError(f"{self._shown} needs a private key and a known_hosts file (--git-ssh)")
+            case "http", Password():
+                raise UsageError(f"{self._shown} would send the password unencrypted; use https")
+            case "https" | "http" | "git" | "file" | "", _:
+                raise UsageError(f"{self._shown} takes no {type(self.credentials).__name__}")
+            case scheme, _:
+                raise UsageError(f"{self._shown}: {scheme} is none of https, http, ssh, git and file")
+        if parts.password is not None or (parts.username is not None and parts.scheme != "ssh"):
+            raise UsageError(f"{self._shown}: credentials do not belong into a URL, which is shown and logged")
+        if self.reference is not None and is_range(self.reference):
+            parse_range(self.reference)
+
+    @property
+    def _shown(self) -> str:
+        return re.sub(r"//[^/@]*@", "//", self.url)
+
+    @property
+    def local(self) -> Path | None:
+        """The repository, or a folder of its work tree, where it is on this machine."""
+        parts = address(self.url)
+        paths = {"": parts.path, "file": unquote(parts.path)}
+        return Path(paths[parts.scheme]).absolute() if parts.scheme in paths else None
+
+    @property
+    def commit(self) -> str | None:
+        """The one commit that is wanted, where the reference names one."""
+        return self.reference if re.fullmatch(r"[0-9a-f]{40}", self.reference or "") else None
+
+
+_SCP: Final = re.compile(r"(?P<authority>(?:[^@/:]+@)?(?:\[[^\]/]+\]|[^/:]+)):(?!//)(?P<path>.*)", re.DOTALL)
+
+
+def address(url: str) -> SplitResult:
+    """A URL in its parts; by the rules of git-fetch(1) user@host:path is ssh's, and what else has no scheme a path."""
+    if "://" in url:
+        return urlsplit(url)
+    if match := _SCP.fullmatch(url):
+        return urlsplit(f"ssh://{match['authority']}/{match['path']}")
+    return SplitResult("", "", url, "", "")
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Whom credentials are for: scheme, host and port."""
+    parts = address(url)
+    return parts.scheme.lower(), parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
+
+
+DEFAULT_PORT: Final = 22
+_PORTS: Final = {"https": 443, "ssh": DEFAULT_PORT}
+HEAD: Final = "HEAD"  # the reference by which an instance follows what is checked out
+Heads = Mapping[str, str]  # name of a ref -> id of what it points at, "…^{}" -> id of what that tag is of
+
+
+class Head(NamedTuple):
+    """What the HEAD of a repository names."""
+
+    branch: str | None  # as refs/heads/main; None: HEAD is detached, or a remote does not show what HEAD names
+    is_checked_out: bool = False  # whether the repository has a work tree
+
+
+class Refs(NamedTuple):
+    """What a remote has."""
+
+    heads: Heads
+    head: Head
+
+
+def head_of(repository: pygit2.Repository) -> Head:
+    """Return what the HEAD of a repository on this machine names, be it a branch without a commit."""
+    branch = None
+    with suppress(KeyError):
+        target = repository.lookup_reference(HEAD).target
+        branch = target if isinstance(target, str) else None  # else the id of a commit
+    return Head(branch, not repository.is_bare)
+
+
+def wanted(remote: Remote, heads: Heads) -> str:
+    """The ref that the remote's reference means: of a branch and a tag of one name the branch.
+
+    So whoever may push tags cannot move what follows a protected branch.
+    """
+    reference = remote.reference
+    if reference in (None, HEAD):
+        names = [HEAD]
+    elif is_range(reference):
+        tags = [name.removeprefix("refs/tags/") for name in heads if name.startswith("refs/tags/")]
+        names = [f"refs/tags/{highest(parse_range(reference), tags)}"]
+    elif reference.startswith("refs/"):
+        names = [reference]
+    else:
+        names = [f"refs/heads/{reference}", f"refs/tags/{reference}"]
+    found = next((name for name in names if name in heads), None)
+    if found is None:
+        if not heads:
+            raise SourceError(f"{remote.url} has no commit yet")
+        raise BranchMissing(f"{remote.url} has {_missing(reference, heads)}")
+    return found
+
+
+def _missing(reference: str | None, heads: Heads) -> str:
+    if reference in (None, HEAD):
+        return "a HEAD that names no commit; name the branch to follow with --rev"
+    if is_range(reference):
+        return f"no tag that is a version in the range {reference}"
+    branches = sorted(name.removeprefix("refs/heads/") for name in heads if name.startswith("refs/heads/"))
+    others = f"its branches are {', '.join(branches[:10])}" if branches else "it has no branch"
+    return f"no branch or tag {reference}; {others}. Name the branch to follow with --rev"
+
+
+class Conversation:
+    """What is asked of one remote, to fetch into one repository; sets what libgit2 needs to know for it."""
+
+    def __init__(self, remote: Remote, local: pygit2.Repository | None, ours: pygit2.Repository, home: Path) -> None:
+        self._remote, self._local, self._ours = remote, local, ours
+        self._callbacks = _Callbacks(remote)
+        with self._translated():
+            pygit2.settings.server_connect_timeout = round(remote.connect_timeout_s * 1000)
+            pygit2.settings.server_timeout = round(remote.timeout_s * 1000)
+            if remote.ca_bundle is not None:
+                _trust(remote.ca_bundle)
+            if isinstance(remote.credentials, SshKey):
+                _check_private_key(remote.credentials.private_key)
+                _expect_host_keys(remote, remote.credentials.known_hosts, home)
+            # A remote without a name brings no tags, stands in no configuration and keeps no credentials.
+            self._link = ours.remotes.create_anonymous(remote.url if local is None else str(local.path))
+
+    def refs(self) -> Refs:
+        """Return every ref of the remote, and what its HEAD names."""
+        with self._translated(), self._answered():
+            if self._local is not None:  # to list the heads, libgit2 parses commits, and fails if it cannot
+                names = ("HEAD", *self._local.references)
+                heads = {name: each for name in names if (each := self._target(name)) is not None}
+                return Refs(heads, head_of(self._local))
+            listed = self._link.list_heads(self._callbacks)
+            branch = next((each.symref_target for each in listed if each.name == HEAD), None)
+            return Refs({str(each.name): str(each.oid) for each in listed}, Head(branch))
+
+    def _target(self, name: str) -> str | None:
+        """Return what a ref of a local repository points at; None if it is unborn or dangling."""
+        with suppress(KeyError):
+            assert self._local is not None  # noqa: S101 - who asks has looked
+            return str(self._local.lookup_reference(name).resolve().target)
+        return None
+
+    def fetch(self, *refspecs: str) -> None:
+        """Fetch refs. Raises `SourceTooLarge` if the clone would take more disk than it may."""
+        room = self._room()
+        # A pack that arrives is completed with objects of the clone, which are not counted as received.
+        with self._translated(), limited_files(room):
+            self._callbacks.room = room
+            self._callbacks.transfer = steps().begin_download(self._remote.timeout_s)
+            self._link.fetch(list(refspecs), callbacks=self._callbacks)
+            note_work()
+
+    def _room(self) -> int | None:
+        """Return how many bytes the clone may still take on disk. Raises `SourceTooLarge` if that is none."""
+        if self._remote.max_bytes is None:
+            return None
+        sizes = (file.stat().st_size for file in objects_of(self._ours).rglob("*") if file.is_file())
+        if (room := self._remote.max_bytes - sum(sizes)) <= 0:
+            raise _too_large(self._remote)
+        return room
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        """Limit the time of an answer, and then that of what follows on this host."""
+        if self._local is None:
+            steps().begin_answer(self._remote.timeout_s)
+        yield
+        note_work()
+
+    def push(self, refspec: str, expected: str | None) -> None:
+        """Push one ref that the remote is to have at ``expected``, if at all.
+
+        Raises `SourceRefused` where the remote does not take it, `SourceError` where it has it elsewhere by now.
+        """
+        with self._translated():
+            self._callbacks.expected = expected
+            steps().begin_answer(self._remote.timeout_s)
+            self._link.push([refspec], callbacks=self._callbacks)
+        if self._callbacks.rejected is not None:
+            raise SourceRefused(f"{self._remote.url} does not take {refspec}: {self._callbacks.rejected}")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        self._callbacks.answered, self._callbacks.rejected = False, None
+        try:
+            yield
+        except (pygit2.AuthError, pygit2.CertificateError) as error:
+            raise SourceRefused(f"{self._remote.url}: {words(error)}") from error
+        except pygit2.GitError as error:
+            if self._callbacks.room is not None and _FILE_TOO_LARGE in str(error):
+                raise _too_large(self._remote) from error
+            kind = SourceRefused if _REFUSED.search(str(error)) else SourceError
+            raise kind(f"{self._remote.url}: {words(error)}") from error
+
+
+# libgit2 distinguishes these from other faults by their words only.
+_REFUSED: Final = re.compile("failed to authenticate SSH session|unexpected http status code: 403")
+_FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # by `limited_files`
+
+
+def _too_large(remote: Remote) -> SourceTooLarge:
+    mebibytes = (remote.max_bytes or 0) >> 20
+    return SourceTooLarge(
+        f"{remote.url}: the clone would take more than the {mebibytes} MiB on disk that it may; let it have more "
+        "(fetch-disk in the file of --config), or take large files out of the history"
+    )
+
+
+class _Callbacks(pygit2.RemoteCallbacks):
+    # pygit2 decodes what remotes say for people as UTF-8, in pieces that may end within a character.
+    sideband_progress = None  # type: ignore[assignment]
+
+    def __init__(self, remote: Remote) -> None:
+        super().__init__()
+        self._remote = remote
+        self.answered = False
+        self.expected: str | None = None  # where the remote has what is pushed to
+        self.rejected: str | None = None  # why the remote did not take what was pushed
+        self.transfer: Transfer | None = None  # of the data that is fetched or pushed now
+        self.room: int | None = None  # how many bytes may be fetched; None: no limit
+
+    def transfer_progress(self, stats: pygit2.remotes.TransferProgress) -> None:
+        if self.room is not None and stats.received_bytes > self.room:
+            raise _too_large(self._remote)
+        if stats.received_objects < stats.total_objects and self.transfer is not None:
+            self.transfer.count(stats.received_bytes)
+        else:  # all has arrived, and is unpacked
+            note_work()
+
+    def push_transfer_progress(self, _objects: int, _total: int, bytes_pushed: int) -> None:
+        if self.transfer is not None:
+            self.transfer.count(bytes_pushed)
+
+    def push_negotiation(self, updates: list[pygit2.remotes.PushUpdate]) -> None:
+        for each in updates:
+            found = str(each.src) if any(each.src.raw) else None
+            if found != self.expected:
+                raise SourceError(
+                    f"{self._remote.url}: {each.dst_refname} was moved from {self.expected} to {found} by another"
+                )
+        self.transfer = steps().begin_upload(self._remote.timeout_s)
+
+    def push_update_reference(self, _refname: str, message: str | None) -> None:
+        if message is not None:
+            self.rejected = one_line(message)
+
+    def credentials(
+        self, url: str, username_from_url: str | None, allowed_types: CredentialType
+    ) -> pygit2.UserPass | pygit2.Keypair | pygit2.Username:
+        if _origin(url) != _origin(self._remote.url):  # where a server has led: libgit2 asks anew there
+            raise SourceRefused(
+                f"{self._remote.url} leads to {one_line(url)}, which is not sent the credentials; where that is "
+                "right, let the repository be that URL"
+            )
+        match self._remote.credentials:
+            case SshKey() if allowed_types & CredentialType.USERNAME:
+                return pygit2.Username("git")
+            case _ if self.answered:  # libgit2 asks for as long as the answer is wrong
+                raise SourceRefused(f"{self._remote.url} refuses the credentials")
+            case SshKey(private_key=key, passphrase=passphrase) if allowed_types & CredentialType.SSH_KEY:
+                self.answered = True
+                return pygit2.Keypair(username_from_url or "git", None, str(key), passphrase)
+            case Password(user=user, password=password) if allowed_types & CredentialType.USERPASS_PLAINTEXT:
+                self.answered = True
+                return pygit2.UserPass(user, password)
+            case None:
+                raise SourceRefused(f"{self._remote.url} asks for credentials, and none are set")
+        raise SourceRefused(f"{self._remote.url} asks for credentials of another kind")
+
+    def certificate_check(self, _certificate: None, valid: bool, host: bytes) -> bool:
+        if valid:
+            return True
+        name = host.decode(errors="replace")
+        if isinstance(self._remote.credentials, SshKey):
+            known = self._remote.credentials.known_hosts
+            raise SourceRefused(f"{name} shows another host key than {known} has for it")
+        raise SourceRefused(f"{name} shows a certificate that is not valid by the clock of this host, or not trusted")
+
+
+def _trust(ca_bundle: Path) -> None:
+    try:
+        pygit2.settings.set_ssl_cert_locations(str(ca_bundle), None)
+    except pygit2.GitError as error:
+        raise UsageError(f"{ca_bundle} holds no certificates: {words(error)}") from error
+
+
+def _check_private_key(file: Path) -> None:
+    """Raise `UsageError` if a file holds no private key: of libssh2's errors, none names the file."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file}: the private key cannot be read: {error.strerror}") from error
+    if b"PRIVATE KEY-----" not in content:  # RFC 7468, and OpenSSH's PROTOCOL.key
+        raise UsageError(f"{file} holds no private key in PEM or OpenSSH format; ssh-keygen writes one")
+
+
+def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
+    """Write the keys that the remote's host may show to where libssh2 looks for them."""
+    parts = address(remote.url)
+    host, port = parts.hostname or "", parts.port or DEFAULT_PORT
+    try:
+        keys = trusted_keys(known_hosts.read_text(errors="replace"), host, port)
+    except OSError as error:
+        raise UsageError(f"{known_hosts}: {error.strerror}") from error
+    if not keys:
+        raise SourceRefused(f"{known_hosts} has no key of {host} port {port}; get it from the host's operator")
+    with _expecting:
+        _expected[host, port] = keys
+        file = home / ".ssh" / "known_hosts"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = (f"[{host}]:{port} {key}\n" for (host, port), keys in _expected.items() for key in keys)
+        write_whole(file, "".join(lines).encode())
+        pygit2.settings.homedir = str(home)
+
+
+# libssh2 looks into one file, whichever remotes several threads talk to: it has the keys of all of them.
+_expecting: Final = Lock()
+_expected: Final[dict[tuple[str, int], tuple[str, ...]]] = {}
+Release = tuple[int, int, int]
+
+
+class Version(NamedTuple):
+    """A version in order of precedence, semver.org §11; build metadata counts for nothing."""
+
+    release: Release
+    is_final: bool  # False sorts first: 1.0.0-rc.1 comes before 1.0.0
+    prerelease: tuple[tuple[int, int, str], ...]  # numbers before words
+
+
+class Term(NamedTuple):
+    """One comparison, as the versions from ``start`` to before ``stop``."""
+
+    start: Version
+    stop: Version
+    names_prerelease: bool
+
+    def holds(self, version: Version) -> bool:
+        return self.start <= version < self.stop and (version.is_final or self.names_prerelease)
+
+
+Range = tuple[tuple[Term, ...], ...]  # one of these, of which all hold
+
+
+def highest(wanted: Range, tags: Iterable[str]) -> str | None:
+    """The tag whose name is the highest version in the range; of ``v1.0.0`` and ``1.0.0`` always the same."""
+    versions = ((version, tag) for tag in tags if (version := parse_version(tag)))
+    within = [(version, tag) for version, tag in versions if _holds(wanted, version)]
+    return max(within)[1] if within else None
+
+
+def _holds(wanted: Range, version: Version) -> bool:
+    return any(all(term.holds(version) for term in terms) for terms in wanted)
+
+
+_NUMBER: Final = r"(0|[1-9][0-9]{0,17})"
+_PART: Final = r"(0|[1-9][0-9]{0,17}|[xX*])"
+_SUFFIX: Final = r"(?:-(?P<prerelease>[0-9A-Za-z.-]{1,200}))?(?:\+[0-9A-Za-z.-]+)?"
+_VERSION: Final = re.compile(rf"v?{_NUMBER}\.{_NUMBER}\.{_NUMBER}{_SUFFIX}")
+_TERM: Final = re.compile(rf"\s*([<>]=?|[=^~])?\s*v?{_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}(?:\s+|,|$)")
+
+
+def parse_version(text: str) -> Version | None:
+    match = _VERSION.fullmatch(text)
+    return _version([int(part) for part in match.group(1, 2, 3)], match["prerelease"]) if match else None
+
+
+def is_range(text: str) -> bool:
+    """Whether this is meant as a range: what compares is taken for no name of a branch or tag."""
+    return re.search(r"[<>=^~*|\s]", text) is not None
+
+
+def parse_range(text: str) -> Range:
+    """``>=1.4 <2``, ``^1.2``, ``~1.2.3``, ``1.* || 3.*``; raise `UsageError` for anything else.
+
+    A pre-release is only within a term that names one, as in Flux and Helm: ``>=1.0.0-0`` takes them all.
+    """
+    return tuple(tuple(_terms(alternative.strip(), text)) for alternative in text.split("||"))
+
+
+def _terms(alternative: str, text: str) -> Iterable[Term]:
+    position = 0
+    while position < len(alternative) or not position:
+        match = _TERM.match(alternative, position)
+        if match is None:
+            raise UsageError(f"{text!r} is no range of versions; write >=1.4 <2, ^1.2, ~1.2.3 or 1.* || 3.*")
+        yield _term(match)
+        position = match.end()
+
+
+_LOWEST: Final = Version((0, 0, 0), False, ())
+_HIGHEST: Final = Version((1 << 63, 0, 0), False, ())
+
+
+def _term(match: re.Match[str]) -> Term:
+    operator, *written = match.group(1, 2, 3, 4)
+    parts = [int(part) for part in written if part and part.isdigit()]
+    low = _version([*parts, 0, 0, 0], match["prerelease"])
+    if len(parts) == 3 and operator not in ("^", "~"):
+        beyond = low._replace(prerelease=(*low.prerelease, (-1, 0, "")))  # nothing lies between the two
+    else:
+        beyond = _next(parts, operator)
+    ranges = {
+        "<": (_LOWEST, low),
+        "<=": (_LOWEST, beyond),
+        ">=": (low, _HIGHEST),
+        ">": (beyond, _HIGHEST),
+    }
+    start, stop = ranges.get(operator, (low, beyond))
+    return Term(start, stop, match["prerelease"] is not None)
+
+
+def _next(parts: list[int], operator: str | None) -> Version:
+    """Where a term ends that leaves some parts open: before the pre-releases of the next release."""
+    if not parts:
+        return _HIGHEST
+    raised = len(parts) - 1
+    if operator == "^":  # up to the first part that is not 0, which may not change
+        raised = next((index for index, part in enumerate(parts) if part), raised)
+    elif operator == "~":
+        raised = min(raised, 1)
+    return _version([*parts[:raised], parts[raised] + 1, 0, 0], None)._replace(is_final=False)
+
+
+def _version(parts: list[int], prerelease: str | None) -> Version:
+    identifiers = prerelease.split(".") if prerelease else ()
+    return Version(
+        (parts[0], parts[1], parts[2]),
+        prerelease is None,
+        tuple((0, int(word), "") if word.isdigit() else (1, 0, word) for word in identifiers),
+    )
+
+
+def trusted_keys(text: str, host: str, port: int) -> tuple[str, ...]:
+    """The keys, as ``TYPE BASE64``, that the file lets ``host`` show at ``port``; sorted."""
+    names = (host.lower(), f"[{host.lower()}]:{port}") if port != DEFAULT_PORT else (host.lower(),)
+    trusted: set[str] = set()
+    revoked: set[str] = set()
+    for line in text.splitlines():
+        fields = line.split()
+        if not fields or fields[0].startswith("#"):
+            continue
+        marker = fields.pop(0) if fields[0].startswith("@") else None
+        if len(fields) < 3 or not any(_covers(fields[0], name) for name in names):
+            continue
+        key = f"{fields[1]} {fields[2]}"
+        if marker is None:
+            trusted.add(key)
+        elif marker == "@revoked":  # @cert-authority is left out: libssh2 knows no host certificates
+            revoked.add(key)
+    return tuple(sorted(trusted - revoked))
+
+
+def _covers(patterns: str, name: str) -> bool:
+    """Whether a line's first field means ``name``: by its hash, or by patterns; "!" before one excludes."""
+    if patterns.startswith("|1|"):
+        return _is_hash_of(patterns, name)
+    fitting = [pattern for pattern in patterns.split(",") if _fits(pattern.removeprefix("!"), name)]
+    return bool(fitting) and not any(pattern.startswith("!") for pattern in fitting)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    wild = re.escape(pattern.lower()).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.fullmatch(wild, name) is not None
+
+
+def _is_hash_of(hashed: str, name: str) -> bool:
+    try:
+        salt, digest = (base64.b64decode(part, validate=True) for part in hashed.split("|")[2:])
+    except ValueError:
+        return False
+    return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)

@@ -1,0 +1,718 @@
+"""Git repositories and objects, read without the user's Git configuration, and time limits of a fetch."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from sys import intern
+from threading import Lock
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+import pygit2
+from pygit2.enums import ConfigLevel, Feature, ObjectType, RepositoryOpenFlag
+
+from gitboot.errors import LedgerError, SourceError, UsageError
+from gitboot.fleet.revision import MAX_FILE_BYTES, Revision
+from gitboot.text import one_line
+
+for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, ConfigLevel.GLOBAL):
+    pygit2.settings.search_path[_level] = ""
+
+
+# In a container a repository often belongs to another user. Git refuses it then, because it would run what
+# its configuration names; libgit2 runs no hook, no filter and no command.
+pygit2.settings.owner_validation = False
+
+
+pygit2.settings.enable_fsync_gitdir(True)
+
+
+_T = TypeVar("_T")
+_MORE_TRIES: Final = 2
+MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # of one folder, which is held in memory whole
+TREE: Final = b"40000"
+SYMLINK: Final = b"120000"
+SUBMODULE: Final = b"160000"
+Entry = tuple[bytes, bytes, bytes]  # mode, name, id
+_ENTRY: Final = re.compile(rb"([1-7][0-7]{4,5}) ([^\0]+)\0(.{20})", re.DOTALL)
+
+
+@contextmanager
+def blaming(what: object, wrong: type[SourceError] = SourceError) -> Iterator[None]:
+    """What pygit2 or the operating system raises within becomes ``wrong``, and ``what`` is named."""
+    try:
+        yield
+    except (pygit2.GitError, KeyError, OSError) as error:
+        raise wrong(f"{what}: {words(error)}") from error
+
+
+def words(error: BaseException) -> str:
+    """An error's message on one line."""
+    message = one_line(str(error).strip("'\""))  # the quotes of a KeyError
+    return f"object {message} is missing" if re.fullmatch("[0-9a-f]{40}", message) else message
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether it comes of memory that could not be had; libgit2 and SQLite say so by words alone."""
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return True
+        if isinstance(error, pygit2.GitError | LedgerError) and _NO_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
+
+
+_NO_MEMORY: Final = re.compile(r"out of memory|cannot allocate memory|failed to mmap|error code=7\b", re.IGNORECASE)
+
+
+LIBGIT2_VERSION: Final = pygit2.LIBGIT2_VERSION
+
+
+def features() -> dict[str, bool]:
+    """What this machine's libgit2 can be asked for, by name."""
+    wanted = {"https": Feature.HTTPS, "ssh": Feature.SSH, "threads": Feature.THREADS}
+    return {name: bool(pygit2.features & feature) for name, feature in wanted.items()}
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[pygit2.Repository]:
+    """The repository at ``path`` itself, not one around it; closed at the end."""
+    repository = pygit2.Repository(path, RepositoryOpenFlag.NO_SEARCH)
+    try:
+        yield repository
+    finally:
+        repository.free()  # it refers to itself, so its descriptors would wait for a garbage collection
+
+
+@contextmanager
+def containing(folder: Path) -> Iterator[pygit2.Repository | None]:
+    """The repository whose work tree or whose own files ``folder`` is part of, or would be.
+
+    Raises `UsageError` for a repository that is committed into another.
+    """
+    there = next((each for each in (folder, *folder.parents) if each.is_dir()), folder)
+    found = pygit2.discover_repository(str(there))
+    if found is None:
+        yield None
+    else:
+        _check_not_committed(Path(found))
+        with opened(Path(found)) as repository:
+            yield repository
+
+
+def _check_not_committed(files: Path) -> None:
+    """Raise `UsageError` if a repository's own files are tracked in the work tree of another repository.
+
+    Git checks out no .git, but does check out a folder with the files of a bare repository. A branch could have such a
+    folder in the place of the fleet's, and show a review other commits than an instance reads (git-config(1),
+    safe.bareRepository).
+    """
+    if ".git" in files.parts:  # Git writes no such path out of a commit
+        return
+    for folder in files.parents:
+        if (folder / ".git").exists():
+            with suppress(pygit2.GitError), opened(folder) as around:  # a .git that is no repository tracks no files
+                if f"{files.relative_to(folder).as_posix()}/HEAD" in around.index:
+                    raise UsageError(
+                        f"{files} is a Git repository that is committed into the repository {folder}, and gitboot does "
+                        "not read it: remove its files from the commit"
+                    )
+
+
+def has_repository(folder: Path) -> bool:
+    """Whether a folder that is there is a repository, or a part of a work tree."""
+    return folder.is_dir() and pygit2.discover_repository(str(folder)) is not None
+
+
+def files_of(repository: pygit2.Repository) -> Path:
+    """Where Git keeps its own files, ``.git`` or the bare repository itself."""
+    return Path(str(repository.path))
+
+
+def objects_of(repository: pygit2.Repository) -> Path:
+    """Where a repository keeps its objects; a linked work tree has them elsewhere (gitrepository-layout(5))."""
+    files = files_of(repository)
+    common = files / "commondir"
+    return (files / common.read_text().strip() if common.exists() else files) / "objects"
+
+
+class Stored:
+    """A repository at a path, and what is raised where it cannot be read."""
+
+    def __init__(self, path: Path, wrong: type[SourceError] = SourceError) -> None:
+        self.path = path
+        self._wrong = wrong
+        self.replacing = Lock()  # held while another repository takes its place
+
+    @contextmanager
+    def reading(self) -> Iterator[pygit2.Repository]:
+        with self.blamed(), ExitStack() as stack:
+            with self.replacing:
+                repository = stack.enter_context(opened(self.path))
+            yield repository
+
+    def steadily(self, read: Callable[[], _T]) -> _T:
+        """Read again what cannot be read, twice: a fetch beside it merges packs, and what was open then is gone."""
+        for _ in range(_MORE_TRIES):
+            with suppress(self._wrong):
+                return read()
+        return read()
+
+    def blamed(self) -> AbstractContextManager[None]:
+        return blaming(self.path, self._wrong)
+
+
+class MalformedTree(Exception):
+    """A tree that Git would not have written."""
+
+
+def entries(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
+    """A tree's entries, several times as fast as from pygit2; raise `MalformedTree`."""
+    size = objects.read_header(pygit2.Oid(raw=tree))[1]
+    if size > MAX_TREE_BYTES:  # a few bytes of a pack can be gigabytes
+        raise MalformedTree(f"tree {tree.hex()} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
+    data = objects.read(pygit2.Oid(raw=tree))[1]
+    found: list[Entry] = _ENTRY.findall(data)
+    if sum(len(mode) + len(name) + 22 for mode, name, _ in found) != len(data):
+        raise MalformedTree(f"tree {tree.hex()} is malformed")
+    return found
+
+
+class Person(NamedTuple):
+    """An author, a committer or a tagger, as the commit has them. Fields that cannot be read are empty or 0."""
+
+    name: bytes
+    email: bytes
+    time: int  # seconds since 1970
+    offset: int  # minutes east of UTC
+
+
+class CommitObject:
+    """One commit. Only the fields that a caller reads are parsed."""
+
+    def __init__(self, id: pygit2.Oid, raw: bytes) -> None:
+        self.id, self.raw = id, raw
+        found = _TREE.match(raw)
+        self.tree: Final = pygit2.Oid(hex=found[1].decode()) if found is not None else None  # None: it names no tree
+        # git reads a parent only directly after the tree or another parent: commit.c, parse_commit_buffer.
+        parents = _PARENTS.match(raw, found.end() if found is not None else 0)
+        lines = parents[0].split(b"\n")[:-1] if parents is not None else []
+        self.parents = tuple(pygit2.Oid(hex=line.removeprefix(b"parent ").decode()) for line in lines)
+
+    @property
+    def revision(self) -> Revision:
+        return Revision(str(self.id))
+
+    @cached_property
+    def _parts(self) -> tuple[bytes, bytes]:
+        header, _, message = self.raw.partition(b"\n\n")
+        return header, message
+
+    @property
+    def message(self) -> bytes:
+        """The message as ``git log`` shows it: up to the first NUL."""
+        return self._parts[1].partition(b"\0")[0].lstrip(b"\n")
+
+    @property
+    def author(self) -> Person:
+        return self._person(b"author ")
+
+    @property
+    def committer(self) -> Person:
+        return self._person(b"committer ")
+
+    @property
+    def content_digest(self) -> str:
+        """The SHA-256 of the commit without its signatures, as hexadecimal digits.
+
+        A signature covers exactly these bytes. So the digest stays the same if a stranger writes a signature in
+        another form, although the commit then has another id.
+        """
+        return sha256(content_of(self.raw)).hexdigest()
+
+    def _person(self, prefix: bytes) -> Person:
+        """Return the first person with this header."""
+        lines = self._parts[0].split(b"\n")
+        return parse_person(next((line.removeprefix(prefix) for line in lines if line.startswith(prefix)), b""))
+
+
+_TREE: Final = re.compile(rb"tree ([0-9a-f]{40})\n")
+_PARENTS: Final = re.compile(rb"(?:parent [0-9a-f]{40}\n)*")
+
+
+class TagObject(NamedTuple):
+    """An annotated tag."""
+
+    target: pygit2.Oid
+    name: bytes
+
+
+def parse_person(text: bytes) -> Person:
+    """Read ``Name <address> seconds +hhmm`` as far as that is there.
+
+    The address begins at the last ``<`` and ends at the last ``>``, as libgit2 has it (signature.c).
+    """
+    who, mark, rest = text.rpartition(b">")
+    if not mark:
+        who, rest = text, b""
+    name, mark, email = who.rpartition(b"<")
+    if not mark:
+        name, email = who, b""
+    if not rest and (found := _TIME_AT_END.search(name)) is not None:  # there is no address
+        name, rest = name[: found.start()], found[0]
+    time = _TIME.match(rest)
+    seconds = int(time[1]) if time is not None and len(time[1]) < _MOST_DIGITS else 0
+    return Person(name.strip(_CRUD), email.strip(_CRUD), seconds, _offset(time[2]) if time and time[2] else 0)
+
+
+def _offset(text: bytes) -> int:
+    """Return the minutes of ``+hhmm``; 0 for what no place on Earth has, as libgit2 does (signature.c)."""
+    hours, minutes = int(text[1:3]), int(text[3:5])
+    if hours > 14 or minutes > 59:
+        return 0
+    return (hours * 60 + minutes) * (-1 if text.startswith(b"-") else 1)
+
+
+_TIME: Final = re.compile(rb"[ \t]*(-?[0-9]+)(?:[ \t]+([+-][0-9]{4})(?![0-9]))?")
+_TIME_AT_END: Final = re.compile(rb"(?:^|[ \t])-?[0-9]+(?:[ \t]+[+-][0-9]{4})?[ \t]*$")
+_MOST_DIGITS: Final = 19  # of a number with 63 bits
+_CRUD: Final = bytes(range(33)) + b".,:;<>\"\\'"  # libgit2 removes these around names: signature.c, is_crud
+
+
+def content_of(raw: bytes) -> bytes:
+    """Return a commit without the headers of signatures, each of which begins with ``gpgsig``."""
+    header, blank, message = raw.partition(b"\n\n")
+    kept: list[bytes] = []
+    is_signature = False
+    for line in header.split(b"\n"):
+        is_signature = line.startswith((b"gpgsig ", b"gpgsig-")) or (is_signature and line.startswith(b" "))
+        if not is_signature:
+            kept.append(line)
+    return b"\n".join(kept) + blank + message
+
+
+class CommitReader:
+    """Reads commits of one repository that is open. A commit at which a shallow clone ends has no parents."""
+
+    def __init__(self, git: pygit2.Repository) -> None:
+        self._git = git
+        shallow = objects_of(git).parent / "shallow"
+        self._cut = frozenset(shallow.read_bytes().split()) if git.is_shallow and shallow.exists() else frozenset()
+
+    def read(self, id: pygit2.Oid | str) -> CommitObject:
+        """Return a commit. Raises `KeyError` if there is no such object, `pygit2.GitError` if it is no commit."""
+        oid = id if isinstance(id, pygit2.Oid) else pygit2.Oid(hex=id)
+        kind, raw = self._git.odb.read(oid)
+        if kind != ObjectType.COMMIT:
+            raise pygit2.GitError(f"{oid} is no commit")
+        commit = CommitObject(oid, raw)
+        if self._cut and str(oid).encode() in self._cut:
+            commit.parents = ()
+        return commit
+
+    def peel(self, id: pygit2.Oid | str) -> CommitObject:
+        """Return the commit that an id means: the commit itself, or the one that a tag points to."""
+        oid = id if isinstance(id, pygit2.Oid) else pygit2.Oid(hex=id)
+        while (tag := read_tag(self._git, oid)) is not None:
+            oid = tag.target
+        return self.read(oid)
+
+    def first_parents(self, tip: pygit2.Oid | str) -> Iterator[CommitObject]:
+        """Yield a commit, its first parent, the first parent of that, and so on."""
+        commit = self.peel(tip)
+        yield commit
+        while commit.parents:
+            commit = self.read(commit.parents[0])
+            yield commit
+
+
+def tree_of(git: pygit2.Repository, commit: CommitObject) -> pygit2.Tree | None:
+    """Return a commit's tree; None if it names none. Raises `KeyError` if the tree is missing."""
+    found = git[commit.tree] if commit.tree is not None else None
+    return found if isinstance(found, pygit2.Tree) else None
+
+
+def read_tag(git: pygit2.Repository, id: pygit2.Oid) -> TagObject | None:
+    """Return an annotated tag; None if the object is something else. Raises `KeyError` and `pygit2.GitError`."""
+    kind, raw = git.odb.read(id)
+    if kind != ObjectType.TAG:
+        return None
+    found = _TAG.match(raw)
+    if found is None:
+        raise pygit2.GitError(f"tag {id} names no object")
+    return TagObject(pygit2.Oid(hex=found[1].decode()), found[2] or b"")
+
+
+_TAG: Final = re.compile(rb"object ([0-9a-f]{40})\n(?:type [a-z]+\n)?(?:tag ([^\n]*)\n)?")
+
+
+def peel_reference(git: pygit2.Repository, reference: pygit2.Reference) -> CommitObject:
+    """Return the commit that a reference leads to. Raises `KeyError` and `pygit2.GitError`."""
+    target = reference.resolve().target
+    assert isinstance(target, pygit2.Oid)  # noqa: S101 - a resolved reference names an object
+    return CommitReader(git).peel(target)
+
+
+ACCEPTED: Final = "refs/gitboot/accepted"
+_FOLDER: Final = "gitboot.folder"  # of commits that are fetched
+_ACCEPTED_FOLDER: Final = "gitboot.acceptedfolder"
+
+
+def parse_subpath(text: str) -> str:
+    """A folder as Git writes it, without a slash at its ends; raises `UsageError`."""
+    folder = text.strip("/")
+    parts = folder.split("/")
+    if text.startswith("/") or not all(parts) or not text.isprintable():
+        raise UsageError(f"--subpath {text!r}: expected a folder of the repository, as infra/boot")
+    if hidden := next((part for part in parts if part.startswith(".")), None):
+        raise UsageError(
+            f"--subpath {text!r}: {hidden!r} begins with a dot, and what lies in such a folder is no fleet's"
+        )
+    return folder
+
+
+def check_subpath(path: Path, folder: str) -> None:
+    """Raise `UsageError` if --subpath below ``path`` leads through a symlink, or into another repository.
+
+    An instance reads the folder from a commit, which has a symlink or a submodule there, and no folder.
+    """
+    parts = folder.split("/")
+    for number in range(len(parts)):
+        place = path.joinpath(*parts[: number + 1])
+        if place.is_symlink():
+            raise UsageError(
+                f"--subpath {folder}: {place} is a symlink, and gitboot does not follow symlinks of a repository: "
+                "commit a folder, or name the folder that the symlink leads to"
+            )
+    inner = path / folder
+    if inner.is_dir() and (outer := pygit2.discover_repository(str(path))) is not None:
+        found = pygit2.discover_repository(str(inner))
+        if found is not None and Path(found) != Path(outer):
+            raise UsageError(
+                f"--subpath {folder}: {inner} belongs to another Git repository than {path}, {found}: name the fleet's "
+                "repository with --path"
+            )
+
+
+def folder_of(ours: pygit2.Repository) -> str:
+    """The fleet's folder in the commits that a clone fetches."""
+    return _noted(ours, _FOLDER) or ""
+
+
+def folder_at(ours: pygit2.Repository, revision: Revision) -> str:
+    """The fleet's folder in a commit: the accepted one keeps that in which it was accepted.
+
+    So where an instance is led to another folder, the next commit is judged by what was there before.
+    """
+    accepted = ours.references.get(ACCEPTED)
+    folder = _noted(ours, _ACCEPTED_FOLDER)
+    if folder is None or accepted is None or str(accepted.target) != revision:
+        return folder_of(ours)
+    return folder
+
+
+def note_folder(ours: pygit2.Repository, folder: str) -> None:
+    """Let commits that are fetched have the fleet in another folder."""
+    if _noted(ours, _ACCEPTED_FOLDER) is None and ACCEPTED in ours.references:  # by a gitboot that noted none
+        note_accepted(ours, folder_of(ours))
+    ours.config[_FOLDER] = folder
+
+
+def note_accepted(ours: pygit2.Repository, folder: str) -> None:
+    """Let the accepted commit have been accepted in a folder."""
+    if _noted(ours, _ACCEPTED_FOLDER) != folder:
+        ours.config[_ACCEPTED_FOLDER] = folder
+
+
+def recover_folder(ours: pygit2.Repository, left: pygit2.Repository) -> None:
+    """Take over what another clone knows of the accepted commit."""
+    if (folder := _noted(left, _ACCEPTED_FOLDER)) is not None:
+        note_accepted(ours, folder)
+
+
+def _noted(ours: pygit2.Repository, name: str) -> str | None:
+    return str(ours.config[name]) if name in ours.config else None
+
+
+_NAME: Final = "left-out"
+_LINE: Final = re.compile(r"^([0-9a-f]{40}) ([0-9]+)$", re.MULTILINE)
+
+
+def is_left_out(size: int) -> bool:
+    """Whether a blob of so many bytes is; the commit that has it is told so when it is read."""
+    return size > MAX_FILE_BYTES
+
+
+def left_out(repository: Path) -> dict[str, int]:
+    """The sizes of those that a repository's own files name, by their ids; nothing in one that is no clone."""
+    try:
+        text = (repository / _NAME).read_text()
+    except FileNotFoundError:
+        return {}
+    return {blob: int(size) for blob, size in _LINE.findall(text)}
+
+
+def note_left_out(repository: Path, sizes: Mapping[str, int]) -> None:
+    """Add some. A line that a crash has cut is none; the clone that lacks it counts as damaged, and is made anew."""
+    known = left_out(repository)
+    with (repository / _NAME).open("a") as file:
+        file.writelines(f"{blob} {size}\n" for blob, size in sorted(sizes.items()) if blob not in known)
+
+
+WORK_S: Final = 120.0  # without progress: as long as a stage of a reconcile may take (docs/running.md)
+SLOWEST: Final = 1 << 10  # bytes a second: as curl's manual suggests for --speed-limit
+_WORK_EVERY_S: Final = 1.0  # between two reports of work that goes on
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """What a fetch does from now on."""
+
+    within_s: float  # until the next step begins
+    complaint: str  # the error if it does not
+
+
+ReportStep = Callable[[Step], None]
+
+
+class Transfer:
+    """Data that a server sends or takes: at least 1 KiB/s, counted over periods of ``period_s``."""
+
+    def __init__(self, report: ReportStep, period_s: float, verb: str, *, work_s: float = 0) -> None:
+        """``work_s`` is the time for work on this host before the transfer begins."""
+        self._report, self._size = report, max(1, round(SLOWEST * period_s))
+        complaint = f"it {verb} less than {self._size} bytes in {period_s:g} s (git-timeout in the file of --config)"
+        self._step, self._counted = Step(period_s, complaint), 0
+        report(Step(work_s + period_s, complaint))
+
+    def count(self, size_bytes: int) -> None:
+        """Note how much was sent or taken since the transfer began."""
+        if size_bytes - self._counted >= self._size:
+            self._counted = size_bytes
+            self._report(self._step)
+
+
+class Steps:
+    """Reports the steps of one fetch to whoever waits for it."""
+
+    def __init__(self, report: ReportStep, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._report, self._now_s = report, now_s
+        self._worked_s: float | None = None  # when work was reported last; None: another step was
+
+    def begin_answer(self, within_s: float) -> None:
+        """Begin to wait for a server's answer as a whole."""
+        self._worked_s = None
+        complaint = f"its answer was not complete after {within_s:g} s (git-timeout in the file of --config)"
+        self._report(Step(within_s, complaint))
+
+    def begin_download(self, period_s: float) -> Transfer:
+        """Begin to wait for data of a server."""
+        self._worked_s = None
+        return Transfer(self._report, period_s, "sent")
+
+    def begin_upload(self, period_s: float) -> Transfer:
+        """Begin to pack data on this host, and to send it to a server."""
+        self._worked_s = None
+        return Transfer(self._report, period_s, "took", work_s=WORK_S)
+
+    def note_work(self) -> None:
+        """Report that work on this host begins, or goes on."""
+        now_s = self._now_s()
+        if self._worked_s is None or now_s - self._worked_s >= _WORK_EVERY_S:
+            self._worked_s = now_s
+            self._report(Step(WORK_S, f"the fetch made no progress for {WORK_S:g} s"))
+
+
+def steps() -> Steps:
+    """Return the steps of the fetch that this thread makes. Outside of `reported`, nobody gets the reports."""
+    return _steps.get() or Steps(lambda _: None)
+
+
+_steps: ContextVar[Steps | None] = ContextVar("steps of the fetch that this thread makes", default=None)
+
+
+def note_work() -> None:
+    """Report that work on this host goes on, if anybody gets the reports."""
+    if (found := _steps.get()) is not None:
+        found.note_work()
+
+
+@contextmanager
+def reported(report: ReportStep) -> Iterator[None]:
+    """Report the steps of a fetch that this thread makes in the block."""
+    token = _steps.set(Steps(report))
+    try:
+        yield
+    finally:
+        _steps.reset(token)
+
+
+# What is larger is compared with nothing. libgit2 reads it from the repository that a builder is of, and by the name of
+# another setting (pack-objects.c, packbuilder_config).
+_DELTA_LIMIT: Final = {"core.bigFileThreshold": "64k", "pack.deltaCacheSize": "64k"}
+_PIECE_BYTES: Final = 1 << 20
+_IDS_AT: Final = 8 + 4 * 256  # in a pack's index: behind a header of two words and the fan-out table
+
+
+def copy(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2.Oid) -> None:
+    """Bring ``tip`` into ``ours``, in one pack with all that it refers to and ``ours`` lacks.
+
+    A fetch by libgit2 does the same, but reads every tree of the last commit for each new one: with 100,000
+    files that takes 100 ms instead of 10. A blob that no fleet needs is left out, and noted: to write it anew is to
+    hold all of it in memory, where a few bytes of a pack can be gigabytes.
+    """
+    held: pygit2.Odb | tuple[()] = ours.odb
+    if not any(_packs(ours).iterdir()):
+        _take_packs(theirs, ours)
+        held = ()  # their packs may hold a commit and lack its parents, which lie about loose
+    large: dict[str, int] = {}
+    lacking = left_out(files_of(theirs))  # where that is a clone, too
+    with opened(files_of(ours)) as building:
+        building.odb.add_disk_alternate(intern(str(objects_of(theirs))))  # pygit2 never lets go of it
+        builder = _builder(building)
+        for oid in _referred(theirs, tip, held):
+            note_work()
+            if oid in ours.odb:
+                continue
+            size = lacking.get(str(oid)) or _blob_size(theirs, oid)
+            if is_left_out(size):
+                large[str(oid)] = size
+            else:
+                builder.add(oid)
+        if large:
+            note_left_out(files_of(ours), large)
+        if len(builder):
+            builder.write(_packs(ours))
+
+
+def _builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
+    """One that looks for differences between small objects alone: between large ones it takes minutes for a few."""
+    for name, value in _DELTA_LIMIT.items():
+        if name not in ours.config:
+            ours.config[name] = value
+    return pygit2.PackBuilder(ours)
+
+
+def _take_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
+    """Copy packs as they are, which is ten times as fast as to write them anew."""
+    for index in _packs(theirs).glob("pack-*.idx"):
+        for file in (index.with_suffix(".pack"), index):
+            with open(_packs(ours) / file.name, "xb") as copied, open(file, "rb") as original:
+                while piece := original.read(_PIECE_BYTES):
+                    copied.write(piece)
+                    note_work()
+                copied.flush()
+                os.fsync(copied.fileno())
+
+
+def check(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
+    """Read all that ``tip`` refers to; raise what pygit2 does where something is damaged or missing."""
+    for oid in _referred(repository, tip, ()):
+        note_work()
+        if not is_left_out(_blob_size(repository, oid)):
+            repository.odb.read(oid)
+
+
+def _referred(repository: pygit2.Repository, tip: pygit2.Oid, held: pygit2.Odb | tuple[()]) -> set[pygit2.Oid]:
+    """All that ``tip`` refers to, however far, but for what is held and what only that refers to."""
+    found: set[pygit2.Oid] = set()
+    pending, reader = [tip], CommitReader(repository)
+    while pending:
+        oid = pending.pop()
+        if oid in found or oid in held:
+            continue
+        note_work()
+        found.add(oid)
+        match _checked_kind(repository, oid):
+            case ObjectType.TAG if (tag := read_tag(repository, oid)) is not None:
+                pending.append(tag.target)
+            case ObjectType.COMMIT:
+                commit = reader.read(oid)
+                pending += [*filter(None, [commit.tree]), *commit.parents]
+            case ObjectType.TREE:
+                for mode, _, raw in entries(repository.odb, oid.raw):
+                    if mode == TREE:
+                        pending.append(pygit2.Oid(raw=raw))
+                    elif mode != SUBMODULE and (blob := pygit2.Oid(raw=raw)) not in held:
+                        found.add(blob)
+    return found
+
+
+def check_history(repository: pygit2.Repository, tip: pygit2.Oid, known: Collection[pygit2.Oid]) -> None:
+    """Raise what pygit2 does where a commit or a tag on the way from ``tip`` to what is known is too large to be read.
+
+    A few bytes of a pack can be gigabytes, and whoever reads a commit reads all of it.
+    """
+    pending, seen, reader = [tip], set(known), CommitReader(repository)
+    while pending:
+        if (oid := pending.pop()) in seen:
+            continue
+        seen.add(oid)
+        note_work()
+        match _checked_kind(repository, oid):
+            case ObjectType.TAG if (tag := read_tag(repository, oid)) is not None:
+                pending.append(tag.target)
+            case ObjectType.COMMIT:
+                pending += reader.read(oid).parents
+
+
+def _blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:
+    """How many bytes a blob has; 0 for what is none, which is held within bounds of its own."""
+    kind, size = repository.odb.read_header(oid)
+    return size if kind == ObjectType.BLOB else 0
+
+
+def _checked_kind(repository: pygit2.Repository, oid: pygit2.Oid) -> ObjectType:
+    """Return what an object is. Raises `pygit2.GitError` if it is too large to be read."""
+    kind, size = repository.odb.read_header(oid)
+    if size > MAX_TREE_BYTES:
+        raise pygit2.GitError(f"object {oid} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
+    return ObjectType(kind)
+
+
+def merge_packs(repository: pygit2.Repository, limit: int) -> None:
+    """Write all packs but the largest anew as one, where there are more than ``limit``; nothing is left out.
+
+    One that holds what is too large to be held in memory stays as it is. Killed halfway, some objects are there twice,
+    until the next time.
+    """
+    folder = _packs(repository)
+    packs = sorted(folder.glob("pack-*.pack"), key=lambda pack: pack.stat().st_size)
+    if len(packs) <= limit:
+        return
+    small = [pack for pack in packs[:-1] if not _has_large(repository, pack)]
+    if len(small) < 2:
+        return
+    builder = _builder(repository)
+    for pack in small:
+        for oid in _ids(pack.with_suffix(".idx")):
+            builder.add(oid)
+    builder.write(folder)
+    if set(folder.glob("pack-*.pack")) - set(packs):
+        for pack in small:
+            pack.with_suffix(".idx").unlink()  # first: it is by their indexes that packs are found
+            pack.unlink()
+
+
+def _has_large(repository: pygit2.Repository, pack: Path) -> bool:
+    return any(is_left_out(_blob_size(repository, oid)) for oid in _ids(pack.with_suffix(".idx")))
+
+
+def _packs(repository: pygit2.Repository) -> Path:
+    return files_of(repository) / "objects" / "pack"
+
+
+def _ids(index: Path) -> Iterator[pygit2.Oid]:
+    """The objects of a pack; gitformat-pack(5), "Version 2 pack-*.idx files"."""
+    data = index.read_bytes()
+    count = int.from_bytes(data[_IDS_AT - 4 : _IDS_AT])
+    return (pygit2.Oid(raw=data[at : at + 20]) for at in range(_IDS_AT, _IDS_AT + 20 * count, 20))

@@ -1,0 +1,498 @@
+"""Commit signatures: SSH and OpenPGP."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple
+
+import pygit2
+
+from gitboot.child_processes import Ended, ask
+from gitboot.errors import SourceError, UsageError
+from gitboot.fleet.revision import Message, Revision, Signer, Verify
+from gitboot.git.history import MAX_STEPS, leading_from
+from gitboot.git.repository import CommitReader, Stored
+from gitboot.problems import Code, Problem
+from gitboot.text import one_line
+
+
+class Signatures:
+    """Looks at the signatures of a repository's commits, each once for as long as the keys are the same.
+
+    What the repository's configuration, its attributes or a user's Git say does not count: no Git program is run.
+    Everything raises `SourceError` where keys or commits cannot be read now.
+    """
+
+    def __init__(
+        self,
+        repository: Stored,
+        keys: SignatureKeys,
+        verify: Verify | None = None,
+        tag_on: Callable[[Revision], bytes | None] = lambda _: None,
+    ) -> None:
+        self._repository, self._keys, self._verify = repository, keys, verify
+        self._tag_on = tag_on  # the annotated tag that is followed, where it points to a commit
+        self._known: dict[str, Signer | Distrusted] = {}
+        self._mark = ""
+
+    def mark(self, revision: Revision) -> str:
+        """What is another where a signature may be judged otherwise by now."""
+        mark = self._mark_of_keys()
+        if self._verify is not Verify.TAG:
+            return mark
+        return f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
+
+    def faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
+        """What speaks against these commits, of one first-parent line, the oldest first.
+
+        ``since`` is the accepted one; None: there is none yet, and what led to the newest is not looked at.
+        """
+        match self._verify:
+            case Verify.HEAD:
+                found = {each: self._fault(each) for each in revisions}
+            case Verify.RANGE:
+                found = self._in_range(since, revisions)
+            case Verify.TAG:
+                found = {each: _untagged(each) for each in revisions[:-1]}
+                found |= {each: self._fault_of_tag(each) for each in revisions[-1:]}
+            case None:
+                return {}
+        return {revision: fault for revision, fault in found.items() if fault is not None}
+
+    def signer(self, revision: Revision) -> Signer | None:
+        """Whose trusted key vouches for a commit: its own signature, or that of the tag where one is wanted."""
+        if self._verify is Verify.TAG:
+            tag = self._tag_on(revision)
+            found = self._judged(f"tag {revision}", lambda: _signer_of_tag(tag, self._keys)) if tag else None
+        else:
+            found = self._signer(revision)
+        return found if isinstance(found, Signer) else None
+
+    def signed(self, message: Message) -> Message:
+        """A message with who has signed its commit, if anyone."""
+        found = self._signer(Revision(message.commit))
+        return message._replace(signer=found if isinstance(found, Signer) else None)
+
+    def _in_range(self, since: Revision | None, revisions: Sequence[Revision]) -> dict[Revision, Problem | None]:
+        newest = revisions[-1]
+        with self._repository.reading() as git:
+            old = pygit2.Oid(hex=since) if since is not None else None
+            line = leading_from(git, old, pygit2.Oid(hex=newest))
+            is_cut = line is not None and since not in (None, newest) and _is_cut(git, line[0])
+        if line is None:
+            what = f"more than {MAX_STEPS} commits lie between it and what was accepted"
+            return dict.fromkeys(revisions, _problem(f"{newest[:12]}: {what}; start once with --verify head"))
+        failed = next(((at, fault) for at, each in enumerate(line) if (fault := self._fault(each)) is not None), None)
+        if failed is None and is_cut:
+            raise UsageError(f"this clone is shallow, and lacks what led to {newest[:12]}: fetch more of its history")
+        if failed is None:
+            return {}
+        at, fault = failed
+        good = frozenset(line[:at])
+        return {each: None if each in good else fault for each in revisions}
+
+    def _fault(self, revision: Revision) -> Problem | None:
+        found = self._signer(revision)
+        return None if isinstance(found, Signer) else _problem(f"{revision[:12]} is {found}")
+
+    def _fault_of_tag(self, revision: Revision) -> Problem | None:
+        tag = self._tag_on(revision)
+        if tag is None:
+            return _untagged(revision)
+        found = self._judged(f"tag {revision}", lambda: _signer_of_tag(tag, self._keys))
+        return None if isinstance(found, Signer) else _problem(f"the tag on {revision[:12]} is {found}")
+
+    def _signer(self, revision: Revision) -> Signer | Distrusted:
+        return self._judged(revision, lambda: self._signer_of_commit(revision))
+
+    def _judged(self, name: str, judge: Callable[[], Signer]) -> Signer | Distrusted:
+        """What was judged of something before, or is now."""
+        mark = self._mark_of_keys()
+        if mark != self._mark or len(self._known) > _MOST_KNOWN:
+            self._known, self._mark = {}, mark
+        if name not in self._known or name.startswith("tag "):  # a tag may be another on the same commit
+            try:
+                self._known[name] = judge()
+            except Distrusted as error:
+                self._known[name] = error
+        return self._known[name]
+
+    def _signer_of_commit(self, revision: Revision) -> Signer:
+        with self._repository.reading() as git:
+            commit = CommitReader(git).peel(revision)
+        return _signer_of(commit.raw, of_commit, self._keys, is_merge=len(commit.parents) > 1)
+
+    def _mark_of_keys(self) -> str:
+        try:
+            return self._keys.mark()
+        except UsageError as error:  # they were read at the start: a person is about to change them
+            raise SourceError(str(error)) from error
+
+
+_MOST_KNOWN: Final = 4096
+
+
+def _is_cut(git: pygit2.Repository, first: Revision) -> bool:
+    """Whether a line of commits begins where a shallow clone does, and not behind what it was to lead back to."""
+    return git.is_shallow and not CommitReader(git).peel(first).parents
+
+
+def _signer_of_tag(raw: bytes, keys: SignatureKeys) -> Signer:
+    return _signer_of(raw, of_tag, keys, is_merge=False)
+
+
+def _signer_of(raw: bytes, read: Callable[[bytes], Signed | None], keys: SignatureKeys, *, is_merge: bool) -> Signer:
+    try:
+        signed = read(raw)
+    except AmbiguousSignature as error:
+        raise Distrusted(f"signed in a way that is not read: {error}") from None
+    if signed is None:
+        raise Distrusted("not signed")
+    return keys.signer(signed, is_merge=is_merge)
+
+
+def _untagged(revision: Revision) -> Problem:
+    return _problem(f"{revision[:12]} is not what an annotated tag of that name, which --rev follows, points to")
+
+
+def _problem(message: str) -> Problem:
+    code = Code.UNTRUSTED
+    return Problem(path=".", line=1, column=1, code=code, message=message, hint=code.hint)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrustedKeys:
+    """Where the public keys are that signatures count of."""
+
+    allowed_signers: Path | None = None  # of people, as ssh-keygen(1) reads it
+    openpgp_keys: Path | None = None  # of people: a file of public keys, or a directory of such
+    forge_keys: tuple[tuple[str, Path], ...] = ()  # (name, file) of forges: OpenPGP or SSH public keys
+
+    @property
+    def of_people(self) -> bool:
+        return self.allowed_signers is not None or self.openpgp_keys is not None
+
+    @property
+    def any(self) -> bool:
+        return self.of_people or bool(self.forge_keys)
+
+
+class SignatureKeys:
+    """The trusted keys, as their files have them now; what gpg needs of them lies below ``folder``."""
+
+    def __init__(self, trusted: TrustedKeys, folder: Path) -> None:
+        self._trusted, self._folder = trusted, folder
+        self._mark = ""
+        self._of_people: tuple[_AllowedSigners | Keyring, ...] = ()
+        self._of_forges: dict[str, _AllowedSigners | Keyring] = {}
+
+    def mark(self) -> str:
+        """What is another as soon as a key comes or goes; raises `UsageError` where they cannot be read."""
+        mark = sha256()
+        for path in _files(self._trusted):
+            try:
+                mark.update(sha256(path.read_bytes()).digest())
+            except OSError as error:
+                raise UsageError(f"{path}: {error.strerror}") from None
+        if self._mark != mark.hexdigest():
+            self._take_up()
+            self._mark = mark.hexdigest()
+        return self._mark
+
+    def signer(self, signed: Signed, *, is_merge: bool) -> Signer:
+        """Whose trusted key has signed; raises `Distrusted`. A forge's counts for merges alone.
+
+        A key has to be valid now: when a commit was made only says who has made it.
+        """
+        self.mark()
+        unlisted = Unlisted("signed by a key that is not listed")
+        for keys in self._of_people:
+            try:
+                return _signer(keys, signed)
+            except Unlisted as error:
+                unlisted = error
+        for name, keys in self._of_forges.items():
+            try:
+                found = _signer(keys, signed)
+            except Unlisted:
+                continue
+            if not is_merge:
+                raise Distrusted(f"signed by the forge {name} and no merge, which is all that a forge's key counts for")
+            return Signer(name, found.key, is_forge=True)
+        raise unlisted
+
+    def _take_up(self) -> None:
+        """Make anew what the programs read."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(mode=0o700, parents=True)
+        people: list[_AllowedSigners | Keyring] = []
+        if (path := self._trusted.allowed_signers) is not None:
+            people.append(_AllowedSigners(path, self._folder))
+        if (path := self._trusted.openpgp_keys) is not None:
+            people.append(Keyring.made(_key_files(path), self._folder / "people"))
+        self._of_people = tuple(people)
+        self._of_forges = {
+            name: self._of_forge(path, number) for number, (name, path) in enumerate(self._trusted.forge_keys)
+        }
+
+    def _of_forge(self, path: Path, number: int) -> _AllowedSigners | Keyring:
+        folder = self._folder / f"forge-{number}"
+        lines = path.read_bytes().split(b"\n")
+        if not any(_SSH_KEY.match(line) for line in lines):
+            return Keyring.made([path], folder)
+        folder.with_suffix(".signers").write_bytes(
+            b"".join(b'forge namespaces="git" %b\n' % line for line in lines if _SSH_KEY.match(line))
+        )
+        return _AllowedSigners(folder.with_suffix(".signers"), self._folder)
+
+
+_SSH_KEY: Final = re.compile(rb"(?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+")
+
+
+def _files(trusted: TrustedKeys) -> Iterator[Path]:
+    if trusted.allowed_signers is not None:
+        yield trusted.allowed_signers
+    if trusted.openpgp_keys is not None:
+        yield from _key_files(trusted.openpgp_keys)
+    yield from (path for _, path in trusted.forge_keys)
+
+
+def _key_files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(each for each in path.iterdir() if not each.name.startswith(".") and each.is_file())
+    if not found:
+        raise UsageError(f"{path}: no file with a public key lies in this directory")
+    return found
+
+
+class _AllowedSigners:
+    """SSH keys, in a file as ssh-keygen(1) describes it below ALLOWED SIGNERS."""
+
+    def __init__(self, path: Path, scratch: Path) -> None:
+        self._path, self._scratch = path.absolute(), scratch
+
+    def signer(self, signed: Signed) -> Signer:
+        if not signed.signature.startswith(b"-----BEGIN SSH SIGNATURE-----"):
+            raise Unlisted("signed by an OpenPGP key, and none is listed")
+        with TemporaryDirectory(dir=self._scratch) as folder:
+            signature = Path(folder, "signature")
+            signature.write_bytes(signed.signature)
+            whole = self._keygen("check-novalidate", "-n", "git", "-s", signature, given=signed.payload)
+            key = _FINGERPRINT.search(whole.output)
+            if whole.status != 0 or key is None:
+                raise Distrusted("not what its signature is of: it was changed after it was signed")
+            known = self._keygen("find-principals", "-f", self._path, "-s", signature)
+            for principal in known.output.splitlines():
+                arguments = ("-n", "git", "-f", self._path, "-I", principal, "-s", signature)
+                found = self._keygen("verify", *arguments, given=signed.payload)
+                if found.status == 0 and found.output.startswith(f'Good "git" signature for {principal} with '):
+                    return Signer(one_line(principal), key[1])
+        if "key has expired" in known.errors:
+            raise Distrusted(f"signed by the key {key[1]}, which has expired")
+        if known.status == 0:
+            raise Distrusted(f"signed by the key {key[1]}, which is listed for other things than Git")
+        raise Unlisted(f"signed by the key {key[1]}, which is not listed")
+
+    def _keygen(self, what: str, *arguments: str | Path, given: bytes = b"") -> Ended:
+        return ask_alone(["ssh-keygen", "-Y", what, *map(str, arguments)], given, self._scratch)
+
+
+_FINGERPRINT: Final = re.compile(r" key (SHA256:\S+)")
+
+
+def _signer(keys: _AllowedSigners | Keyring, signed: Signed) -> Signer:
+    if isinstance(keys, _AllowedSigners):
+        return keys.signer(signed)
+    if not signed.signature.startswith(b"-----BEGIN PGP SIGNATURE-----"):
+        raise Unlisted("signed by an SSH key, and no file of allowed signers is given")
+    found = keys.signer(signed.signature, signed.payload, takes_text=False)
+    return found._replace(person=one_line(found.person))
+
+
+class Signed(NamedTuple):
+    """The bytes that a signature is of, and the signature."""
+
+    payload: bytes
+    signature: bytes
+
+
+class AmbiguousSignature(Exception):
+    """An object whose signature Git's own programs and others could take for different ones."""
+
+
+def of_commit(raw: bytes) -> Signed | None:
+    """A commit without its header ``gpgsig``, and that header; None where it has none."""
+    header, blank, message = raw.partition(b"\n\n")
+    kept: list[bytes] = []
+    signature: list[bytes] = []
+    found = 0
+    is_within = False
+    for line in header.split(b"\n"):
+        if line.startswith(b"gpgsig-"):
+            raise AmbiguousSignature("it has a signature for another kind of repository")
+        if line.startswith(b"gpgsig "):
+            found += 1
+            is_within = True
+            signature.append(line.removeprefix(b"gpgsig "))
+        elif is_within and line.startswith(b" "):
+            signature.append(line[1:])
+        else:
+            is_within = False
+            kept.append(line)
+    if found > 1:
+        raise AmbiguousSignature("it has more than one signature")
+    return Signed(b"\n".join(kept) + blank + message, b"\n".join(signature) + b"\n") if found else None
+
+
+def of_tag(raw: bytes) -> Signed | None:
+    """An annotated tag up to the last line that begins a signature, and what follows."""
+    *_, start = (0, *(found.start() for found in _BEGIN.finditer(raw)))
+    return Signed(raw[:start], raw[start:]) if start else None
+
+
+_BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$", re.MULTILINE)
+
+
+class Distrusted(Exception):
+    """A signature that proves nothing: why, in words that follow "it is"."""
+
+
+class Unlisted(Distrusted):
+    """It may be as good as any, but its key is not among these."""
+
+
+class Keyring:
+    """OpenPGP keys, in a home of gpg's that nobody else uses."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    @classmethod
+    def made(cls, files: Sequence[Path], home: Path) -> Keyring:
+        """A keyring of the public keys in these files."""
+        home.mkdir(mode=0o700)
+        keyring = cls(home)
+        for path in files:
+            if "IMPORT_OK" not in keyring._gpg("--import", str(path.absolute())).output:
+                raise UsageError(f"{path} has no OpenPGP public key that gpg can read")
+        return keyring
+
+    def signer(self, signature: bytes, payload: bytes | Path, *, takes_text: bool = True) -> Signer:
+        """Whose key has signed these bytes, or this file; raises `Distrusted`. The name is as the key has it.
+
+        A signature of a text covers every text that differs only in the ends of its lines: RFC 4880, 5.2.1.
+        """
+        of, given = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
+        with TemporaryDirectory(dir=self._home) as folder:
+            detached = Path(folder, "signature")
+            detached.write_bytes(self._only_signatures(signature, Path(folder)))
+            return _judged(self._gpg("--verify", str(detached), of, given=given), takes_text=takes_text)
+
+    def _only_signatures(self, signature: bytes, scratch: Path) -> bytes:
+        """Return the packets of a signature without armour; raise `Distrusted` if other packets are among them.
+
+        gpg decompresses a compressed packet in a signature: 810 bytes become a gigabyte.
+        """
+        if signature[:1] < b"\x80":  # no packet: each begins with this bit (RFC 4880, 4.2)
+            armoured, binary = scratch / "armoured", scratch / "binary"
+            armoured.write_bytes(signature)
+            ended = self._gpg("--output", str(binary), "--dearmor", str(armoured))
+            signature = binary.read_bytes() if ended.status == 0 and binary.exists() else b""
+        if not set(_packet_tags(signature)) <= _TAGS_OF_SIGNATURES:
+            raise Distrusted("signed in a way that is not read: it is cut off, or holds other OpenPGP packets")
+        return signature
+
+    def _gpg(self, *arguments: str, given: bytes = b"") -> Ended:
+        return ask_alone(["gpg", "--homedir", str(self._home), *_OF_ITS_OWN, *arguments], given, self._home)
+
+
+_TAGS_OF_SIGNATURES: Final = frozenset({2, 10})  # a signature, and a marker, which gpg ignores (RFC 4880, 4.3)
+_OTHER: Final = -1
+
+
+def _packet_tags(data: bytes) -> Iterator[int]:
+    """Yield the tags of OpenPGP packets (RFC 4880, 4.2); `_OTHER` for a packet without its whole length, then end."""
+    at = 0
+    while at < len(data):
+        first, more = data[at], data[at + 1 : at + 6]
+        if first & 0xC0 == 0xC0:
+            tag, kind = first & 0x3F, more[0] if more else 0xE0
+            if kind < 0xC0:
+                header, size = 2, kind
+            elif kind < 0xE0:
+                header, size = 3, ((kind - 0xC0) << 8) + int.from_bytes(more[1:2]) + 0xC0
+            elif kind == 0xFF:
+                header, size = 6, int.from_bytes(more[1:5])
+            else:  # a length in parts, which only data may have
+                tag, header, size = _OTHER, 1, 0
+        else:
+            tag, kind = (first >> 2) & 0xF, 1 << (first & 3)
+            header, size = 1 + kind, int.from_bytes(more[:kind])
+            if not first & 0x80 or kind == 8:  # no packet, or one that ends with the file
+                tag = _OTHER
+        at += header + size
+        yield tag if at <= len(data) else _OTHER
+        if tag == _OTHER:
+            return
+
+
+# Of gpg(1): nothing is asked, fetched or started; each key that is there is trusted, for that is why it is there.
+_OF_ITS_OWN: Final = (
+    *("--no-options", "--batch", "--no-tty", "--quiet", "--status-fd=1", "--no-autostart", "--disable-dirmngr"),
+    *("--no-auto-key-retrieve", "--no-auto-key-locate", "--no-auto-check-trustdb", "--trust-model=always"),
+)
+
+
+def _judged(found: Ended, *, takes_text: bool) -> Signer:
+    """What gpg says by its status lines: DETAILS in GnuPG's doc, "Format of the --status-fd output"."""
+    said = [line.removeprefix("[GNUPG:] ").split(" ") for line in found.output.splitlines()]
+    verdicts = [words for words in said if words[0] in _VERDICTS]
+    if len(verdicts) != 1:
+        raise Distrusted("signed in a way that gpg cannot read")
+    (verdict,) = verdicts
+    key = verdict[1] if len(verdict) > 1 else "?"
+    if verdict[0] == "ERRSIG" and verdict[6:7] == ["9"]:
+        raise Unlisted(f"signed by the key {key}, which is not listed")
+    if verdict[0] != "GOODSIG":
+        raise Distrusted(_VERDICTS[verdict[0]].format(key=key))
+    valid = [words for words in said if words[0] == "VALIDSIG"]
+    if found.status != 0 or len(valid) != 1:
+        raise Distrusted("signed in a way that gpg does not take as valid")
+    if not takes_text and valid[0][_CLASS] != _BINARY:
+        raise Distrusted("signed as a text, and its signature is of other texts, too: sign without gpg's textmode")
+    return Signer(" ".join(verdict[2:]), valid[0][-1])
+
+
+_CLASS: Final = 9  # the word of VALIDSIG that is the class of the signature, in hexadecimal digits
+_BINARY: Final = "00"
+_VERDICTS: Final = {
+    "GOODSIG": "",
+    "EXPSIG": "signed by the key {key}, and the signature has expired",
+    "EXPKEYSIG": "signed by the key {key}, which has expired",
+    "REVKEYSIG": "signed by the key {key}, which was revoked",
+    "BADSIG": "not what its signature is of: it was changed after it was signed",
+    "ERRSIG": "signed by the key {key} in a way that gpg cannot check",
+}
+
+
+def ask_alone(command: Sequence[str], given: bytes, home: Path) -> Ended:
+    """What a program that checks signatures says, in a world of its own; raises `UsageError` and `SourceError`."""
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LC_ALL": "C", "TZ": "UTC"}
+    try:
+        return ask(command, given=given, environment=environment, patience_s=_PATIENCE_S)
+    except FileNotFoundError:
+        package = {"ssh-keygen": "OpenSSH", "gpg": "GnuPG", "minisign": "minisign"}[command[0]]
+        raise UsageError(f"{command[0]} is not installed: signatures are checked by {package}") from None
+    except (OSError, TimeoutError) as error:
+        raise SourceError(f"{command[0]} could not check a signature: {error}") from error
+
+
+_PATIENCE_S: Final = 600  # an image of gigabytes on a slow disk

@@ -1,0 +1,513 @@
+"""Snapshots: the files of a commit, a folder or a work tree."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+from stat import S_ISREG
+from typing import Final
+
+import pygit2
+from pygit2.enums import FileMode
+
+from gitboot.errors import InvalidRepository, SourceError, UsageError
+from gitboot.files import fleet_root
+from gitboot.fleet.layered_dict import merged
+from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Irregular, Oversized, Revision, Snapshot
+from gitboot.git.repository import (
+    SUBMODULE,
+    SYMLINK,
+    TREE,
+    CommitReader,
+    Entry,
+    MalformedTree,
+    Stored,
+    blaming,
+    containing,
+    entries,
+    files_of,
+    folder_of,
+    lacks_memory,
+    left_out,
+    tree_of,
+    words,
+)
+from gitboot.problems import Code, Problem
+
+MAX_FILES: Final = 1_500_000  # against trees that repeat: ten folders of ten each, ten deep, are 10,000,000,000 files
+MAX_PATH: Final = 4096  # characters
+MAX_NAMES: Final = 100  # of one folder that are wrong and are reported
+_IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")  # utf8.c, next_hfs_char
+
+
+def of_commit(repository: Stored, revision: Revision, folder: str = "", previous: Snapshot | None = None) -> Snapshot:
+    """The files that a commit has below ``folder``, without dot-folders; none where it has no such folder.
+
+    With an earlier snapshot of the same repository, only the folders that differ from it are read.
+    A tree that is malformed, or larger than any fleet, raises `InvalidRepository`.
+    """
+    with repository.reading() as git:
+        base = None
+        if previous is not None and previous.revision in git.odb:
+            base = tree_at(git, previous.revision, previous.folder)
+        changed: set[str] = set()
+        blobs: dict[str, BlobId] = {}
+        irregular: dict[str, Irregular] = {}
+        for path, mode, blob in _differences(git.odb, base, _checked_tree_at(git, revision, folder)):
+            changed.add(path)
+            blobs.pop(path, None)
+            irregular.pop(path, None)
+            if mode in _IRREGULAR:
+                irregular[path] = _IRREGULAR[mode]
+            elif mode is not None:
+                blobs[path] = BlobId(blob.hex())
+    if previous is None or base is None:
+        return Snapshot(revision=revision, blobs=blobs, read=Blobs(repository), irregular=irregular, folder=folder)
+    return Snapshot(
+        revision=revision,
+        folder=folder,
+        blobs=merged(previous.blobs, blobs, changed - blobs.keys()),
+        read=Blobs(repository),
+        irregular=merged(previous.irregular, irregular, changed - irregular.keys()),
+        changed=frozenset(changed),
+    )
+
+
+_NOT_UTF8: Final = b"name"  # in place of a mode
+_IRREGULAR: Final = {
+    SUBMODULE: Irregular.SUBMODULE,
+    SYMLINK: Irregular.SYMLINK,
+    _NOT_UTF8: Irregular.FILE_NAME,
+}
+
+
+def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
+    """The id of a commit's tree at ``folder``; None where there is none."""
+    found: pygit2.Object | None = tree_of(git, CommitReader(git).peel(revision))
+    for name in folder.split("/") if folder else ():
+        if not isinstance(found, pygit2.Tree) or name not in found:
+            return None
+        found = found / name
+    return found.id.raw if isinstance(found, pygit2.Tree) else None
+
+
+def symlink_at(git: pygit2.Repository, revision: Revision, folder: str) -> str | None:
+    """Return the path of the symlink that a commit has on the way to ``folder``, if it has one."""
+    found: pygit2.Object = git[revision].peel(pygit2.Tree)
+    way = ""
+    for name in folder.split("/") if folder else ():
+        if not isinstance(found, pygit2.Tree) or name not in found:
+            return None
+        found, way = found / name, f"{way}/{name}".lstrip("/")
+        if found.filemode == FileMode.LINK:
+            return way
+    return None
+
+
+def _checked_tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
+    """The same, where one name on the way there does not mean two things."""
+    parts = folder.split("/") if folder else []
+    for depth in range(len(parts)):
+        found = tree_at(git, revision, "/".join(parts[:depth]))
+        _check_names("".join(f"{part}/" for part in parts[:depth]), _read(git.odb, found, ""))
+    return tree_at(git, revision, folder)
+
+
+def _differences(
+    objects: pygit2.Odb, old: bytes | None, new: bytes | None
+) -> Iterator[tuple[str, bytes | None, bytes]]:
+    """Every path that is not the same below two trees: (path, mode, id), without a mode where it is gone.
+
+    A path that was replaced comes twice, what it is now last. Folders with equal ids are not read.
+    """
+    pending = [("", old, new)] if old != new else []  # a commit that touches nothing there
+    visited = 0
+    while pending:
+        prefix, old, new = pending.pop()
+        before, after = _entries(objects, old, prefix), _entries(objects, new, prefix, is_new=True)
+        if before:
+            before, after = set(before) - set(after), set(after) - set(before)
+        visited += len(before) + len(after)
+        if visited > MAX_FILES or len(prefix) > MAX_PATH:
+            raise InvalidRepository([_problem(Code.UNBOUNDED, prefix, "more files than any fleet has")])
+        old_folders = {}
+        for mode, name, raw in before:
+            kind, path = _named(mode, prefix, name)
+            if kind == TREE:
+                old_folders[path] = raw
+            else:
+                yield path, None, raw
+        for mode, name, raw in after:
+            kind, path = _named(mode, prefix, name)
+            if kind != TREE:
+                yield path, kind, raw
+            else:
+                pending.append((f"{path}/", old_folders.pop(path, None), raw))
+        pending += ((f"{path}/", raw, None) for path, raw in old_folders.items())
+
+
+def _entries(objects: pygit2.Odb, tree: bytes | None, prefix: str, *, is_new: bool = False) -> Collection[Entry]:
+    """What a tree holds besides dot-folders; a new one is looked at whether Git would check it out as it stands."""
+    found = _read(objects, tree, prefix)
+    if is_new:
+        _check_names(prefix, found)
+    return [entry for entry in found if entry[0] != TREE or not entry[1].startswith(b".")]
+
+
+def _read(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Entry]:
+    try:
+        return entries(objects, tree) if tree else []
+    except MalformedTree as error:
+        raise InvalidRepository([_problem(Code.MALFORMED, prefix, str(error))]) from error
+
+
+def _check_names(prefix: str, found: Collection[Entry]) -> None:
+    """Refuse names that a checkout leaves out or takes for something else: a reviewer would see other files."""
+    counts = Counter(name for _, name, _ in found)
+    problems = []
+    for name, number in sorted(counts.items()):
+        shown = prefix + name.decode(errors="replace")
+        if number > 1:
+            problems.append(_problem(Code.MALFORMED, shown, f"{number} entries of one folder have this name"))
+        if _is_forbidden(name):
+            problems.append(_problem(Code.MALFORMED, shown, "no entry of a folder can have this name"))
+    if problems:
+        raise InvalidRepository(problems[:MAX_NAMES])
+
+
+def _is_forbidden(name: bytes) -> bool:
+    """Whether a name is none that Git checks out: read-cache.c, verify_path; on macOS and Windows, too."""
+    if b"/" in name or name in (b".", b".."):
+        return True
+    if not name.startswith((b".", b"g", b"G", b"\xe2", b"\xef")):
+        return False
+    text = _IGNORED_BY_HFS.sub("", name.decode(errors="replace")).lower()
+    return re.fullmatch(r"(\.git|git~1)[ .]*(:.*)?", text, re.DOTALL) is not None
+
+
+def _named(mode: bytes, prefix: str, name: bytes) -> tuple[bytes, str]:
+    """What an entry is, and its path."""
+    try:
+        return mode, prefix + name.decode()
+    except UnicodeDecodeError:
+        return _NOT_UTF8, prefix + name.decode(errors="replace")
+
+
+def _problem(code: Code, path: str, message: str) -> Problem:
+    return Problem(path=path[:MAX_PATH] or ".", line=1, column=1, code=code, message=message, hint=code.hint)
+
+
+class Blobs:
+    """Reads blobs by id, in each thread through a repository of its own, as libgit2 wants it."""
+
+    def __init__(self, repository: Stored) -> None:
+        self._repository = repository
+        self._threads = threading.local()
+
+    def __call__(self, blob: BlobId) -> bytes:
+        """The bytes of a blob; raises `Oversized` before one is read that no fleet needs."""
+        return self._repository.steadily(partial(self._read, blob))
+
+    def _read(self, blob: BlobId) -> bytes:
+        with self._repository.blamed():
+            try:
+                objects: pygit2.Odb = self._threads.objects
+            except AttributeError:
+                with self._repository.reading() as git:
+                    objects = self._threads.objects = git.odb
+            try:
+                size = self._size(objects, blob)
+                if size > MAX_FILE_BYTES:  # a few bytes of a pack can be gigabytes
+                    raise Oversized(size)
+                return objects.read(blob)[1]
+            except (pygit2.GitError, KeyError):
+                self.close()
+                raise
+
+    def _size(self, objects: pygit2.Odb, blob: BlobId) -> int:
+        try:
+            return int(objects.read_header(blob)[1])
+        except KeyError:
+            if (size := left_out(self._repository.path).get(blob)) is None:
+                raise
+            return size
+
+    def close(self) -> None:
+        """Let go of this thread's repository; the next blob opens it anew."""
+        with suppress(AttributeError):
+            del self._threads.objects
+
+
+WORKTREE: Final = Revision("WORKTREE")
+
+
+def of_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -> Snapshot:
+    """What lies below ``root`` now, without dot-folders and what `git status` would not show.
+
+    ``root`` is ``folder`` in the repository's work tree. No link is followed.
+    """
+    ignored = _Ignored(repository, folder)
+    if folder and ignored(""):
+        ignored = _Ignored(None, folder)  # it was named, so it is looked at
+    paths = []
+    irregular = {}
+    for path, kind in _walk(root, ignored):
+        if kind is None:
+            paths.append(path)
+        else:
+            irregular[path] = kind
+    files = WorkFiles(root, sorted(paths))
+    return Snapshot(revision=WORKTREE, blobs=files, read=files.read, irregular=irregular)
+
+
+class _Ignored:
+    """What Git is to leave out; nothing where there is no Git."""
+
+    def __init__(self, repository: pygit2.Repository | None, folder: str) -> None:
+        self._repository = repository
+        self._index = () if repository is None else repository.index
+        self._top = Path() if repository is None else Path(str(repository.workdir))
+        self._prefix = f"{folder}/" if folder else ""
+        self._is_readable = cache(self._looked_at)
+
+    def is_tracked(self, path: str) -> bool:
+        return self._prefix + path in self._index
+
+    def __call__(self, path: str) -> bool:
+        path = self._prefix + path
+        folder = path.rpartition("/")[0]
+        return self._repository is not None and self._is_readable(folder) and self._repository.path_is_ignored(path)
+
+    def _looked_at(self, folder: str) -> bool:
+        """Whether each .gitignore that counts in a folder of the work tree is a regular file, or missing.
+
+        libgit2 follows symlinks, and would wait for the other end of a pipe. Git follows none (gitignore(5)).
+        """
+        try:
+            is_regular = S_ISREG(os.lstat(self._top / folder / ".gitignore").st_mode)
+        except OSError:
+            is_regular = True
+        return is_regular and (not folder or self._is_readable(folder.rpartition("/")[0]))
+
+
+def _walk(root: Path, ignored: _Ignored) -> Iterator[tuple[str, Irregular | None]]:
+    """Every file below ``root`` that is tracked or not ignored, and what is no regular file."""
+    pending = [""]
+    while pending:
+        prefix = pending.pop()
+        with os.scandir(root / prefix) as listed:
+            found = list(listed)
+        for entry in found:
+            path = prefix + entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if is_folder and entry.name.startswith("."):
+                continue
+            if not _is_utf8(path):
+                yield os.fsencode(path).decode(errors="replace"), Irregular.FILE_NAME
+            elif is_folder and not ignored.is_tracked(path) and not (root / path / ".git").exists():
+                pending.append(f"{path}/")
+            elif ignored.is_tracked(path) or not ignored(path):
+                if is_folder:
+                    yield path, Irregular.SUBMODULE
+                elif entry.is_symlink():
+                    yield path, Irregular.SYMLINK
+                elif entry.is_file(follow_symlinks=False):
+                    yield path, None
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:  # os.scandir gives what it cannot decode as surrogates
+        return False
+    return True
+
+
+class WorkFiles(Mapping[str, BlobId]):
+    """The files of a work tree. gitboot reads a file when its id is first needed, and the file stays as it was then."""
+
+    def __init__(self, root: Path, paths: Iterable[str]) -> None:
+        self._root = root
+        self._ids: dict[str, BlobId | None] = dict.fromkeys(paths)
+        self._contents: dict[BlobId, bytes] = {}
+        self._oversized: dict[BlobId, int] = {}
+
+    def __getitem__(self, path: str) -> BlobId:
+        blob = self._ids[path]
+        if blob is None:
+            blob = self._ids[path] = self._load(path)
+        return blob
+
+    def _load(self, path: str) -> BlobId:
+        try:
+            content = read_work_file(self._root, path)
+        except Oversized as error:
+            blob = BlobId(f"the {error} of {path}")
+            self._oversized[blob] = error.size
+        else:
+            blob = BlobId(str(pygit2.hash(content)))
+            self._contents[blob] = content
+        return blob
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._ids
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def read(self, blob: BlobId) -> bytes:
+        if (size := self._oversized.get(blob)) is not None:
+            raise Oversized(size)
+        return self._contents[blob]
+
+
+def read_work_file(root: Path, path: str) -> bytes:
+    """Return the content of a regular file of the fleet at ``root``; raise `SourceError` or `Oversized`."""
+    place = f"{root}/{path}"
+    try:
+        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb", buffering=0) as file:
+            found = os.fstat(descriptor)
+            if not S_ISREG(found.st_mode):
+                raise OSError("is no longer a file")
+            if found.st_size > MAX_FILE_BYTES:
+                raise Oversized(found.st_size)
+            return file.readall()
+    except OSError as error:
+        raise SourceError(f"{place}: {error.strerror or error}") from error
+
+
+def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
+    """The fleet at ``path`` (a directory, a folder of a Git work tree or of a bare repository) as of ``rev``.
+
+    ``rev`` is any Git revision, or WORKTREE for what lies there, committed or not. None is WORKTREE, or HEAD
+    in a bare repository. Raises `UsageError` where there is no such directory, repository or revision.
+    """
+    root = fleet_root(Path(path))
+    try:
+        is_directory = root.is_dir()
+    except OSError as error:  # it lies in what cannot be entered
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    with blaming(path), containing(root) as repository:
+        if not is_directory and (repository is None or (rev in (None, WORKTREE) and not repository.is_bare)):
+            raise UsageError(f"{path} is not a directory")
+        if repository is None:
+            if rev not in (None, WORKTREE):
+                raise UsageError(f"{path} is in no Git repository, so there is no revision {rev}")
+            return of_worktree(root, None, "")
+        folder = folder_in(repository, root)
+        if folder is not None and rev in (None, WORKTREE):
+            return of_worktree(root, repository, folder)
+        if rev == WORKTREE:
+            raise UsageError(f"{path} is a bare repository: nothing lies there uncommitted, name a revision")
+        commit = commit_at(repository, "HEAD" if rev is None else rev, str(path))
+        folder = fleet_folder(repository, root)
+        check_folder(repository, commit, folder, path)
+        if not is_directory and tree_at(repository, commit, folder) is None:
+            raise UsageError(f"{path}: commit {commit[:12]} has no folder {folder}")
+        return of_commit(Stored(files_of(repository)), commit, folder)
+
+
+def folder_in(repository: pygit2.Repository, root: Path) -> str | None:
+    """Where in the work tree ``root`` is, "" at its top; None outside of it, as in a bare repository."""
+    files = files_of(repository).resolve()
+    top = files if repository.is_bare else Path(str(repository.workdir)).resolve()
+    if root.is_relative_to(files) or not root.is_relative_to(top):
+        return None
+    return "" if root == top else root.relative_to(top).as_posix()
+
+
+def folder_around(path: Path) -> str:
+    """The folder of its repository in which the fleet at ``path`` lies; "" at the top, and without a repository."""
+    root = fleet_root(path)
+    with blaming(path), containing(root) as repository:
+        return fleet_folder(repository, root) if repository is not None else ""
+
+
+def fleet_folder(repository: pygit2.Repository, root: Path) -> str:
+    """The fleet's folder in commits: as ``root`` has it, in a work tree or below a bare one; else as noted there."""
+    folder, files = folder_in(repository, root), files_of(repository).resolve()
+    if folder is not None:
+        return folder
+    if repository.is_bare and root != files and root.is_relative_to(files):
+        return root.relative_to(files).as_posix()
+    return folder_of(repository)
+
+
+def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, path: str | os.PathLike[str]) -> None:
+    """Raise `UsageError` if a commit has a symlink in the place of the fleet's folder, or of a folder above it."""
+    if (symlink := symlink_at(repository, commit, folder)) is not None:
+        raise UsageError(
+            f"{path}: {symlink} is a symlink in commit {commit[:12]}, and gitboot does not follow symlinks of commits: "
+            "commit a folder, or name the folder that the symlink leads to"
+        )
+
+
+def commit_at(repository: pygit2.Repository, rev: str, where: str) -> Revision:
+    """The commit that a Git revision means; raise `UsageError` naming ``where`` when it means none."""
+    try:
+        return CommitReader(repository).peel(_object_at(repository, rev)).revision
+    except (pygit2.GitError, KeyError, ValueError) as error:
+        if lacks_memory(error):
+            raise MemoryError from error
+        raise UsageError(f"{where} has {_missing(repository, rev, error)}") from error
+
+
+def _object_at(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
+    """Return the object that a Git revision means.
+
+    libgit2 cannot name a commit that it cannot parse. So a revision that it rejects is read once more here, with the
+    suffixes ``^``, ``^N`` and ``~N``. Raises `pygit2.GitError`, `KeyError` and `ValueError`.
+    """
+    try:
+        return repository.revparse_single(rev).id
+    except (pygit2.GitError, KeyError, ValueError):
+        with suppress(pygit2.GitError, LookupError, ValueError, StopIteration):
+            return _object_by_parts(repository, rev)
+        raise
+
+
+def _object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
+    name = _SUFFIXES.split(rev, maxsplit=1)[0]
+    if not name:  # libgit2 would take it for HEAD
+        raise ValueError(f"{rev!r} names no revision")
+    try:
+        oid = repository.lookup_reference_dwim(name).resolve().target
+    except (pygit2.GitError, KeyError, ValueError):
+        if not _ABBREVIATED.fullmatch(name):
+            raise
+        oid = repository.expand_id(name)
+    reader = CommitReader(repository)
+    for kind, number in _SUFFIX.findall(rev.removeprefix(name)):
+        commit, count = reader.peel(oid), int(number or 1)
+        if kind == "~":
+            oid = next(islice(reader.first_parents(commit.id), count, None)).id
+        elif count:
+            oid = commit.parents[count - 1]
+    return pygit2.Oid(hex=str(oid))
+
+
+_ABBREVIATED: Final = re.compile("[0-9a-f]{4,40}")
+_SUFFIX: Final = re.compile(r"([\^~])([0-9]{0,9})")
+_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
+
+
+def _missing(repository: pygit2.Repository, rev: str, error: Exception) -> str:
+    branches = sorted(repository.branches)
+    if repository.head_is_unborn and not branches:
+        return "no commit yet"
+    if repository.head_is_unborn and rev == "HEAD":
+        return f"a HEAD that names no commit; name a branch: {', '.join(branches[:10])}"
+    reason = words(error)  # often no more than the name again
+    shallow = ", and this clone is shallow: fetch more of its history" if repository.is_shallow else ""
+    return f"no commit {rev or repr(rev)}{f': {reason}' * (reason != rev)}{shallow}"

@@ -1,0 +1,269 @@
+"""Boot comparison: what another system serves a machine, and what the fleet serves."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import zip_longest
+from typing import Final
+from urllib.parse import quote, urljoin, urlsplit
+
+from gitboot.importers.inventory import is_secret
+from gitboot.resolve.server_decision import Boot, BootFile
+
+
+class Likeness(StrEnum):
+    """How a server's two answers compare."""
+
+    EQUAL = "equal"
+    DIFFERS = "differs"
+    MISSING = "missing"  # the old system does not know it
+    NOTHING = "no boot"  # gitboot would boot it from its disk
+    UNKNOWN = "unknown"  # the old system did not answer
+
+
+_OF_A_REQUEST = frozenset({"ipa-global-request-id"})  # Ironic's, another at each deployment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contrast:
+    """One server's comparison; values that look like secrets are not shown."""
+
+    server: str
+    verdict: Likeness
+    differences: tuple[tuple[str, str, str], ...] = ()  # of what; the old system's, gitboot's
+    message: str = ""
+
+
+def contrasted(
+    server: str,
+    old: OldBoot,
+    old_data: str | None,
+    new: Boot,
+    digests: Mapping[str, str] = {},
+    *,
+    old_url: str,
+    base_url: str,
+) -> Contrast:
+    """The comparison of two boots; ``old_data`` is what the old one's arguments lead to, None: to nothing.
+
+    ``digests`` are the sha256 of the old one's files by URL, as far as they are known.
+    """
+    found = tuple(_differences(old, old_data, new, digests, old_url, base_url))
+    return Contrast(server=server, verdict=Likeness.DIFFERS if found else Likeness.EQUAL, differences=found)
+
+
+def elsewhere(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
+    """The old one's files that lie at another path than gitboot's, and may be the same all the same."""
+    for url, file in _pairs(old, new):
+        if url is not None and file is not None and _file(url, old_url) != _of(file, base_url):
+            yield url
+
+
+def _pairs(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile | None]]:
+    initrds = new.files.initrds if new.files.kernel else ()
+    yield old.kernel, new.files.kernel or new.direct_uki
+    yield from zip_longest(old.initrds, initrds)
+
+
+def _differences(
+    old: OldBoot, old_data: str | None, new: Boot, digests: Mapping[str, str], old_url: str, base_url: str
+) -> Iterator[tuple[str, str, str]]:
+    def is_same(url: str | None, file: BootFile | None) -> bool:
+        by_content = file is not None and url is not None and digests.get(url) == file.sha256
+        return by_content or _file(url, old_url) == _of(file, base_url)
+
+    kernel = new.files.kernel or new.direct_uki
+    if not is_same(old.kernel, kernel):
+        yield "kernel", _shown(old.kernel), _shown(kernel.url if kernel else None)
+    initrds = new.files.initrds if new.files.kernel else ()
+    if not all(is_same(url, file) for url, file in zip_longest(old.initrds, initrds)):
+        yield "initrd", _shown(*old.initrds), _shown(*(each.url for each in initrds))
+    theirs, ours = (_without_leads(each) for each in (old.arguments, new.kernel_arguments))
+    if theirs != ours:
+        only_old, only_new = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
+        if only_old or only_new:
+            yield "arguments", _shown(*only_old.elements()), _shown(*only_new.elements())
+        else:
+            yield "order of arguments", _shown(*theirs), _shown(*ours)
+    if not _same_text(old_data, _text(new)):
+        yield "user data", _sized(old_data), _sized(_text(new))
+
+
+def _without_leads(arguments: tuple[str, ...]) -> list[str]:
+    """The arguments but for where user data is, which is compared by what it says, and for numbers of one request."""
+    named = ((each.partition("=")[0], each) for each in arguments)
+    return [each for name, each in named if name not in _OF_A_REQUEST and (name not in LEADS or "://" not in each)]
+
+
+def _file(url: str | None, base: str) -> str | None:
+    """A URL as a path below its system, wherever that serves its files: another host may serve the same file."""
+    if url is None:
+        return None
+    parts, root = urlsplit(url), urlsplit(base)
+    if parts.netloc != root.netloc:
+        return url
+    path = parts.path.removeprefix(root.path.rstrip("/")).lstrip("/")
+    return path.removeprefix("assets/").removeprefix("cobbler/")
+
+
+def _of(file: BootFile | None, base_url: str) -> str | None:
+    return _file(file.url, base_url) if file is not None else None
+
+
+def _text(boot: Boot) -> str | None:
+    if boot.user_data is None:
+        return None
+    files = boot.user_data.files
+    return files.get("user-data") or next(iter(files.values()), None)
+
+
+def _same_text(old: str | None, new: str | None) -> bool:
+    if old is None or new is None:
+        return old is new
+    try:
+        return bool(json.loads(old) == json.loads(new))
+    except (ValueError, RecursionError):
+        return old.strip() == new.strip()
+
+
+def _shown(*values: str | None) -> str:
+    return " ".join(f"{each.partition('=')[0][:20]}=…" if is_secret(each) else each for each in values if each) or "-"
+
+
+def _sized(text: str | None) -> str:
+    return f"{len(text.encode()):,} bytes" if text is not None else "-"
+
+
+# Paths below --old. Sources: matchbox, docs/api-http.md; OpenCHAMI BSS, api/swagger.yaml; Tinkerbell smee, README;
+# Cobbler 3.3, services; Ironic, boot.ipxe; boot-operator, server/bootserver.go.
+SHAPES: Final[Mapping[str, str]] = {
+    "matchbox": "ipxe?uuid={uuid}&mac={hexhyp}&serial={serial}",
+    "openchami": "boot/v1/bootscript?mac={mac}",
+    "tinkerbell": "{mac}/auto.ipxe",
+    "cobbler": "cblr/svc/op/ipxe/system/{name}",
+    "ironic": "pxelinux.cfg/{hexhyp}",
+    "boot-operator": "ipxe/{uuid}",
+}
+_TAKE_A_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
+_STEPS: Final = 10_000  # lines that are looked at
+_URL: Final = re.compile(r"https?://[^\s;]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asker:
+    """The machine that asks."""
+
+    name: str
+    uuid: str
+    macs: tuple[str, ...]  # with colons, those that boot
+    serial: str
+
+    def urls(self, old: str, shape: str) -> tuple[str, ...]:
+        """Where it may find its script: by each of its MAC addresses, if by any."""
+        found = []
+        for mac in self.macs or ("",):
+            hexhyp = mac.replace(":", "-")
+            values = {"name": self.name, "uuid": self.uuid, "serial": self.serial, "mac": mac, "hexhyp": hexhyp}
+            path = SHAPES[shape].format_map({key: quote(value, safe=":-") for key, value in values.items()})
+            found.append(f"{old.rstrip('/')}/{path}")
+        return tuple(dict.fromkeys(found))
+
+    def variables(self, mac: str) -> dict[str, str]:
+        """What its iPXE knows of it."""
+        hexhyp = mac.replace(":", "-")
+        known = {"uuid": self.uuid, "serial": self.serial, "hostname": self.name}
+        for nic in ("", "net0/"):
+            known |= {f"{nic}mac": mac, f"{nic}mac:hexhyp": hexhyp}
+        return known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OldBoot:
+    """What a script boots; no kernel: the disk, or what it chains to."""
+
+    kernel: str | None = None
+    initrds: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    chain: str | None = None
+
+    @property
+    def user_data_url(self) -> str | None:
+        """Where its system is led to."""
+        found = (_URL.search(each.partition("=")[2]) for each in self.arguments if each.partition("=")[0] in LEADS)
+        return next((match[0] for match in found if match), None)
+
+
+# Arguments by which a first boot is led to its user data.
+LEADS: Final = frozenset(
+    {
+        "autoyast",
+        "ignition.config.url",
+        "coreos.config.url",
+        "coreos.inst.ignition_url",
+        "ds",
+        "flatcar.config.url",
+        "inst.auto",
+        "inst.ks",
+        "ks",
+        "url",
+        "talos.config",
+    }
+)
+
+
+def boot_of(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
+    """What the first ``kernel`` of an iPXE script boots, with the ``initrd`` that follow; URLs are made absolute."""
+    kernel, initrds, arguments, chain = None, list[str](), list[str](), None
+    for command, words in _commands(script, dict(variables)):
+        if command in ("kernel", "imgselect", "imgload") and kernel is None and words:
+            kernel, *arguments = words
+        elif command == "imgargs" and kernel is not None:
+            arguments = words[1:]
+        elif command in ("initrd", "module"):
+            initrds += [word for word in words if "/" in word]
+        elif command == "boot" and kernel is not None:
+            break
+        elif command == "chain" and kernel is None and chain is None and words:
+            chain = words[0]
+    return OldBoot(
+        kernel=_absolute(url, kernel) if kernel else None,
+        initrds=tuple(_absolute(url, each) for each in initrds),
+        arguments=tuple(each for each in arguments if not each.startswith("initrd=")),
+        chain=_absolute(url, chain) if chain and not kernel else None,
+    )
+
+
+def _absolute(base: str, url: str) -> str:
+    """A script's URL, also as GRUB spells it, which Cobbler gives iPXE as well for what lies at another server."""
+    return urljoin(base, re.sub(r"^\((https?),([^)]*)\)", r"\1://\2", url))
+
+
+def _commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """A script's commands and their words, without options, and without what follows ``||``.
+
+    A ``goto`` that nothing depends on is followed, to each label once.
+    """
+    lines = script.replace("\\\n", "").splitlines()[:_STEPS]
+    labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}
+    at = 0
+    while at < len(lines):
+        line, at = lines[at], at + 1
+        line = re.sub(r"\$\{([^}]*)\}", lambda match: variables.get(match[1], match[0]), line)
+        words = re.split(r"\s(?:\|\||&&)(?:\s|$)", line.strip(), maxsplit=1)[0].split()
+        if not words or words[0].startswith(("#", ":")):
+            continue
+        command, rest = words[0], words[1:]
+        if command == "goto" and rest:
+            at = labels.pop(rest[0], at)
+            continue
+        if command == "set" and rest:
+            variables[rest[0].partition(":")[0]] = " ".join(rest[1:])
+            continue
+        while rest and rest[0].startswith("-"):
+            rest = rest[2:] if rest[0] in _TAKE_A_VALUE else rest[1:]
+        yield command, rest

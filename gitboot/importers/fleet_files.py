@@ -1,0 +1,467 @@
+"""Fleet files: write what was imported as documents, with a report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import yaml
+
+from gitboot.importers.inventory import (
+    Estate,
+    ImportedBoot,
+    ImportedMachine,
+    ImportFate,
+    ImportRemark,
+    Supplement,
+    guessed,
+    is_secret,
+    literal,
+    lost,
+    missing,
+    name_of,
+)
+from gitboot.jsonio import API_VERSION
+from gitboot.model.scalars import (
+    MacAddress,
+    Malformed,
+    SystemUuid,
+    is_placeholder_serial,
+    parse_artifact_url,
+    parse_bmc_address,
+    parse_kernel_argument,
+    parse_label_key,
+    parse_label_value,
+)
+from gitboot.model.server import Architecture, Firmware, Server
+from gitboot.problems import Code
+from gitboot.quoting import Unquotable, ipxe_arguments
+from gitboot.resolve.kernel_arguments import merged
+from gitboot.text import count, printable
+
+PENDING: Final = "pending"  # documents that lack what only a person knows
+IGNORE: Final = (
+    f"# What `gitboot import` wrote, and a person has to complete: import-report.md says what.\n/{PENDING}/\n"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Imported:
+    """One machine or boot as it was written, with all that is to be said of it."""
+
+    kind: str
+    name: str
+    pending: bool
+    remarks: tuple[ImportRemark, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportedFleet:
+    """The files, by path, and the report on them."""
+
+    files: Mapping[str, str]
+    items: tuple[Imported, ...]
+    remarks: tuple[ImportRemark, ...]
+
+
+def fleet_of(estate: Estate, supplement: Supplement) -> ImportedFleet:
+    """The documents of an estate: the same estate gives the same bytes, whatever the order of its parts.
+
+    No server is Active, and none has a provision: none of them installs anything.
+    """
+    files: dict[str, str] = {}
+    items: list[Imported] = []
+    ready: dict[str, str] = {}  # names of policies, by boots that lack nothing
+    boots = _named((boot.name, boot) for boot in estate.boots)
+    for name, boot in boots.items():
+        item, texts = _boot_files(name, boot, supplement)
+        files |= texts
+        items.append(item)
+        if not item.pending:
+            ready[boot.name] = name
+    for name, machine in _alone(_named((machine.name, machine) for machine in estate.machines), supplement).items():
+        item, texts = _server_files(name, machine, ready)
+        files |= texts
+        items.append(item)
+    return ImportedFleet(files=files, items=tuple(items), remarks=estate.remarks)
+
+
+def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Things by the name of their document; of two with one name the second is NAME-2. Who has it as it is keeps it."""
+    found: dict[str, Any] = {}
+    for own, each in sorted(pairs, key=lambda pair: (name_of(pair[0]) != pair[0], pair[0])):
+        name, number = name_of(own), 1
+        while name in found:
+            number += 1
+            name = f"{name_of(own)}-{number}"
+        if name != own:
+            why = "is another's, too" if name_of(own) == own else "is none of a document"
+            each = replace(each, remarks=(*each.remarks, guessed(f"its name: the source's {own} {why}")))
+        found[name] = each
+    return found
+
+
+# Servers
+
+
+def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> dict[str, ImportedMachine]:
+    """The machines with their UUIDs, and without what another has already: two servers share nothing."""
+    owners: dict[str, str] = {}
+    found = {}
+    for name, machine in machines.items():
+        uuid = supplement.uuid(machine)
+        remarks = list(machine.remarks)
+        if machine.uuid is None and uuid is not None:
+            remarks.append(guessed(f"its UUID {uuid}: from the file of --uuids"))
+        nics = []
+        for nic in machine.nics:
+            if _taken(f"MAC address {nic.mac}", name, owners, remarks):
+                continue
+            addresses = tuple(
+                each for each in nic.addresses if not _taken(f"address {each.partition('/')[0]}", name, owners, remarks)
+            )
+            nics.append(replace(nic, addresses=addresses))
+        if uuid is not None and _taken(f"UUID {uuid}", name, owners, remarks):
+            uuid = None
+        serial, bmc = machine.serial, machine.bmc
+        if serial is not None and is_placeholder_serial(serial):
+            remarks.append(lost(f"its serial number {serial}, which identifies no machine"))
+            serial = None
+        if serial is not None and _taken(f"serial number {serial}", name, owners, remarks):
+            serial = None
+        if bmc is not None and _taken(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
+            bmc = None
+        if bmc is not None and bmc.credentials == f"{name_of(machine.name)}-bmc":
+            bmc = replace(bmc, credentials=f"{name}-bmc")  # another machine's are those of its own name
+        found[name] = replace(machine, uuid=uuid, serial=serial, bmc=bmc, nics=tuple(nics), remarks=tuple(remarks))
+    return found
+
+
+def _taken(what: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
+    owner = owners.setdefault(what, name)
+    if owner != name:
+        remarks.append(lost(f"its {what}, which {owner} has, too"))
+    return owner != name
+
+
+def _server_files(name: str, machine: ImportedMachine, ready: Mapping[str, str]) -> tuple[Imported, dict[str, str]]:
+    remarks = list(machine.remarks)
+    if machine.uuid is None:
+        remarks.append(missing("its UUID, as `dmidecode -s system-uuid` or its BMC says it"))
+    if not machine.nics:
+        remarks.append(missing("a MAC address"))
+    if machine.architecture is None:
+        remarks.append(guessed("architecture: x86_64"))
+    if machine.firmware is None:
+        remarks.append(guessed("firmware: UEFI"))
+    policy = ready.get(machine.boot or "")
+    if machine.boot is not None and policy is None:
+        remarks.append(missing(f"what it boots, {machine.boot}, lacks something or is not in the source"))
+    arguments, more = _sound(machine.arguments)
+    bmc, about = _bmc(machine)
+    labels, unfit = _labels(machine.labels)
+    remarks += [*more, *about, *unfit]
+    spec: dict[str, Any] = {
+        "uuid": machine.uuid,
+        "serial": machine.serial,
+        "architecture": str(machine.architecture or Architecture.X86_64),
+        "firmware": str(machine.firmware or Firmware.UEFI),
+        "interfaces": [_interface(machine, index) for index in range(len(machine.nics))],
+        "bmc": bmc,
+        "lifecycle": "Parked",
+        "policy": policy,
+        "kernelArguments": [*(f"-{each}" for each in machine.without), *arguments],
+        "vars": dict(sorted(machine.vars.items())),
+    }
+    pending = machine.uuid is None or not machine.nics
+    item = Imported(kind="Server", name=name, pending=pending, remarks=_in_order(remarks))
+    about_it = "Parked: the old system has it. Without that line it is gitboot's, and installs at provision: 1."
+    return item, {_path("servers", name, pending): _document(item, about_it, spec, labels)}
+
+
+def _interface(machine: ImportedMachine, index: int) -> dict[str, Any]:
+    nic = machine.nics[index]
+    bootable = nic.boot or not any(each.boot for each in machine.nics)
+    return _present(
+        {
+            "name": nic.name,
+            "mac": str(nic.mac).replace("-", ":"),
+            "addresses": list(nic.addresses),
+            "boot": None if bootable else False,
+        }
+    )
+
+
+def _bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRemark]]:
+    bmc = machine.bmc
+    if bmc is None:
+        return None, []
+    try:
+        parse_bmc_address(bmc.address)
+    except Malformed:
+        return None, [lost(f"its BMC's address {bmc.address}: neither Redfish nor IPMI")]
+    system = bmc.system if bmc.system and bmc.system.startswith("/") else None
+    tls = {} if bmc.verify else {"verify": False}
+    return _present({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
+        missing(f"user and password of its BMC: put them into the directory of credentials as {bmc.credentials}")
+    ]
+
+
+def _labels(found: Mapping[str, str]) -> tuple[dict[str, str], list[ImportRemark]]:
+    labels, remarks = {}, []
+    for key, value in sorted(found.items()):
+        try:
+            labels[parse_label_key(key)] = parse_label_value(value)
+        except Malformed as error:
+            remarks.append(lost(f"label {key}: {error.message}"))
+    return labels, remarks
+
+
+# What they boot
+
+
+def _boot_files(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[Imported, dict[str, str]]:
+    """An image, a profile, a policy that no server is selected by, and its user data."""
+    remarks = list(boot.remarks)
+    artifacts, lacking = _artifacts(boot, supplement)
+    arguments, more = _sound(boot.arguments)
+    remarks += [*lacking, *more]
+    remarks.append(
+        guessed("writesDisk: true, and networkBoot: Once, as of an installer; a diskless system: false, Always")
+    )
+    if boot.architecture is None:
+        remarks.append(guessed("architecture: x86_64"))
+    uki = boot.kernel is None
+    if uki and arguments:
+        remarks.append(lost(f"its arguments: firmware passes none to a uki: {' '.join(arguments)}"))
+        arguments = ()
+    pending = bool(lacking)
+    item = Imported(kind="BootProfile", name=name, pending=pending, remarks=_in_order(remarks))
+    data = boot.data
+    template = f"userdata/{name}.j2"
+    image = {
+        "version": _version(boot),
+        "userData": data.format if data else None,
+        "writesDisk": True,
+        "architectures": {str(boot.architecture or Architecture.X86_64): artifacts},
+    }
+    profile = {
+        "image": name,
+        "method": "UefiHttp" if uki else "Pxe",
+        "httpBoot": "uki" if uki else None,
+        "kernelArguments": list(arguments),
+        "userData": {"format": data.format, "template": template} if data else None,
+    }
+    policy = {"select": "None", "profile": name, "networkBoot": "Once"}
+    files = {
+        _path(folder, name, pending): _document(replace(item, kind=kind), about, spec, {})
+        for folder, kind, about, spec in (
+            ("images", "BootImage", "Its digests are of the files that the old system serves.", image),
+            ("profiles", "BootProfile", "How a machine boots it.", profile),
+            ("policies", "BootPolicy", "Servers name it by policy; it selects none.", policy),
+        )
+    }
+    if data is not None:
+        files[f"{PENDING}/{template}" if pending else template] = literal(data.text)
+    return item, files
+
+
+def _artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[str, Any], list[ImportRemark]]:
+    lacking: list[ImportRemark] = []
+    if not boot.kernel and not boot.uki:
+        lacking.append(missing("a kernel that machines can fetch"))
+
+    def artifact(url: str | None) -> dict[str, Any] | None:
+        if url is None:
+            return None
+        if is_secret(url):
+            lacking.append(missing("a URL without a user, a password or a token"))
+            return None
+        try:
+            parse_artifact_url(url)
+        except Malformed as error:
+            lacking.append(missing(f"the URL {url}: {error.message}"))
+        digest = supplement.digest(url)
+        if digest is None:
+            lacking.append(missing(f"the sha256 of {url}: give `sha256sum` of the files by --sums"))
+        return _present({"url": url, "sha256": digest})
+
+    artifacts = {
+        "kernel": artifact(boot.kernel),
+        "initrds": [each for each in map(artifact, boot.initrds) if each],
+        "rootfs": artifact(boot.rootfs),
+        "uki": artifact(boot.uki),
+    }
+    return _present(artifacts), lacking
+
+
+def _version(boot: ImportedBoot) -> str:
+    """The first number with a dot in the names of its files; else its own name."""
+    found = (re.search(r"\d+(?:\.\d+)+", url.partition("://")[2].partition("/")[2] or url) for url in boot.urls)
+    return next((match[0] for match in found if match), boot.name)
+
+
+def _sound(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[ImportRemark]]:
+    """The arguments that loaders carry as they are."""
+    fine, remarks = [], []
+    for argument in arguments:
+        try:
+            parse_kernel_argument(argument)
+            if argument.startswith("-") and argument.strip("-"):
+                raise Malformed(Code.SHAPE, "-NAME would remove an argument")
+            if "{{" not in argument:
+                ipxe_arguments([argument])
+        except (Malformed, Unquotable) as error:
+            remarks.append(lost(f"kernel argument {argument}: {error.message}"))
+        else:
+            fine.append(argument)
+    stays = merged((tuple(fine),))
+    remarks += [
+        lost(f"kernel argument {each}: another of its name stands after it, and gitboot gives the last")
+        for each in fine
+        if each not in stays
+    ]
+    return stays, remarks
+
+
+# Texts
+
+
+def _path(folder: str, name: str, pending: bool) -> str:
+    return f"{PENDING}/{folder}/{name}.yaml" if pending else f"{folder}/{name}.yaml"
+
+
+def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said; an absent field has its default."""
+    return {key: value for key, value in values.items() if value is not None and value != [] and value != {}}
+
+
+def _in_order(remarks: Iterable[ImportRemark]) -> tuple[ImportRemark, ...]:
+    order = list(ImportFate)
+    return tuple(sorted(set(remarks), key=lambda each: (order.index(each.fate), each.text)))
+
+
+def _document(item: Imported, about: str, spec: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+    """A document as `gitboot init` writes them: what it is, its schema, and what was guessed or is missing."""
+    up = "../.." if item.pending else ".."
+    noted = [each for each in item.remarks if each.fate in (ImportFate.GUESSED, ImportFate.MISSING)]
+    head = [about, *(f"{each.fate}: {printable(each.text)}" for each in noted)]
+    metadata = {"name": item.name, **({"labels": dict(labels)} if labels else {})}
+    body = {"apiVersion": API_VERSION, "kind": item.kind, "metadata": metadata, "spec": _present(spec)}
+    text = yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
+    schema = f"# yaml-language-server: $schema={up}/.gitboot/schemas/{item.kind}.json\n"
+    return "".join(f"# {line}\n" for line in head[:1]) + schema + "".join(f"# {line}\n" for line in head[1:]) + text
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML without anchors, which documents must not have."""
+
+    def ignore_aliases(self, _: Any) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewServer:
+    """What is known of a machine before anybody has described it."""
+
+    macs: Mapping[MacAddress, str | None]  # with the names of the interfaces, as far as they are known
+    uuid: SystemUuid | None = None
+    serial: str | None = None
+    architecture: Architecture | None = None
+    firmware: Firmware | None = None
+    bmc: Mapping[str, Any] | None = None  # as a document has it
+
+
+def new_document(name: str, new: NewServer, like: Server | None, about: str) -> str:
+    """The document, Parked so that nothing is booted or set by it; of ``like`` it has what is no one machine's own."""
+    spec: dict[str, Any] = {
+        "uuid": new.uuid,
+        "serial": new.serial,
+        "architecture": str(new.architecture or (like.spec.architecture if like else Architecture.X86_64)),
+        "firmware": str(new.firmware or (like.spec.firmware if like else Firmware.UEFI)),
+        "interfaces": [
+            {**({"name": its} if its else {}), "mac": mac.replace("-", ":")} for mac, its in new.macs.items()
+        ],
+        "bmc": dict(new.bmc) if new.bmc is not None else None,
+        "lifecycle": "Parked",
+        **(_shared(like) if like is not None else {}),
+    }
+    labels = dict(like.metadata.labels) if like is not None else {}
+    metadata = {"name": name, **({"labels": labels} if labels else {})}
+    present = {key: value for key, value in spec.items() if value not in (None, [], {})}
+    body = {"apiVersion": API_VERSION, "kind": "Server", "metadata": metadata, "spec": present}
+    text = yaml.dump(body, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=1 << 20)
+    head = (
+        about,
+        "yaml-language-server: $schema=../.gitboot/schemas/Server.json",
+        *_HINTS,
+        *(_UUID if new.uuid is None else ()),
+    )
+    return "".join(f"# {line}\n" for line in head) + text
+
+
+_HINTS = ("Parked until somebody knows what it is to be: take that line out then; provision: 1 lets it be installed.",)
+_UUID = ("Its UUID is not known: nothing is installed, and no BMC asked, until it stands here.",)
+
+
+def _shared(like: Server) -> dict[str, Any]:
+    """What machines of one kind have in common, as their documents say it."""
+    spec = like.spec
+    return {
+        "policy": spec.policy,
+        "localDisk": spec.local_disk,
+        "loader": str(spec.loader) if spec.loader is not None else None,
+        "kernelArguments": list(spec.kernel_arguments),
+        "vars": dict(sorted(spec.vars.items())),
+    }
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """YAML without anchors, which documents must not have."""
+
+    def ignore_aliases(self, _: Any) -> bool:
+        return True
+
+
+def summary(fleet: ImportedFleet) -> str:
+    """How much there is, and how much of it waits for a person."""
+    parts = []
+    for kind, noun in (("Server", "server"), ("BootProfile", "boot")):
+        found = [item for item in fleet.items if item.kind == kind]
+        waiting = sum(item.pending for item in found)
+        parts.append(count(len(found), noun) + (f" ({waiting:,} pending)" if waiting else ""))
+    return ", ".join(parts)
+
+
+def report(system: str, fleet: ImportedFleet, left: Collection[str] = ()) -> str:
+    """import-report.md: the same source gives the same report; ``left`` are files that people have changed."""
+    return "\n".join(_lines(system, fleet, left)) + "\n"
+
+
+def _lines(system: str, fleet: ImportedFleet, left: Collection[str]) -> Iterator[str]:
+    yield from (f"# Imported from {system}", "", f"{summary(fleet)}.", "")
+    yield "Every server is Parked and has no `provision`: nothing here installs, and gitboot keeps off their BMCs."
+    yield f"What lacks something lies below `{PENDING}/`, which the fleet ignores: supply it and import again, or"
+    yield "complete the document and move it out."
+    if left:
+        yield from ("", "## Left as people have changed them", "", *(f"- `{path}`" for path in sorted(left)))
+    if fleet.remarks:
+        yield from ("", "## The source as a whole", "", *map(_line, fleet.remarks))
+    for kind, title in (("Server", "Servers"), ("BootProfile", "What they boot")):
+        found = [item for item in fleet.items if item.kind == kind]
+        if found:
+            yield from ("", f"## {title}")
+        for item in found:
+            yield from _item(item)
+
+
+def _item(item: Imported) -> Iterator[str]:
+    yield from ("", f"### {item.name}{' (pending)' if item.pending else ''}", "")
+    for fate in ImportFate:
+        yield from (_line(each) for each in item.remarks if each.fate is fate)
+
+
+def _line(remark: ImportRemark) -> str:
+    return f"- **{remark.fate}**: {printable(remark.text)}"

@@ -1,0 +1,434 @@
+"""Inventory of another system: machines, images and remarks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from ipaddress import ip_interface
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import yaml
+
+from gitboot.errors import UsageError
+from gitboot.model.scalars import (
+    MacAddress,
+    Malformed,
+    SystemUuid,
+    parse_digest,
+    parse_lookup_mac,
+    parse_lookup_uuid,
+    parse_mac,
+    parse_name,
+)
+from gitboot.model.server import Architecture, Firmware
+from gitboot.resolve.secret_scan import gives_away
+
+T = TypeVar("T")
+Texts = Mapping[str, str]  # the files of a source, by path
+_ARCHITECTURES: Final = {
+    "amd64": Architecture.X86_64,
+    "x86_64": Architecture.X86_64,
+    "x86-64": Architecture.X86_64,
+    "aarch64": Architecture.AARCH64,
+    "arm64": Architecture.AARCH64,
+}
+_FIRMWARES: Final = {
+    "uefi": Firmware.UEFI,
+    "uefisecureboot": Firmware.UEFI,
+    "legacy": Firmware.BIOS,
+    "bios": Firmware.BIOS,
+}
+
+
+def json_of(path: str, text: str) -> Any:
+    """A file's JSON; raises `UsageError` with its path, and nothing of what it says."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        where = (
+            f"line {error.lineno}, column {error.colno}: {_without_at(error.msg)}"
+            if isinstance(error, json.JSONDecodeError)
+            else "nested too deeply"
+        )
+        raise UsageError(f"{path} is no JSON: {where}") from None
+
+
+def _without_at(message: str) -> str:
+    """Python's "Invalid control character at" is followed by the place."""
+    return message.removesuffix(" at").removesuffix(" starting")
+
+
+def yaml_of(path: str, text: str) -> list[Any]:
+    """A file's YAML documents, each scalar as it is written: no MAC address becomes a number."""
+    try:
+        return [each for each in yaml.load_all(text, yaml.BaseLoader) if each]
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark else "nested too deeply"
+        raise UsageError(f"{path} is no YAML: {where}") from None
+
+
+def at(value: Any, *keys: str | int) -> Any:
+    """What stands at a path of keys; None where that leads nowhere."""
+    for key in keys:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def items(value: Any) -> list[dict[str, Any]]:
+    """The mappings of a list; nothing where it is none."""
+    return [each for each in sequence(value) if isinstance(each, dict)]
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """A mapping, or an empty one where it is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    """A list, or an empty one where it is none."""
+    return value if isinstance(value, list) else []
+
+
+def grouped(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dict[str, Any]]]:
+    """Rows by what stands at a path of keys, as text."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(str(at(row, *keys)), []).append(row)
+    return found
+
+
+def words(value: Any) -> str | None:
+    """A scalar as text; None where there is none, or nothing in it."""
+    return str(value) if isinstance(value, str | int | float) and str(value) else None
+
+
+def _or_none(parse: Callable[[object], T], value: object) -> T | None:
+    try:
+        return parse(value)
+    except Malformed:
+        return None
+
+
+def mac_of(value: object) -> MacAddress | None:
+    return _or_none(parse_lookup_mac, value) if isinstance(value, str) and value else None
+
+
+def uuid_of(value: object) -> SystemUuid | None:
+    """A machine's UUID; None for what boards without one say, too."""
+    return _or_none(parse_lookup_uuid, value) if isinstance(value, str) and value else None
+
+
+def architecture_of(value: object) -> Architecture | None:
+    return _ARCHITECTURES.get(str(value).lower())
+
+
+def firmware_of(value: object) -> Firmware | None:
+    return _FIRMWARES.get(str(value).lower())
+
+
+def address_of(address: object, netmask: object = None) -> str | None:
+    """An IP address with its prefix length, where its mask is known."""
+    text = str(address or "")
+    try:
+        return str(ip_interface(f"{text}/{netmask}")) if netmask and "/" not in text else text if _ip(text) else None
+    except ValueError:
+        return text if _ip(text) else None
+
+
+def _ip(text: str) -> bool:
+    try:
+        ip_interface(text)
+    except ValueError:
+        return False
+    return True
+
+
+def name_of(text: str) -> str:
+    """A name as documents have them: of letters, digits, hyphens and dots; the same text gives the same name."""
+    name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
+    name = re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"
+    return str(parse_name(name))
+
+
+# Secrets
+
+
+_SECRET: Final = re.compile(r"(?:pass|passwd|password|secret|token|apikey|rootpw|credential|psk)", re.IGNORECASE)
+_USERINFO: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
+
+
+def is_secret(argument: str) -> bool:
+    """Whether a kernel argument, a URL or ``name=value`` gives something away."""
+    name, equals, value = argument.partition("=")
+    if equals and value and _SECRET.search(name):
+        return True
+    return bool(_USERINFO.search(argument)) or gives_away(argument)
+
+
+def without_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
+    """The arguments that may stand in Git, and a remark for each that may not."""
+    fine, remarks = [], []
+    for argument in arguments:
+        if is_secret(argument):
+            name = argument.partition("=")[0] if "=" in argument else "that looks like one"
+            remarks.append(
+                lost(f"kernel argument {name} is a secret and was left out: give it by secrets of the user data")
+            )
+        else:
+            fine.append(argument)
+    return tuple(fine), tuple(remarks)
+
+
+# Templates
+
+
+_BY_IPXE: Final = {
+    "uuid": "{{ server.uuid }}",
+    "mac": "{{ server.interfaces[0].mac }}",
+    "net0/mac": "{{ server.interfaces[0].mac }}",
+    "mac:hexhyp": "{{ server.interfaces[0].mac | replace(':', '-') }}",
+    "net0/mac:hexhyp": "{{ server.interfaces[0].mac | replace(':', '-') }}",
+    "hostname": "{{ server.name }}",
+    "serial": "{{ server.serial }}",
+}
+_VARIABLE: Final = re.compile(r"\$?\$\{([^}]*)\}")
+
+
+def literal(text: str) -> str:
+    """A text that templates leave as it is."""
+    return re.sub(r"\{(?=[{%#])", "{{ '{' }}", text)
+
+
+def template_of(text: str) -> str | None:
+    """A kernel argument of an iPXE script as a template; None where it uses a variable that only iPXE knows."""
+    pieces = _VARIABLE.split(text)
+    names, texts = pieces[1::2], pieces[::2]
+    if any(name not in _BY_IPXE for name in names):
+        return None
+    values = [*(_BY_IPXE[name] for name in names), ""]
+    return "".join(literal(plain) + value for plain, value in zip(texts, values, strict=True))
+
+
+def arguments_of(found: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
+    """Kernel arguments as templates, without secrets and without what only iPXE knows."""
+    fine, remarks = without_secrets(found)
+    templates = []
+    for argument in fine:
+        if (template := template_of(argument)) is None:
+            remarks += (lost(f"kernel argument {argument.partition('=')[0]} uses a variable of iPXE: {argument}"),)
+        elif template.strip() and not argument.startswith("initrd="):  # gitboot names them itself
+            templates.append(template)
+    return tuple(templates), remarks
+
+
+# BMCs
+
+
+_REDFISH: Final = re.compile(
+    r"(?:(?:redfish|redfish-virtualmedia|redfish-uefihttp|idrac-redfish|idrac-virtualmedia|ilo5-redfish|"
+    r"ilo5-virtualmedia)(?:\+(https?))?|(https?))://(.+)"
+)
+
+
+def bmc_of(
+    address: str | None, credentials: str | None, *, system: str | None = None, verify: bool = True
+) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
+    """A BMC by the address that Metal3 and Ironic write, of Redfish or IPMI; a user or a password in it stays out."""
+    if not address:
+        return None, ()
+    if address.lower().startswith("ipmi://"):
+        host = address[len("ipmi://") :].rpartition("@")[2]
+        return ImportedBmc(address=f"ipmi://{host}", credentials=name_of(credentials or "bmc")), ()
+    found = _REDFISH.fullmatch(address)
+    if found is None:
+        scheme = address.partition(":")[0] if "://" in address else "an address without scheme"
+        return None, (lost(f"its BMC is reached by {scheme}, which the import does not translate: add it by hand"),)
+    parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
+    remarks: tuple[ImportRemark, ...] = ()
+    if "@" in parts.netloc:
+        remarks += (lost("user and password in the BMC's address were left out"),)
+    if credentials is None:
+        remarks += (guessed("bmc.credentials: the source names none; bmc is a name of the import's"),)
+    path = parts.path if parts.path.startswith("/redfish/") else None
+    bmc = ImportedBmc(
+        address=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+        credentials=name_of(credentials or "bmc"),
+        system=system or path,
+        verify=verify,
+    )
+    return bmc, remarks
+
+
+class ImportFate(StrEnum):
+    """What became of something that the source says."""
+
+    KEPT = "kept"
+    GUESSED = "guessed"  # the source does not say it
+    LOST = "lost"
+    MISSING = "missing"  # a person has to supply it first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class ImportRemark:
+    """One line of the report."""
+
+    fate: ImportFate
+    text: str
+
+
+def kept(text: str) -> ImportRemark:
+    return ImportRemark(fate=ImportFate.KEPT, text=text)
+
+
+def guessed(text: str) -> ImportRemark:
+    return ImportRemark(fate=ImportFate.GUESSED, text=text)
+
+
+def lost(text: str) -> ImportRemark:
+    return ImportRemark(fate=ImportFate.LOST, text=text)
+
+
+def missing(text: str) -> ImportRemark:
+    return ImportRemark(fate=ImportFate.MISSING, text=text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportedNic:
+    """A network interface."""
+
+    mac: MacAddress
+    name: str | None = None
+    addresses: tuple[str, ...] = ()
+    boot: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportedBmc:
+    """A BMC that speaks Redfish or IPMI; user and password are never taken."""
+
+    address: str
+    credentials: str  # a name
+    system: str | None = None
+    verify: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportedData:
+    """User data that needs no translation."""
+
+    format: str  # as a BootProfile says it
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportedMachine:
+    """A machine, as far as the source knows it."""
+
+    name: str  # as the source has it
+    uuid: SystemUuid | None = None  # of SMBIOS; a number of the source's own is none
+    serial: str | None = None
+    architecture: Architecture | None = None
+    firmware: Firmware | None = None
+    nics: tuple[ImportedNic, ...] = ()
+    bmc: ImportedBmc | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    boot: str | None = None  # the name of an `ImportedBoot`
+    arguments: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # names of arguments that others have by the same boot
+    vars: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[ImportRemark, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportedBoot:
+    """Something that the source boots machines by: a kernel, or a uki."""
+
+    name: str
+    kernel: str | None = None  # URLs, or assets:PATH
+    initrds: tuple[str, ...] = ()
+    rootfs: str | None = None
+    uki: str | None = None
+    arguments: tuple[str, ...] = ()
+    architecture: Architecture | None = None
+    data: ImportedData | None = None
+    remarks: tuple[ImportRemark, ...] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(url for url in (self.kernel, *self.initrds, self.rootfs, self.uki) if url)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estate:
+    """All that a source says."""
+
+    machines: tuple[ImportedMachine, ...] = ()
+    boots: tuple[ImportedBoot, ...] = ()
+    remarks: tuple[ImportRemark, ...] = ()  # about no machine and no boot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supplement:
+    """UUIDs by MAC address or name, digests by the path of a file."""
+
+    uuids: Mapping[str, SystemUuid] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
+
+    def uuid(self, machine: ImportedMachine) -> SystemUuid | None:
+        """The source's own word first, then what is known of one of its MAC addresses, then of its name."""
+        found = (self.uuids.get(key) for key in (*(str(nic.mac) for nic in machine.nics), machine.name))
+        return machine.uuid or next(filter(None, found), None)
+
+    def digest(self, url: str) -> str | None:
+        """The digest of the file whose path ends as the URL does, the longest such path; None: nobody knows it."""
+        path = url.partition("assets:")[2] if url.startswith("assets:") else urlsplit(url).path
+        parts = path.strip("/").split("/")
+        endings = ("/".join(parts[first:]) for first in range(len(parts)))
+        return next((self.sums[each] for each in endings if each in self.sums), None)
+
+
+def uuids_of(text: str, path: str) -> dict[str, SystemUuid]:
+    """Lines ``MAC UUID`` or ``NAME UUID``; raises `UsageError` with the line that is neither."""
+    found = {}
+    for number, (key, value) in _pairs(text, path):
+        try:
+            found[_mac_or_name(key)] = parse_lookup_uuid(value)
+        except Malformed as error:
+            raise UsageError(f"{path}:{number}: {error.message}; {error.hint}") from None
+    return found
+
+
+def sums_of(text: str, path: str) -> dict[str, str]:
+    """What ``sha256sum`` prints; raises `UsageError` with the line that it does not."""
+    found: dict[str, str] = {}
+    for number, (digest, name) in _pairs(text, path):
+        try:
+            found[name.removeprefix("*").removeprefix("./").strip("/")] = parse_digest(digest)
+        except Malformed as error:
+            raise UsageError(f"{path}:{number}: {error.message}; {error.hint}") from None
+    return found
+
+
+def _pairs(text: str, path: str) -> Iterable[tuple[int, tuple[str, str]]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        first, _, second = line.strip().partition(" ")
+        if not second.strip():
+            raise UsageError(f"{path}:{number}: expected two words, found one")
+        yield number, (first, second.strip())
+
+
+def _mac_or_name(key: str) -> str:
+    try:
+        return str(parse_mac(key))
+    except Malformed:
+        return key

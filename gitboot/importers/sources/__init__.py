@@ -1,0 +1,1 @@
+"""Read the data of other provisioning systems, one module for each format."""

@@ -1,0 +1,222 @@
+"""Cobbler 3.3: distros, profiles and systems as it keeps them in files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from shlex import split
+from typing import Any, Final
+
+from gitboot.importers.inventory import (
+    Estate,
+    ImportedBmc,
+    ImportedBoot,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
+    Texts,
+    address_of,
+    architecture_of,
+    arguments_of,
+    bmc_of,
+    guessed,
+    json_of,
+    kept,
+    lost,
+    mac_of,
+    mapping,
+    missing,
+    name_of,
+    words,
+)
+
+_INHERIT: Final = "<<inherit>>"
+_DOMAIN: Final = "local.lan"  # what Debian's installer is told where a system's host name has none
+_OLD_REDHATS: Final = ("rhel4", "rhel5", "rhel6", "fedora16")
+_Objects = Mapping[str, Mapping[str, Any]]
+
+
+def read(files: Texts) -> Estate:
+    """``collections/{distros,profiles,systems}`` of /var/lib/cobbler."""
+    distros, profiles, systems = (_objects(files, kind) for kind in ("distros", "profiles", "systems"))
+    boots = {name: _boot(name, profiles, distros) for name in sorted(profiles)}
+    machines = (_machine(system, boots) for _, system in sorted(systems.items()))
+    return Estate(machines=tuple(machines), boots=tuple(boots.values()))
+
+
+def _objects(files: Texts, kind: str) -> _Objects:
+    found = {}
+    for path, text in sorted(files.items()):
+        if f"/{kind}/" in f"/{path}" and path.endswith(".json"):
+            item = json_of(path, text)
+            if isinstance(item, dict) and words(item.get("name")):
+                found[str(item["name"])] = item
+    return found
+
+
+def _lineage(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
+    """A profile and what it inherits from, nearest first."""
+    seen: set[str] = set()
+    while name in profiles and name not in seen:
+        seen.add(name)
+        yield profiles[name]
+        name = str(profiles[name].get("parent") or "")
+
+
+def _options(value: object) -> dict[str, Any]:
+    """Kernel options, which Cobbler keeps as a mapping, and takes as a line."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, str) or value == _INHERIT:
+        return {}
+    found: dict[str, Any] = {}
+    for name, equals, each in (word.partition("=") for word in split(value)):
+        found.setdefault(name, []).append(each if equals else None)
+    return found
+
+
+def _blended(levels: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Options of several levels, each nearer than the one before: the nearer value stands, ``!NAME`` leaves one out."""
+    found: dict[str, Any] = {}
+    for level in levels:
+        found |= {name: value for name, value in level.items() if not name.startswith("!")}
+        for name in _left_out(level):
+            found.pop(name, None)
+    return _words(found)
+
+
+def _left_out(options: Mapping[str, Any]) -> list[str]:
+    return sorted(name[1:] for name in options if name.startswith("!") and name != "!")
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    """As they stand on the kernel's command line: in the order in which they were said."""
+    found = []
+    for name, each in options.items():
+        values = each if isinstance(each, list) else [each]
+        found += [name if one in (None, "", "~") else f"{name}={one}" for one in values if name != _INHERIT]
+    return found
+
+
+def _added(distro: Mapping[str, Any], *, installs: bool) -> list[str]:
+    """What Cobbler adds for a distro of this kind (cobbler/tftpgen.py, build_kernel_options), but for its own URLs."""
+    breed, version = str(distro.get("breed") or ""), str(distro.get("os_version") or "")
+    if breed in ("debian", "ubuntu"):
+        leads = ["auto-install/enable=true", "priority=critical", "netcfg/choose_interface=auto"] if installs else []
+        return [*leads, "hostname=${hostname}", f"domain={_DOMAIN}", f"suite={version}"]
+    if breed == "redhat" and installs:
+        return ["kssendmac" if version in _OLD_REDHATS else "inst.ks.sendmac"]
+    return []
+
+
+def _boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot:
+    lineage = list(_lineage(name, profiles))
+    inherited = (words(each.get("distro")) for each in lineage)
+    distro = distros.get(next((each for each in inherited if each and each != _INHERIT), ""), {})
+    remarks: list[ImportRemark] = [kept(f"distro {distro['name']}")] if distro else [missing("its distro is not here")]
+    options = _blended(_options(each.get("kernel_options")) for each in (distro, *reversed(lineage)))
+    # Who says nothing inherits the template of Cobbler's settings; "" is none.
+    autoinstall = next(
+        (each["autoinstall"] for each in lineage if each.get("autoinstall") not in (None, _INHERIT)), None
+    )
+    arguments, more = arguments_of([*options, *_added(distro, installs=autoinstall != "")])
+    if autoinstall != "" and distro.get("breed"):
+        template = autoinstall or "of Cobbler's settings"
+        remarks.append(lost(f"its template {template} is not translated; Cobbler adds the argument that leads to it"))
+    if distro.get("breed") == "suse":
+        remarks.append(lost("info=, by which Cobbler hears of an installation: report with urls.provisioned"))
+    kernel, initrd = (_served(distro, kind) for kind in ("kernel", "initrd"))
+    if kernel and kernel.startswith("assets:"):
+        remarks.append(guessed("its files lie below /assets/ as Cobbler lays them out below /cobbler/"))
+    return ImportedBoot(
+        name=name,
+        kernel=kernel,
+        initrds=(initrd,) if initrd else (),
+        arguments=arguments,
+        architecture=architecture_of(distro.get("arch")),
+        remarks=(*remarks, *more),
+    )
+
+
+def _served(distro: Mapping[str, Any], kind: str) -> str | None:
+    """Where a distro's kernel or initrd is: its own URL, or Cobbler's copy (images/DISTRO/FILE)."""
+    remote, path = words(distro.get(f"remote_boot_{kind}")), words(distro.get(kind))
+    if remote and remote != _INHERIT:
+        return remote
+    if path and "://" in path:
+        return path
+    return f"assets:images/{distro['name']}/{path.rpartition('/')[2]}" if path else None
+
+
+def _machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> ImportedMachine:
+    name, profile = str(system["name"]), words(system.get("profile"))
+    remarks: list[ImportRemark] = [kept(f"system {name}")]
+    nics, ignored = _nics(mapping(system.get("interfaces")))
+    remarks += ignored
+    boot = boots.get(profile or "")
+    options = _options(system.get("kernel_options"))
+    own = {name: value for name, value in options.items() if not name.startswith("!")}
+    arguments, secret = arguments_of([*_words(own), *_named_by(words(system.get("hostname")), boot), *_serial(system)])
+    if boot is None:
+        remarks.append(missing(f"its profile {profile} is not here"))
+    for key in ("autoinstall", "autoinstall_meta"):
+        if system.get(key) not in (None, "", {}, _INHERIT):
+            remarks.append(lost(f"{key} of its own"))
+    bmc, more = _bmc(system)
+    return ImportedMachine(
+        name=name,
+        serial=words(system.get("serial_number")),
+        architecture=boot.architecture if boot else None,
+        nics=nics,
+        bmc=bmc,
+        boot=boot.name if boot else None,
+        arguments=arguments,
+        without=tuple(_left_out(options)),
+        remarks=(*remarks, *secret, *more),
+    )
+
+
+def _named_by(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
+    """A host name of its own, where Cobbler gives its installer one."""
+    if hostname in (None, _INHERIT) or boot is None or f"domain={_DOMAIN}" not in boot.arguments:
+        return []
+    host, _, domain = hostname.partition(".")
+    return [f"hostname={host}", *([f"domain={domain}"] if domain else [])]
+
+
+def _serial(system: Mapping[str, Any]) -> list[str]:
+    """The console that Cobbler adds for a serial port of its own."""
+    device, baud = system.get("serial_device"), system.get("serial_baud_rate")
+    if not isinstance(device, int) or not isinstance(baud, int) or (device < 0 and baud < 0):
+        return []
+    return [f"console=ttyS{max(device, 0)},{baud if baud > 0 else 115200}"]
+
+
+def _nics(interfaces: Mapping[str, Any]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
+    nics, remarks = [], []
+    for name, found in sorted(interfaces.items()):
+        each = mapping(found)
+        kind = str(each.get("interface_type") or "na").lower()
+        if kind in ("bmc", "bond", "bridge", "bonded_bridge_slave"):
+            remarks.append(lost(f"interface {name} is of type {kind}"))
+        elif mac := mac_of(each.get("mac_address")):
+            address = address_of(each.get("ip_address"), each.get("netmask")) or address_of(each.get("ipv6_address"))
+            nics.append(ImportedNic(mac=mac, name=name, addresses=(address,) if address else ()))
+        else:
+            remarks.append(missing(f"interface {name} has no MAC address"))
+    return tuple(nics), remarks
+
+
+def _bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
+    """Its power management, where that is Redfish; the user and the password stay where they are."""
+    address, kind = words(system.get("power_address")), words(system.get("power_type"))
+    if address is None or address == _INHERIT:
+        return None, ()
+    if kind in ("ipmilan", "ipmilanplus", "ipmitool"):
+        address = f"ipmi://{address.rpartition('@')[2]}"
+    elif kind != "redfish":
+        return None, (lost(f"its power management is {kind} at {address.rpartition('@')[2]}: add a bmc by hand"),)
+    scheme = "" if "://" in address else "redfish://"
+    bmc, remarks = bmc_of(f"{scheme}{address}", f"{name_of(str(system['name']))}-bmc")
+    if system.get("power_user") or system.get("power_pass"):
+        remarks += (lost("power_user and power_pass were left out: put them into the directory of credentials"),)
+    return bmc, remarks

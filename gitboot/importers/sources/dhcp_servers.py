@@ -1,0 +1,107 @@
+"""DHCP servers' reservations: dnsmasq's dhcp-host, ISC dhcpd's host blocks, Kea's reservations."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from gitboot.errors import UsageError
+from gitboot.importers.inventory import (
+    Estate,
+    ImportedMachine,
+    ImportedNic,
+    Texts,
+    address_of,
+    kept,
+    mac_of,
+    sequence,
+    words,
+)
+
+_HOST: Final = re.compile(r"\bhost\s+\"?([^\s\"{]+)\"?\s*\{(.*?)\}", re.DOTALL)
+_ETHERNET: Final = re.compile(r"hardware\s+ethernet\s+([0-9A-Fa-f:.-]+)\s*;")
+_FIXED: Final = re.compile(r"fixed-address6?\s+([0-9A-Fa-f:.]+)\s*[;,]")
+_BARE_FRACTION: Final = re.compile(r'("(?:\\.|[^"\\])*")|(?<=[\s:\[,])(?=\.[0-9])')  # .5, which JSON writes as 0.5
+_COMMENT: Final = re.compile(r'("(?:\\.|[^"\\])*")|/\*.*?\*/|(?://|#)[^\n]*', re.DOTALL)
+
+
+def dnsmasq(files: Texts) -> Estate:
+    """Every ``dhcp-host=`` with a MAC address, and what ``--dhcp-hostsfile`` names: a MAC, a name, an address."""
+    return _estate(_dnsmasq(text) for _, text in sorted(files.items()))
+
+
+def isc(files: Texts) -> Estate:
+    """Every ``host NAME { hardware ethernet MAC; fixed-address ADDRESS; }``."""
+    return _estate(_isc(text) for _, text in sorted(files.items()))
+
+
+def kea(files: Texts) -> Estate:
+    """Every reservation with a ``hw-address``, in whichever subnet; Kea's JSON has comments."""
+    return _estate(_kea(path, text) for path, text in sorted(files.items()))
+
+
+_Row = tuple[str | None, Any, tuple[str, ...]]
+
+
+def _estate(files: Iterator[Iterator[_Row]]) -> Estate:
+    """Machines by name; what has none is named by its MAC address."""
+    nics: dict[str, dict[Any, ImportedNic]] = {}
+    for name, mac, addresses in (row for rows in files for row in rows):
+        own = nics.setdefault(name or f"host-{mac.replace(':', '-')}", {})
+        before = own[mac].addresses if mac in own else ()
+        own[mac] = ImportedNic(mac=mac, addresses=tuple(sorted({*before, *addresses})))
+    return Estate(
+        machines=tuple(
+            ImportedMachine(
+                name=name,
+                nics=tuple(nic for _, nic in sorted(own.items())),
+                remarks=(kept("its reservation: DHCP says nothing of what it boots"),),
+            )
+            for name, own in sorted(nics.items())
+        )
+    )
+
+
+def _dnsmasq(text: str) -> Iterator[_Row]:
+    for line in text.splitlines():
+        value = line.partition("#")[0].strip().removeprefix("dhcp-host=")
+        parts = [part.strip() for part in value.split(",")]
+        macs = [mac for part in parts if part.count(":") == 5 and "[" not in part and (mac := mac_of(part))]
+        addresses = [found for part in parts if part not in macs and (found := address_of(part.strip("[]")))]
+        names = [part for part in parts if re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*", part) and not _is_word(part)]
+        for mac in macs:
+            yield next(iter(names), None), mac, tuple(addresses)
+
+
+def _is_word(part: str) -> bool:
+    """A lease time or an order of dnsmasq's, and no name."""
+    return part in ("ignore", "infinite") or bool(re.fullmatch(r"\d+[smhdw]?", part))
+
+
+def _isc(text: str) -> Iterator[_Row]:
+    for name, body in _HOST.findall(re.sub(r"#[^\n]*", "", text)):
+        for found in _ETHERNET.findall(body):
+            if mac := mac_of(found):
+                yield name, mac, tuple(filter(None, map(address_of, _FIXED.findall(body))))
+
+
+def _kea(path: str, text: str) -> Iterator[_Row]:
+    try:
+        plain = _COMMENT.sub(lambda match: match[1] or "", text)
+        config = json.loads(_BARE_FRACTION.sub(lambda match: match[1] or "0", plain))
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path} is no configuration of Kea: it is no JSON") from None
+    for row in _reservations(config):
+        if mac := mac_of(row.get("hw-address")):
+            found = (address_of(each) for each in (row.get("ip-address"), *(sequence(row.get("ip-addresses")))) if each)
+            yield words(row.get("hostname")), mac, tuple(filter(None, found))
+
+
+def _reservations(value: Any) -> Iterator[dict[str, Any]]:
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        if key == "reservations" and isinstance(each, list):
+            yield from (row for row in each if isinstance(row, dict))
+        else:
+            yield from _reservations(each)

@@ -1,0 +1,142 @@
+"""Ironic: nodes and ports, as `openstack baremetal node list --long -f json` prints them, or as its API does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gitboot.importers.inventory import (
+    Estate,
+    ImportedBmc,
+    ImportedBoot,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
+    Texts,
+    architecture_of,
+    arguments_of,
+    at,
+    bmc_of,
+    firmware_of,
+    grouped,
+    items,
+    json_of,
+    kept,
+    lost,
+    mac_of,
+    missing,
+    name_of,
+    uuid_of,
+    words,
+)
+
+_OF_A_RAMDISK: Final = ("root=/dev/ram0", "text")  # what Ironic puts before them (drivers/modules/ipxe_config.template)
+
+
+def read(files: Texts) -> Estate:
+    """Nodes, and the ports beside them: a port names its node, a node its driver."""
+    rows = []
+    for path, text in sorted(files.items()):
+        if path.endswith(".json"):
+            found = json_of(path, text)
+            rows += items(found if isinstance(found, list) else at(found, "nodes") or at(found, "ports") or [found])
+    rows = [{_key(key): value for key, value in row.items()} for row in rows]
+    ports = [row for row in rows if "address" in row]
+    nodes = [row for row in rows if "driver" in row]
+    boots = {boot.name: boot for boot in map(_boot, nodes) if boot is not None}
+    of_node = grouped(ports, "node_uuid")
+    machines = sorted(
+        (_machine(node, of_node.get(str(node.get("uuid")), [])) for node in nodes), key=lambda machine: machine.name
+    )
+    return Estate(machines=tuple(machines), boots=tuple(boot for _, boot in sorted(boots.items())))
+
+
+def _key(column: str) -> str:
+    """``Driver Info`` of the command line is ``driver_info`` of the API."""
+    return column.lower().replace(" ", "_")
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """A mapping, which the command line may print as a text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _capabilities(node: Mapping[str, Any]) -> Mapping[str, str]:
+    """``boot_mode:uefi,profile:compute``."""
+    text = str(_mapping(node.get("properties")).get("capabilities") or "")
+    pairs = (each.partition(":") for each in text.split(",") if ":" in each)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _boot(node: Mapping[str, Any]) -> ImportedBoot | None:
+    """What a node's instance boots over the network: a ramdisk, or an installer's kernel."""
+    info = _mapping(node.get("instance_info"))
+    if not (kernel := words(info.get("kernel"))):
+        return None
+    given = str(info.get("kernel_append_params") or "").split()
+    arguments, remarks = arguments_of([*(_OF_A_RAMDISK if node.get("deploy_interface") == "ramdisk" else ()), *given])
+    url = kernel if "://" in kernel else None
+    if url is None:
+        remarks += (missing(f"its kernel {kernel} is an image of Glance: say where machines find it"),)
+    ramdisk = words(info.get("ramdisk"))
+    return ImportedBoot(
+        name=_name(node),
+        kernel=url,
+        initrds=(ramdisk,) if ramdisk and "://" in ramdisk else (),
+        arguments=arguments,
+        architecture=architecture_of(_mapping(node.get("properties")).get("cpu_arch")),
+        remarks=remarks,
+    )
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return words(node.get("name")) or f"node-{node.get('uuid')}"
+
+
+def _machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMachine:
+    """A node; its UUID is Ironic's own, and not that of its board."""
+    properties, driver, name = _mapping(node.get("properties")), _mapping(node.get("driver_info")), _name(node)
+    nics = [_nic(port, mac) for port in ports if (mac := mac_of(port["address"]))]
+    remarks: list[ImportRemark] = [kept(f"node {name} ({node.get('uuid')})")]
+    if not nics:
+        remarks.append(missing("it has no port: export those with `openstack baremetal port list --long -f json`"))
+    address = words(driver.get("redfish_address"))
+    bmc: ImportedBmc | None = None
+    more: tuple[ImportRemark, ...] = ()
+    if address:
+        address = address if "://" in address else f"redfish://{address}"
+        verify = str(driver.get("redfish_verify_ca", "true")).lower() != "false"
+        system = words(driver.get("redfish_system_id"))
+        bmc, more = bmc_of(address, f"{name_of(name)}-bmc", system=system, verify=verify)
+    elif host := words(driver.get("ipmi_address")):
+        port = words(driver.get("ipmi_port"))
+        bmc, more = bmc_of(f"ipmi://{host}{f':{port}' if port else ''}", f"{name_of(name)}-bmc")
+    else:
+        remarks.append(lost(f"its driver {node.get('driver')} is neither Redfish nor IPMI: add a bmc by hand"))
+    if image := words(_mapping(node.get("instance_info")).get("image_source")):
+        remarks.append(lost(f"its instance's image {image.rpartition('@')[2]} is written by Ironic's agent"))
+    capabilities = _capabilities(node)
+    return ImportedMachine(
+        name=name,
+        uuid=uuid_of(at(_mapping(node.get("extra")), "system_uuid")),
+        serial=words(at(_mapping(node.get("extra")), "serial_number")),
+        architecture=architecture_of(properties.get("cpu_arch")),
+        firmware=firmware_of(capabilities.get("boot_mode")),
+        nics=tuple(sorted(nics, key=lambda nic: nic.mac)),
+        bmc=bmc,
+        labels={key: value for key in ("profile",) if (value := capabilities.get(key))}
+        | ({"resource-class": str(node["resource_class"])} if node.get("resource_class") else {}),
+        boot=name if _boot(node) else None,
+        remarks=(*remarks, *more),
+    )
+
+
+def _nic(port: Mapping[str, Any], mac: Any) -> ImportedNic:
+    boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
+    return ImportedNic(mac=mac, name=words(port.get("name")), boot=boots)

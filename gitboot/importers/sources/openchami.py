@@ -1,0 +1,131 @@
+"""OpenCHAMI: boot parameters of its Boot Script Service, components and interfaces of its State Management."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from itertools import groupby
+from typing import Any
+
+from gitboot.importers.inventory import (
+    Estate,
+    ImportedBoot,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
+    Texts,
+    address_of,
+    architecture_of,
+    arguments_of,
+    at,
+    grouped,
+    guessed,
+    items,
+    json_of,
+    kept,
+    lost,
+    mac_of,
+    missing,
+    name_of,
+    sequence,
+    words,
+)
+from gitboot.model.scalars import MacAddress
+
+
+def read(files: Texts) -> Estate:
+    """What ``/boot/v1/bootparameters`` answers, and, beside it, SMD's Components and EthernetInterfaces."""
+    found = [json_of(path, text) for path, text in sorted(files.items()) if path.endswith(".json")]
+    rows = [
+        row for each in found for row in items(each if isinstance(each, list) else at(each, "Components") or [each])
+    ]
+    parameters = [row for row in rows if {"kernel", "params", "initrd"} & row.keys()]
+    components = {str(row["ID"]): row for row in rows if "NID" in row and "ID" in row}
+    interfaces = [row for row in rows if "MACAddress" in row]
+    by_nid = {str(row["NID"]): xname for xname, row in components.items()}
+    owners = {
+        mac: row["ComponentID"] for row in interfaces if row.get("ComponentID") and (mac := mac_of(row["MACAddress"]))
+    }
+    of_component = grouped(interfaces, "ComponentID")
+    of_nodes: dict[str, Mapping[str, Any]] = {}
+    for row in parameters:
+        for key in _keys(row, by_nid, owners):
+            of_nodes[key] = row
+    boots = {boot.name: boot for boot in (_boot(row) for row in parameters if row.get("kernel"))}
+    machines = tuple(
+        _machine(key, row, components.get(key, {}), of_component.get(key, []))
+        for key, row in sorted(of_nodes.items())
+        if key != "Default"
+    )
+    default = (guessed("Default: what nodes boot that have no parameters is a boot of nobody here"),)
+    return Estate(
+        machines=machines,
+        boots=tuple(boot for _, boot in sorted(boots.items())),
+        remarks=default if "Default" in of_nodes else (),
+    )
+
+
+def _keys(row: Mapping[str, Any], by_nid: Mapping[str, str], owners: Mapping[MacAddress, Any]) -> Iterator[str]:
+    """The nodes of a row: by xname where State Management knows it, else by what it is named by."""
+    yield from map(str, sequence(row.get("hosts")))
+    for mac in sequence(row.get("macs")):
+        known = mac_of(mac)
+        yield str(owners.get(known, mac) if known else mac)
+    for nid in sequence(row.get("nids")):
+        yield by_nid.get(str(nid), f"nid{int(nid):06}" if str(nid).isdecimal() else str(nid))
+
+
+def _boot(row: Mapping[str, Any]) -> ImportedBoot:
+    """A row's kernel with its parameters, named by them: nodes that boot the same have the same."""
+    kernel, initrd, params = (words(row.get(key)) for key in ("kernel", "initrd", "params"))
+    arguments, remarks = arguments_of((params or "").split())
+    if at(row, "cloud-init", "user-data") or at(row, "cloud-init", "meta-data"):
+        remarks += (lost("its cloud-init data: write them as user data, without secrets"),)
+    return ImportedBoot(
+        name=_named(row),
+        kernel=kernel,
+        initrds=(initrd,) if initrd else (),
+        arguments=tuple(each for each in arguments if not each.startswith("initrd=")),
+        remarks=remarks,
+    )
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    parts = [words(row.get(key)) or "" for key in ("kernel", "initrd", "params")]
+    digest = sha256("\0".join(parts).encode()).hexdigest()[:8]
+    return f"{name_of(parts[0].rpartition('/')[2] or 'boot')}-{digest}"
+
+
+def _machine(
+    key: str, row: Mapping[str, Any], component: Mapping[str, Any], interfaces: list[dict[str, Any]]
+) -> ImportedMachine:
+    nics = [nic for nic in map(_nic, interfaces) if nic]
+    if (own := mac_of(key)) is not None and not nics:
+        nics = [ImportedNic(mac=own)]
+    remarks: list[ImportRemark] = [kept(f"boot parameters of {key}")]
+    if not nics:
+        remarks.append(
+            missing("its MAC addresses: export EthernetInterfaces of State Management beside the parameters")
+        )
+    if not row.get("kernel"):
+        remarks.append(missing("its parameters name no kernel"))
+    labels = {name: str(component[name]) for name in ("Role", "SubRole") if component.get(name)}
+    return ImportedMachine(
+        name=f"node-{key.replace(':', '-')}" if own else key,
+        architecture=architecture_of({"X86": "x86_64", "ARM": "aarch64"}.get(str(component.get("Arch")), "")),
+        nics=tuple(
+            nic
+            for _, same in groupby(sorted(nics, key=lambda nic: nic.mac), lambda nic: nic.mac)
+            for nic in [next(same)]
+        ),
+        labels={name.lower(): value for name, value in labels.items()},
+        vars={"nid": str(component["NID"])} if "NID" in component else {},
+        boot=_named(row) if row.get("kernel") else None,
+        remarks=tuple(remarks),
+    )
+
+
+def _nic(row: Mapping[str, Any]) -> ImportedNic | None:
+    mac = mac_of(row["MACAddress"])
+    addresses = (address_of(each.get("IPAddress")) for each in items(row.get("IPAddresses")))
+    return ImportedNic(mac=mac, addresses=tuple(sorted(filter(None, addresses)))) if mac else None

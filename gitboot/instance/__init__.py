@@ -1,1 +1,0 @@
-"""One running instance: what it accepts, knows, publishes and asks of BMCs."""

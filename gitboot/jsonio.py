@@ -1,0 +1,155 @@
+"""JSON: canonical encoding, values as JSON, digests, instants and decoders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from functools import cache
+from hashlib import sha256
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Final, NewType, TypeVar
+
+if TYPE_CHECKING:
+    from msgspec.json import Encoder
+
+
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})  # most values are
+_KEY: Final = "facts"
+LEFT_OUT: Final[Mapping[str, Any]] = {_KEY: None}  # metadata of a field that is nobody's business
+
+
+def named(key: str) -> Mapping[str, Any]:
+    """Metadata of a field that JSON calls otherwise."""
+    return {_KEY: key}
+
+
+def facts(value: Any) -> Any:
+    """A value as JSON has it; raises TypeError for what it has not."""
+    kind: type = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind in _SEEN:
+        return _of_fields(value, _keys(kind))
+    match value:
+        case Enum():
+            return value.value
+        case str() | int() | float():
+            return value
+        case datetime():
+            return format_instant(value)
+        case Mapping():
+            return {str(key): facts(item) for key, item in value.items()}
+        case tuple() if hasattr(value, "_fields"):
+            return {to_camel(name): facts(getattr(value, name)) for name in value._fields}
+        case list() | tuple():
+            return [facts(item) for item in value]
+    if not is_dataclass(value) or isinstance(value, type):
+        raise TypeError(f"JSON has no {type(value).__name__}")
+    _SEEN.add(kind)
+    return _of_fields(value, _keys(kind))
+
+
+_SEEN: Final[set[type]] = set()  # dataclasses, of which there are far more values than kinds
+
+
+def _of_fields(value: Any, keys: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    found = {key: getattr(value, name) for name, key in keys}
+    return {key: item if type(item) in _PLAIN else facts(item) for key, item in found.items()}
+
+
+def to_camel(name: str) -> str:
+    """What JSON calls a field."""
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+@cache
+def _keys(kind: type) -> tuple[tuple[str, str], ...]:
+    """The fields of a dataclass that JSON has, and what it calls them."""
+    keys = ((each.name, each.metadata.get(_KEY, to_camel(each.name))) for each in fields(kind))
+    return tuple((name, key) for name, key in keys if key is not None)
+
+
+def format_instant(at: datetime) -> str:
+    """RFC 3339 in UTC; fractions of a second only where there are any."""
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
+
+
+def canonical(value: object) -> bytes:
+    """RFC 8785 JSON of a value that holds no floats."""
+    return _encoder().encode(value)
+
+
+@cache
+def _encoder() -> Encoder:
+    from msgspec.json import Encoder  # only here: an endpoint answers entries without it
+
+    return Encoder(order="deterministic")
+
+
+def laid_out(value: object) -> bytes:
+    """The same for a person to read: over several lines."""
+    from msgspec.json import format  # likewise
+
+    return format(canonical(value), indent=2)
+
+
+def digest(value: object) -> Digest:
+    """The sha256 of a value's canonical JSON."""
+    return Digest(sha256(canonical(value)).hexdigest())
+
+
+Digest = NewType("Digest", str)  # 64 lower-case hexadecimal digits of a sha256
+T = TypeVar("T")
+_making: Final = RLock()
+
+
+def decoder(kind: Any) -> Callable[[bytes], Any]:
+    """Return a function that decodes msgpack as a type. It looks into the type at its first call, which takes time."""
+
+    def make() -> Callable[[bytes], Any]:
+        from msgspec.msgpack import Decoder
+
+        return Decoder(kind).decode
+
+    return _later(make)
+
+
+def json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:
+    """Return a function that decodes JSON as a type. It looks into the type at its first call, which takes time."""
+
+    def make() -> Callable[[bytes | str], T]:
+        from msgspec.json import Decoder
+
+        return Decoder(kind).decode
+
+    return _later(make)
+
+
+def convert(value: object, kind: type[T]) -> T:
+    """Return a JSON value as a type. Raises `msgspec.ValidationError`."""
+    from msgspec import convert as converted
+
+    with _making:
+        return converted(value, kind)
+
+
+def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    @cache
+    def made() -> Callable[..., Any]:
+        with _making:
+            return make()
+
+    return lambda data: made()(data)
+
+
+API_VERSION: Final = "gitboot.dev/v1alpha1"
+
+
+def document(**items: Any) -> str:
+    """What a command says, as JSON: with its version, sorted, to be read by people too."""
+
+    return json.dumps({"apiVersion": API_VERSION, **facts(items)}, indent=2, sort_keys=True)

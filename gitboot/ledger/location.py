@@ -1,0 +1,205 @@
+"""Ledger location: SQLite or PostgreSQL, and whether it moved."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from urllib.parse import parse_qsl, urlsplit
+
+from gitboot.errors import LedgerLeft, LedgerUnfinished, UsageError
+from gitboot.files import write_whole
+from gitboot.text import shell_words
+
+if TYPE_CHECKING:
+    from gitboot.ledger.schema import Database
+
+
+_SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)")  # as libpq's options have it
+_SCHEMES: Final = ("postgresql", "postgres")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PostgresAddress:
+    """A database of a PostgreSQL, as libpq takes it; its password is in a file of its own."""
+
+    url: str
+    password: Path | None = None
+
+    @classmethod
+    def parse(cls, url: str, password: Path | None) -> Self:
+        """Raises `UsageError`, which never has a password in it."""
+        parts = urlsplit(url)
+        asked = dict(parse_qsl(parts.query))
+        if parts.scheme not in _SCHEMES:
+            raise UsageError("--ledger takes the URL of a PostgreSQL: postgresql://USER@HOST/DATABASE")
+        if parts.password is not None or "password" in asked:
+            raise UsageError("--ledger must not hold a password, which others could read: give it a --ledger-password")
+        if not parts.path.strip("/") and "dbname" not in asked:
+            raise UsageError("--ledger names no database: postgresql://USER@HOST/DATABASE")
+        if password is not None and not password.is_file():
+            raise UsageError(f"--ledger-password: {password} cannot be read")
+        return cls(url=url, password=password.absolute() if password is not None else None)
+
+    @property
+    def name(self) -> str:
+        """As people are told it: the schema as well, where it names one, for several ledgers may share a database."""
+        place, schema = self.url.partition("?")[0], self.schema
+        return f"{place} (schema {schema})" if schema is not None else place
+
+    @property
+    def schema(self) -> str | None:
+        """The first schema of the search path that it asks for, if it asks for one."""
+        options = dict(parse_qsl(urlsplit(self.url).query)).get("options", "")
+        found = _SEARCH_PATH.findall(options)
+        return str(found[-1]).replace('"', "").replace("\\", "") if found else None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether nothing goes over a network."""
+        parts = urlsplit(self.url)
+        hosts = [host.rpartition(":")[0] or host for host in parts.netloc.rpartition("@")[2].split(",")]
+        asked = dict(parse_qsl(parts.query)).get("host")
+        return all(map(_is_here, [asked] if asked is not None else hosts))
+
+    def facts(self) -> bytes:
+        """The file that says it; a string of JSON is one of TOML."""
+        lines = ["# The ledger of this state directory is there, and not in ledger.sqlite."]
+        lines.append(f"url = {json.dumps(self.url)}")
+        if self.password is not None:
+            lines.append(f"password-file = {json.dumps(str(self.password))}")
+        return "".join(f"{line}\n" for line in lines).encode()
+
+
+def file_beside(path: Path) -> Path:
+    """The file that names a PostgreSQL in the place of the ledger at ``path``."""
+    return path.with_suffix(".toml")
+
+
+def is_named(path: Path) -> bool:
+    """Whether a PostgreSQL is named in the place of the ledger at ``path``."""
+    return file_beside(path).exists()
+
+
+def address_beside(path: Path) -> PostgresAddress | None:
+    """Where the ledger is that would be at ``path``; None: there. Raises `UsageError` for what says no such thing."""
+    file = file_beside(path)
+    try:
+        said = tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+    match said:
+        case {"url": str(url), "password-file": str(password)}:
+            return PostgresAddress(url=url, password=Path(password))
+        case {"url": str(url)}:
+            return PostgresAddress(url=url)
+    raise UsageError(f"{file} names no ledger: it has a url, and perhaps a password-file")
+
+
+def note_address(path: Path, address: PostgresAddress) -> None:
+    """Name a PostgreSQL in the place of the ledger at ``path``."""
+    write_whole(file_beside(path), address.facts())
+
+
+def _is_here(host: str) -> bool:
+    name = host.strip("[]")
+    if not name or name.startswith(("/", "@", "%2F", "%2f")) or name == "localhost":
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+LEFT: Final = "left"  # a fact of the old one
+COPY: Final = "copy"  # of both: which copy it was
+UNFINISHED: Final = "unfinished"  # of the new one, until the old one is left
+NOTES: Final = (LEFT, COPY, UNFINISHED)  # none of them is copied
+NOBODY: Final = ""  # who holds the lease of a ledger that is left
+
+
+class Notes(NamedTuple):
+    """What a ledger notes of copies, and which one it is."""
+
+    identity: str
+    changes: int
+    left_for: str | None  # where it was copied to, and goes on
+    copy: str | None  # the copy for which it was left, or that it is itself
+    source: str | None  # what it is an unfinished copy of
+
+    @classmethod
+    def of(cls, database: Database) -> Self:
+        """Raises `LedgerError` where it cannot be read."""
+        with database.reading():
+            found: dict[str, Any] = dict(database.execute("SELECT name, value FROM facts"))
+            left = json.loads(found[LEFT]) if LEFT in found else {}
+            return cls(
+                identity=found["identity"],
+                changes=int(found.get("changes", 0)),
+                left_for=left["place"] if left else None,
+                copy=left["copy"] if left else found.get(COPY),
+                source=found.get(UNFINISHED),
+            )
+
+
+def note_left(database: Database, place: str, copy: str) -> None:
+    """Note that it goes on elsewhere, with the transaction that there is."""
+    database.many.replace("facts", ("name",), [(LEFT, json.dumps({"place": place, "copy": copy}))])
+
+
+def end_lease(database: Database, place: str) -> None:
+    """Let nobody take the lease of a shared ledger any more, with the transaction that there is: it goes on elsewhere.
+
+    Not even a transaction that only looks at the lease goes on beside this one.
+    """
+    if not database.is_local:
+        database.execute("SELECT 1 FROM lease FOR UPDATE")
+        leave = "UPDATE lease SET epoch = epoch + 1, holder = ?, place = ?, until = 'infinity'"
+        database.execute(leave, (NOBODY, place))
+        database.lease = None
+
+
+def free_lease(database: Database) -> None:
+    """Let the lease of a shared ledger be taken again, though it was left."""
+    if not database.is_local:
+        database.execute("UPDATE lease SET until = clock_timestamp() WHERE holder = ?", (NOBODY,))
+
+
+def settle(database: Database) -> None:
+    """Let what was written to a ledger in a file stand in the file itself, and not beside it."""
+    if database.is_local:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def check_is_used(database: Database) -> None:
+    """Raise `LedgerLeft` where it was copied elsewhere, `LedgerUnfinished` where it is half a copy."""
+    rows = database.execute(f"SELECT name, value FROM facts WHERE name IN ('{LEFT}', '{UNFINISHED}')")  # noqa: S608
+    for name, value in rows:
+        if name == LEFT:
+            raise left(database.name, json.loads(value)["place"])
+        to = "file" if database.is_local else "URL"
+        raise LedgerUnfinished(
+            f"{database.name}: this is a copy of {value} that has not ended, and no ledger yet; let it end, or where it"
+            f" was killed, type it on that host once more: gitboot ledger copy --state STATE --to {shell_words(to)}"
+        )
+
+
+def left(name: str, place: str) -> LedgerLeft:
+    """What whoever opens a ledger that was left is told."""
+    if place.startswith("postgres"):
+        how = (
+            "name that to this host's STATE, too, which also ends a copy that was killed: gitboot ledger copy --state"
+            " STATE --to URL; and where --ledger names the old place, name the new one"
+        )
+    else:
+        how = (
+            "end the instances of other hosts; a copy that was killed is ended there by: gitboot ledger copy"
+            " --state STATE --to file"
+        )
+    return LedgerLeft(f"{name}: this ledger was copied to {place}, goes on there, and is not used here any more; {how}")

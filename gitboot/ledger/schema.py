@@ -1,0 +1,317 @@
+"""Ledger schema: tables and migrations."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final
+
+from gitboot.errors import LedgerError
+from gitboot.ledger.leader_lease import HeldLease, Holder
+
+# What brings a ledger from one version to the next; a new one goes through all of them.
+MIGRATIONS: Final = (
+    """
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+    CREATE TABLE records (
+        uuid TEXT PRIMARY KEY, server TEXT NOT NULL, provision INTEGER, image TEXT, pool TEXT, decision TEXT,
+        evidence TEXT, met_at TEXT, grace_until TEXT, spent_at TEXT, spent_key TEXT
+    ) STRICT;
+    CREATE TABLE runs (
+        uuid TEXT NOT NULL, maintenance TEXT NOT NULL, run INTEGER NOT NULL, made_at TEXT NOT NULL,
+        PRIMARY KEY (uuid, maintenance)
+    ) STRICT;
+    CREATE TABLE armed (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, plan_digest TEXT NOT NULL, override TEXT NOT NULL,
+        marks TEXT NOT NULL, state TEXT NOT NULL, at TEXT NOT NULL, corrections TEXT NOT NULL,
+        PRIMARY KEY (uuid, reason)
+    ) STRICT;
+    CREATE TABLE events (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, type TEXT NOT NULL, message TEXT NOT NULL, facts TEXT NOT NULL
+    ) STRICT;
+    """,
+    """
+    ALTER TABLE armed ADD COLUMN replaces TEXT;
+    ALTER TABLE armed ADD COLUMN bmc TEXT;
+    CREATE TABLE machines (
+        uuid TEXT PRIMARY KEY, name TEXT NOT NULL, macs TEXT NOT NULL, serial TEXT, bmc TEXT, stands INTEGER NOT NULL
+    ) STRICT;
+    INSERT INTO machines SELECT uuid, server, '[]', NULL, NULL, 1 FROM records;
+    CREATE TABLE offers (plan TEXT PRIMARY KEY, at TEXT NOT NULL, facts TEXT NOT NULL) STRICT;
+    CREATE TABLE versions (
+        path TEXT NOT NULL, modified INTEGER NOT NULL, plan TEXT NOT NULL, PRIMARY KEY (path, modified)
+    ) STRICT;
+    CREATE TABLE observations (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, plan TEXT NOT NULL, facts TEXT NOT NULL, verdict TEXT
+    ) STRICT;
+    CREATE INDEX pending ON observations (id) WHERE verdict IS NULL;
+    CREATE TABLE approvals (
+        digest TEXT NOT NULL, guard TEXT NOT NULL, at TEXT NOT NULL, who TEXT NOT NULL, reason TEXT NOT NULL,
+        PRIMARY KEY (digest, guard)
+    ) STRICT;
+    CREATE TABLE orders (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, who TEXT NOT NULL, what TEXT NOT NULL, facts TEXT NOT NULL,
+        done_at TEXT, outcome TEXT
+    ) STRICT;
+    """,
+    """
+    ALTER TABLE records RENAME COLUMN met_at TO provisioned_at;
+    ALTER TABLE records RENAME COLUMN spent_at TO consumed_at;
+    ALTER TABLE records RENAME COLUMN spent_key TO consumed_key;
+    UPDATE records SET evidence = 'Consumed' WHERE evidence = 'Spent';
+    ALTER TABLE armed RENAME TO overrides;
+    UPDATE overrides SET state = 'Consumed' WHERE state = 'Spent';
+    UPDATE overrides SET state = 'Lost' WHERE state = 'Gone';
+    UPDATE observations SET verdict = 'Provisioned' WHERE verdict = 'Met';
+    ALTER TABLE orders RENAME TO requests;
+    UPDATE requests SET facts = replace(replace(replace(replace(
+        facts, '"metAt": ', '"provisionedAt": '), '"spentAt": ', '"consumedAt": '), '"spentKey": ', '"consumedKey": '),
+        '"evidence": "Spent"', '"evidence": "Consumed"') WHERE what = 'records' AND outcome IS NULL;
+    UPDATE requests SET facts = replace(facts, '"armed": ', '"consumed": ') WHERE what = 'resolve' AND outcome IS NULL;
+    UPDATE facts SET name = 'initialised' WHERE name = 'told';
+    CREATE TABLE spool (file TEXT PRIMARY KEY, taken INTEGER NOT NULL) STRICT;
+    ALTER TABLE overrides ADD COLUMN shown TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE overrides ADD COLUMN writes_disk INTEGER NOT NULL DEFAULT 1;
+    ALTER TABLE overrides ADD COLUMN medium TEXT;
+    CREATE TABLE pins (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL) STRICT;
+    ALTER TABLE records ADD COLUMN overwritten_by TEXT;
+    ALTER TABLE records ADD COLUMN offered INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE records ADD COLUMN answered INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE records ADD COLUMN taken_back INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE records ADD COLUMN attempts TEXT NOT NULL DEFAULT '[]';
+    ALTER TABLE runs ADD COLUMN window_end TEXT;
+    CREATE TABLE known_bmcs (
+        address TEXT NOT NULL, credentials TEXT NOT NULL, PRIMARY KEY (address, credentials)
+    ) STRICT;
+    INSERT OR IGNORE INTO known_bmcs SELECT json_extract(bmc, '$.address'), json_extract(bmc, '$.credentials')
+        FROM (SELECT bmc FROM machines WHERE stands UNION ALL SELECT bmc FROM overrides) WHERE bmc IS NOT NULL;
+    ALTER TABLE runs ADD COLUMN seen TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE versions ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
+    UPDATE records SET offered = 1 WHERE provision IS NULL AND provisioned_at IS NOT NULL;
+    INSERT INTO facts SELECT 'sequence', '1' WHERE EXISTS (SELECT 1 FROM records);
+    """,
+    """
+    ALTER TABLE records ADD COLUMN released TEXT;
+    CREATE TABLE switches (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (uuid, reason)
+    ) STRICT;
+    """,
+    """
+    ALTER TABLE overrides ADD COLUMN data_medium TEXT;
+    """,
+    """
+    CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL) STRICT;
+    """,
+    """
+    CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY) STRICT;
+    """,
+    """
+    ALTER TABLE records ADD COLUMN unknown_serves TEXT NOT NULL DEFAULT '[]';
+    """,
+    """
+    ALTER TABLE overrides ADD COLUMN clears_from TEXT;
+    """,
+    """
+    CREATE TABLE lost_identities (
+        kind TEXT NOT NULL, value TEXT NOT NULL, uuid TEXT NOT NULL, netboots INTEGER NOT NULL,
+        PRIMARY KEY (kind, value, uuid)
+    ) STRICT;
+    INSERT INTO lost_identities SELECT DISTINCT 'MAC', mac.value, uuid, 0 FROM machines, json_each(macs) AS mac
+        WHERE stands = 0;
+    INSERT INTO lost_identities SELECT 'serial', upper(serial), uuid, 0 FROM machines
+        WHERE stands = 0 AND serial IS NOT NULL;
+    """,
+)
+VERSION: Final = len(MIGRATIONS)
+# What brings the tables of a PostgreSQL from one version to the next, by the version that they have. The first was 5.
+POSTGRESQL_MIGRATIONS: Final = {
+    5: "CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL)",
+    6: "CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY)",
+    7: "ALTER TABLE records ADD COLUMN unknown_serves TEXT NOT NULL DEFAULT '[]'",
+    8: "ALTER TABLE overrides ADD COLUMN clears_from TEXT",
+    9: """
+    CREATE TABLE lost_identities (
+        kind TEXT NOT NULL, value TEXT NOT NULL, uuid TEXT NOT NULL, netboots INTEGER NOT NULL,
+        PRIMARY KEY (kind, value, uuid)
+    );
+    INSERT INTO lost_identities SELECT DISTINCT 'MAC', mac, uuid, 0
+        FROM machines, json_array_elements_text(macs::json) AS mac WHERE stands = 0;
+    INSERT INTO lost_identities SELECT 'serial', upper(serial), uuid, 0 FROM machines
+        WHERE stands = 0 AND serial IS NOT NULL;
+    """,
+}
+# New tables of a PostgreSQL. The columns stand in the order that SQLite has them in.
+POSTGRESQL: Final = """
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+    CREATE TABLE records (
+        uuid TEXT PRIMARY KEY, server TEXT NOT NULL, provision BIGINT, image TEXT, pool TEXT, decision TEXT,
+        evidence TEXT, provisioned_at TEXT, grace_until TEXT, consumed_at TEXT, consumed_key TEXT, overwritten_by TEXT,
+        offered BIGINT NOT NULL, answered BIGINT NOT NULL, taken_back BIGINT NOT NULL, attempts TEXT NOT NULL,
+        released TEXT, unknown_serves TEXT NOT NULL DEFAULT '[]'
+    );
+    CREATE TABLE runs (
+        uuid TEXT NOT NULL, maintenance TEXT NOT NULL, run BIGINT NOT NULL, made_at TEXT NOT NULL, window_end TEXT,
+        seen TEXT NOT NULL, PRIMARY KEY (uuid, maintenance)
+    );
+    CREATE TABLE overrides (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, plan_digest TEXT NOT NULL, override TEXT NOT NULL,
+        marks TEXT NOT NULL, state TEXT NOT NULL, at TEXT NOT NULL, corrections TEXT NOT NULL, replaces TEXT,
+        bmc TEXT, shown TEXT NOT NULL, writes_disk INTEGER NOT NULL, medium TEXT, data_medium TEXT, clears_from TEXT,
+        PRIMARY KEY (uuid, reason)
+    );
+    CREATE TABLE switches (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (uuid, reason)
+    );
+    CREATE TABLE events (
+        id BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, at TEXT NOT NULL, type TEXT NOT NULL,
+        message TEXT NOT NULL, facts TEXT NOT NULL
+    );
+    CREATE TABLE machines (
+        uuid TEXT PRIMARY KEY, name TEXT NOT NULL, macs TEXT NOT NULL, serial TEXT, bmc TEXT, stands INTEGER NOT NULL
+    );
+    CREATE TABLE offers (plan TEXT PRIMARY KEY, at TEXT NOT NULL, facts TEXT NOT NULL);
+    CREATE TABLE versions (
+        path TEXT NOT NULL, modified BIGINT NOT NULL, plan TEXT NOT NULL, number BIGINT NOT NULL,
+        PRIMARY KEY (path, modified)
+    );
+    CREATE TABLE observations (
+        id BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, at TEXT NOT NULL, plan TEXT NOT NULL,
+        facts TEXT NOT NULL, verdict TEXT
+    );
+    CREATE INDEX pending ON observations (id) WHERE verdict IS NULL;
+    CREATE TABLE approvals (
+        digest TEXT NOT NULL, guard TEXT NOT NULL, at TEXT NOT NULL, who TEXT NOT NULL, reason TEXT NOT NULL,
+        PRIMARY KEY (digest, guard)
+    );
+    CREATE TABLE requests (
+        id BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, at TEXT NOT NULL, who TEXT NOT NULL,
+        what TEXT NOT NULL, facts TEXT NOT NULL, done_at TEXT, outcome TEXT
+    );
+    CREATE TABLE spool (file TEXT PRIMARY KEY, taken BIGINT NOT NULL);
+    CREATE TABLE pins (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL);
+    CREATE TABLE known_bmcs (address TEXT NOT NULL, credentials TEXT NOT NULL, PRIMARY KEY (address, credentials));
+    CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL);
+    CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY);
+    CREATE TABLE lost_identities (
+        kind TEXT NOT NULL, value TEXT NOT NULL, uuid TEXT NOT NULL, netboots INTEGER NOT NULL,
+        PRIMARY KEY (kind, value, uuid)
+    );
+    CREATE TABLE ledger_version (number INTEGER NOT NULL);
+"""
+# Of hosts that share a ledger; none of it is copied with that. What the endpoints of each record comes in here.
+SHARED: Final = """
+    CREATE TABLE lease (
+        one INTEGER PRIMARY KEY CHECK (one = 1), epoch BIGINT NOT NULL, holder TEXT NOT NULL, place TEXT NOT NULL,
+        until TIMESTAMPTZ NOT NULL, forgotten BIGINT NOT NULL
+    );
+    CREATE TABLE fetches (
+        id BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, writer TEXT, place BIGINT, server TEXT NOT NULL,
+        offer TEXT, line TEXT NOT NULL
+    );
+    CREATE INDEX fetches_of_server ON fetches (server);
+    CREATE INDEX fetches_of_offer ON fetches (offer) WHERE offer IS NOT NULL;
+    CREATE TABLE writers (spool TEXT NOT NULL, file TEXT NOT NULL, place BIGINT NOT NULL, PRIMARY KEY (spool, file));
+    CREATE TABLE token_keys (number INTEGER PRIMARY KEY, line TEXT NOT NULL);
+"""
+TABLES: Final = (
+    *("facts", "records", "runs", "overrides", "switches", "events", "machines", "offers", "versions"),
+    *("observations", "approvals", "requests", "spool", "pins", "known_bmcs", "secret_fetches", "acknowledgements"),
+    "lost_identities",
+)
+NUMBERED: Final = ("events", "observations", "requests")  # whose key counts up by itself
+Row = tuple[Any, ...]
+
+
+class ManyRows(ABC):
+    """What is done with many rows of a table at once, within a transaction."""
+
+    @abstractmethod
+    def each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Carry out a statement that gives none, for each of these."""
+
+    @abstractmethod
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Add rows with these columns; the others are what they are by default."""
+
+    @abstractmethod
+    def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Delete the rows that have these ``keys``."""
+
+    @abstractmethod
+    def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Put whole rows in the place of those with the same ``keys``, which are the first columns of the table."""
+
+
+class Database(ABC):
+    """An open database, in which all of a version's tables are; for one thread at a time."""
+
+    errors: ClassVar[tuple[type[Exception], ...]]  # what it raises
+
+    snapshot: ClassVar[str]  # what begins a transaction in which all that is read is of one instant, and nobody waits
+    after_copying: ClassVar[tuple[str, ...]] = ()  # statements, once rows with numbers were put into it
+    is_local: ClassVar[bool]  # whether it lies in the state directory, and is lost or put back with it
+
+    name: str  # as people are told it
+    many: ManyRows
+    takes_any = False  # whether it is opened, and written to, where it was left or is half a copy
+    lease: HeldLease | None = None  # by which it is held; what lies in a state directory needs only that one's lock
+
+    @abstractmethod
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Carry out a statement; its rows, if it gives some."""
+
+    @abstractmethod
+    def whole(self, query: str) -> Iterator[Row]:
+        """All rows of a long answer, within a transaction for which others may wait."""
+
+    @abstractmethod
+    def begin(self, *, at_leisure: bool = False) -> None:
+        """Begin a transaction, once no other process is in one; raises `LedgerLeft` where it goes on elsewhere.
+
+        ``at_leisure``: nothing may be asked in it for a while.
+        """
+
+    @abstractmethod
+    def commit(self) -> None:
+        """End it; what was written in it is durable then."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """End it, if there is one, with nothing of it written."""
+
+    @abstractmethod
+    def may_have_lost(self, error: BaseException) -> bool:
+        """Whether a write failed in such a way that nobody knows what is durable."""
+
+    def probe(self) -> None:  # noqa: B027 - a file answers at once, or hangs with its disk
+        """Ask for an answer that a database gives at once. Raises one of `errors`."""
+
+    @abstractmethod
+    def reopen(self) -> None:
+        """Open it anew, from what is durable. Raises as `open` does."""
+
+    def hold(self, holder: Holder) -> None:  # noqa: B027 - see `lease`
+        """Take the lease, and give it back when it is closed; raises `LockedByAnother` while another has it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Hold nothing of it any more."""
+
+    @abstractmethod
+    def unreadable(self, error: Exception) -> LedgerError:
+        """What was raised while rows were read, or made values of, as an error of the ledger."""
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A block in which rows that gitboot would not have written are a damaged ledger."""
+        try:
+            yield
+        except self.errors as error:
+            raise self.unreadable(error) from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise self.unreadable(error) from error
+
+
+def too_new(name: str, version: int) -> LedgerError:
+    return LedgerError(f"{name}: the ledger is of version {version}, this gitboot knows {VERSION}; use a newer gitboot")

@@ -1,0 +1,620 @@
+"""Server tables: records, overrides, evidence, known BMCs and lost identities."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from gitboot.bmc.credentials import Pair, origin_of
+from gitboot.bmc.identity import Pinned, Shown
+from gitboot.bmc.override_state import Enabled, Medium, MediumState, Override, OverrideRecord, State
+from gitboot.bmc.power_steps import ResetType, SwitchRecord, SwitchState
+from gitboot.bmc.reboot_detection import Marks
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.one_time_boots import AddressFetches, InstallationFetches, SecretFetches
+from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine
+from gitboot.jsonio import Digest, canonical, facts, format_instant, json_decoder
+from gitboot.ledger.store import Store, Transaction
+from gitboot.model.scalars import MacAddress, SystemUuid
+from gitboot.resolve.provisioning_record import (
+    Record,
+    Run,
+    attempt_facts,
+    attempt_of,
+    run_facts,
+    seen_of_run,
+    unknown_serves_of,
+)
+from gitboot.resolve.server_plan import Offer, Phase
+
+
+def instant(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def instant_or_none(text: str | None) -> datetime | None:
+    return instant(text) if text is not None else None
+
+
+def json_of(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def json_value(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise TypeError("expected an object")
+    return value
+
+
+_texts: Final[Callable[[str], list[str]]] = json_decoder(list[str])
+
+
+def _or_none(at: datetime | None) -> str | None:
+    return format_instant(at) if at else None
+
+
+# A record
+
+RECORD: Final = (
+    "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key,"
+    " overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves"
+)
+_NO_ATTEMPTS: Final = "[]"
+RUNS: Final = ("uuid", "maintenance", "run", "made_at", "window_end", "seen")
+
+
+def of_record(record: Record) -> tuple[Any, ...]:
+    return (
+        *(record.provision, record.image, record.pool, record.decision, record.evidence),
+        *map(_or_none, (record.provisioned_at, record.grace_until, record.consumed_at)),
+        *(record.consumed_key, record.overwritten_by, record.offered, record.answered, record.taken_back),
+        json_of([attempt_facts(each) for each in record.attempts]),
+        record.released,
+        json_of(facts(record.unknown_serves)),
+    )
+
+
+def record_server_tables(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
+    provision, image, pool, decision, evidence, *instants = row[:8]
+    consumed_key, overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves = row[8:]
+    provisioned_at, grace_until, consumed_at = map(instant_or_none, instants)
+    return Record(
+        provision=provision,
+        image=image,
+        pool=pool,
+        decision=Digest(decision) if decision else None,
+        evidence=evidence,
+        provisioned_at=provisioned_at,
+        grace_until=grace_until,
+        consumed_at=consumed_at,
+        consumed_key=consumed_key,
+        runs=runs,
+        offered=offered,
+        answered=answered,
+        taken_back=taken_back,
+        attempts=tuple(map(attempt_of, json.loads(attempts))) if attempts != _NO_ATTEMPTS else (),
+        overwritten_by=overwritten_by,
+        released=released,
+        unknown_serves=unknown_serves_of(json.loads(unknown_serves)) if unknown_serves != _NO_ATTEMPTS else (),
+    )
+
+
+def of_run(maintenance: str, made: Run) -> tuple[Any, ...]:
+    return maintenance, made.run, format_instant(made.at), _or_none(made.end), json_of(run_facts(made))
+
+
+def run_server_tables(number: int, made_at: str, end: str | None, seen: str) -> Run:
+    return Run(number, instant(made_at), instant_or_none(end), **seen_of_run(json_value(seen)))
+
+
+# What was set
+
+OVERRIDE: Final = (
+    "reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, medium,"
+    " data_medium, clears_from"
+)
+
+
+def of_override(record: OverrideRecord) -> tuple[Any, ...]:
+    return (
+        record.reason,
+        record.plan_digest,
+        json_of(asdict(record.override)),
+        json_of(asdict(record.marks)),
+        record.state,
+        format_instant(record.at),
+        json_of([format_instant(at) for at in record.corrections]),
+        json_of(asdict(record.replaces)) if record.replaces is not None else None,
+        json_of(asdict(record.bmc)) if record.bmc is not None else None,
+        json_of(asdict(record.shown)),
+        int(record.writes_disk),
+        _of_medium(record.medium),
+        _of_medium(record.data_medium),
+        _or_none(record.clears_from),
+    )
+
+
+def _of_medium(medium: Medium | None) -> str | None:
+    return json_of({**asdict(medium), "at": format_instant(medium.at)}) if medium is not None else None
+
+
+def override(row: Sequence[Any]) -> OverrideRecord:
+    reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, *rest = row
+    medium, data_medium = map(_medium, rest[:2])
+    return OverrideRecord(
+        reason=reason,
+        plan_digest=plan_digest,
+        override=_override(override),
+        marks=Marks(**json_value(marks)),
+        state=State(state),
+        at=instant(at),
+        corrections=tuple(instant(each) for each in json.loads(corrections)),
+        replaces=_override(replaces) if replaces is not None else None,
+        bmc=BmcAccess(**json_value(bmc)) if bmc is not None else None,
+        shown=Shown(**json_value(shown)),
+        writes_disk=bool(writes_disk),
+        medium=medium,
+        data_medium=data_medium,
+        clears_from=instant_or_none(rest[2]),
+    )
+
+
+def _medium(text: str | None) -> Medium | None:
+    if text is None:
+        return None
+    facts = json_value(text)
+    booted = facts["booted"]
+    return Medium(
+        url=facts["url"],
+        state=MediumState(facts["state"]),
+        at=instant(facts["at"]),
+        booted=Marks(**booted) if booted is not None else None,
+    )
+
+
+def _override(text: str) -> Override:
+    facts = json_value(text)
+    return Override(**{**facts, "enabled": Enabled(facts["enabled"])})
+
+
+# How a machine was switched
+
+
+def of_switch(record: SwitchRecord) -> str:
+    instants = {"at": format_instant(record.at), "since": format_instant(record.since), "end": _or_none(record.end)}
+    return json_of({**asdict(record), **instants})
+
+
+def switch(text: str) -> SwitchRecord:
+    facts = json_value(text)
+    return SwitchRecord(
+        **{
+            **facts,
+            "type": ResetType(facts["type"]),
+            "marks": Marks(**facts["marks"]),
+            "state": SwitchState(facts["state"]),
+            "at": instant(facts["at"]),
+            "since": instant(facts["since"]),
+            "end": instant_or_none(facts["end"]),
+        }
+    )
+
+
+# What a BMC showed of its machine
+
+
+def of_pin(pinned: Pinned) -> str:
+    return json_of({**asdict(pinned), "at": format_instant(pinned.at)})
+
+
+def pin(text: str) -> Pinned:
+    facts = json_value(text)  # one that was written before certificates were pinned has none
+    address, system = facts["place"]
+    changed = facts["changed"]
+    return Pinned(
+        **{
+            **facts,
+            "at": instant(facts["at"]),
+            "place": (address, system),
+            "changed": Shown(**changed) if changed is not None else None,
+        }
+    )
+
+
+# A machine
+
+
+def of_machine(machine: Machine) -> tuple[Any, ...]:
+    bmc = json_of(asdict(machine.bmc)) if machine.bmc is not None else None
+    return machine.uuid, machine.name, json_of(machine.macs), machine.serial, bmc
+
+
+def machine_server_tables(row: Sequence[Any]) -> Machine:
+    uuid, name, macs, serial, bmc = row
+    return Machine(
+        uuid=SystemUuid(uuid),
+        name=name,
+        macs=tuple(map(MacAddress, _texts(macs))),
+        serial=serial,
+        bmc=BmcAccess(**json_value(bmc)) if bmc is not None else None,
+    )
+
+
+# An offer
+
+
+_OFFER: Final = tuple(each.name for each in fields(Offer) if each.name != "plan")  # which is its key
+
+
+def of_offer(offer: Offer) -> str:
+    facts = {name: getattr(offer, name) for name in _OFFER}
+    return canonical({**facts, "start": _or_none(offer.start), "end": _or_none(offer.end)}).decode()
+
+
+def offer_server_tables(plan: Digest, text: str) -> Offer:
+    facts = json_value(text)
+    return Offer(
+        **{
+            **facts,
+            "plan": plan,
+            "uuid": SystemUuid(facts["uuid"]),
+            "decision": Digest(facts["decision"]),
+            "phase": Phase(facts["phase"]),
+            "start": instant_or_none(facts.get("start")),
+            "end": instant_or_none(facts.get("end")),
+        }
+    )
+
+
+# An observation
+
+
+def of_observation(observation: Observation, marks: Marks | None = None) -> str:
+    facts = {"server": observation.server, "path": observation.path, "client": observation.client}
+    return json_of(facts | ({"marks": asdict(marks)} if marks is not None else {}))
+
+
+def observation_server_tables(at: str, plan: str, text: str) -> tuple[Observation, Marks | None]:
+    facts = json_value(text)
+    marks = facts.pop("marks", None)
+    return Observation(**facts, digest=Digest(plan), at=instant(at)), Marks(**marks) if marks is not None else None
+
+
+# Who fetched secrets
+
+
+def of_secret_fetches(fetches: InstallationFetches) -> str:
+    secrets = {
+        name: {
+            "addresses": {address: found.facts() for address, found in each.addresses.items()},
+            "others": each.others.facts() if each.others is not None else None,
+            "confirmed": list(each.confirmed),
+        }
+        for name, each in fetches.secrets.items()
+    }
+    return json_of({"key": fetches.key, "attempt": fetches.attempt, "number": fetches.number, "secrets": secrets})
+
+
+def secret_fetches(text: str) -> InstallationFetches:
+    facts = json_value(text)
+    secrets = {
+        name: SecretFetches(
+            addresses={address: _address_fetches(found) for address, found in each["addresses"].items()},
+            others=_address_fetches(each["others"]) if each["others"] is not None else None,
+            confirmed=(each["confirmed"][0], each["confirmed"][1]),
+        )
+        for name, each in facts["secrets"].items()
+    }
+    return InstallationFetches(key=facts["key"], attempt=facts["attempt"], number=facts["number"], secrets=secrets)
+
+
+def _address_fetches(facts: Mapping[str, Any]) -> AddressFetches:
+    return AddressFetches(instant(facts["first"]), instant(facts["last"]), facts["times"])
+
+
+class Pending(NamedTuple):
+    """An observation that is still to be judged by its machine's BMC."""
+
+    id: int
+    observation: Observation
+    offer: Offer  # the boot that was fetched
+    marks: Marks | None = None  # what the BMC showed first after it
+
+
+# Offers
+
+
+def offered(store: Store, plan: Digest) -> Offer | None:
+    """The boot of a plan that was published, if its being made once means something."""
+    with store.reading():
+        found = store.rows("SELECT facts FROM offers WHERE plan = ?", plan)
+        return offer_server_tables(plan, found[0][0]) if found else None
+
+
+def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
+    """Note boots that are about to be published; one that is known may be of another window by now.
+
+    A copy of the ledger that has not heard of one is no good: its machine may have fetched it, and that would say
+    nothing to it.
+    """
+    noted = [(each.plan, format_instant(at), of_offer(each)) for each in offers]
+    if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
+        tx.mark()
+    tx.executemany("INSERT INTO offers VALUES (?, ?, ?) ON CONFLICT (plan) DO UPDATE SET facts = excluded.facts", noted)
+
+
+def version(store: Store, path: str, modified: int) -> tuple[Digest, int] | None:
+    """The plan that an entry was of when it had this modification time, and its number in the ledger's sequence."""
+    found = store.rows("SELECT plan, number FROM versions WHERE path = ? AND modified = ?", path, modified)
+    return (Digest(found[0][0]), found[0][1]) if found else None
+
+
+def is_dated(store: Store, modified: int) -> bool:
+    """Whether any entry had this modification time."""
+    return bool(store.rows("SELECT 1 FROM versions WHERE modified = ? LIMIT 1", modified))
+
+
+def token_at(store: Store, path: str) -> Digest | None:
+    """The token of what was published at a path that names one, under whichever name."""
+    found = store.rows("SELECT plan FROM versions WHERE path = ? LIMIT 1", path)
+    return Digest(found[0][0]) if found else None
+
+
+def note_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]], number: int) -> None:
+    """Note whose plan an entry is from when it is published, at a number: (path, modification time, plan)."""
+    tx.replace("versions", ("path", "modified"), [(*each, number) for each in versions])
+
+
+# Observations
+
+
+def pending(store: Store) -> list[Pending]:
+    """Observations without a verdict, oldest first; those whose offer is forgotten can be judged no more."""
+    with store.reading():
+        found = store.rows(
+            "SELECT observations.id, observations.at, observations.plan, observations.facts, offers.facts"
+            " FROM observations LEFT JOIN offers USING (plan) WHERE verdict IS NULL ORDER BY observations.id"
+        )
+        read = [
+            (
+                number,
+                *observation_server_tables(at, plan, facts),
+                offer_server_tables(Digest(plan), offer) if offer is not None else None,
+            )
+            for number, at, plan, facts, offer in found
+        ]
+        return [
+            Pending(number, observation, offer, marks)
+            for number, observation, marks, offer in read
+            if offer is not None
+        ]
+
+
+def last_noted(store: Store) -> int:
+    """The number of the observation that was noted last."""
+    return int(store.rows("SELECT COALESCE(MAX(id), 0) FROM observations")[0][0])
+
+
+def was_noted(store: Store, observation: Observation, plan: Digest) -> bool:
+    """Whether the same fetch was noted before, whatever came of it."""
+    at = format_instant(observation.at)
+    with store.reading():
+        found = store.rows("SELECT facts FROM observations WHERE at = ? AND plan = ?", at, plan)
+        noted = (observation_server_tables(at, plan, facts)[0] for (facts,) in found)
+        return any(of_observation(each) == of_observation(observation) for each in noted)
+
+
+def note(tx: Transaction, pending: Iterable[Pending]) -> None:
+    """Note observations that are to be judged, or what the BMC showed first after them."""
+    tx.executemany(
+        "INSERT INTO observations (id, at, plan, facts) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (id) DO UPDATE SET facts = excluded.facts",
+        [
+            (
+                each.id,
+                format_instant(each.observation.at),
+                each.offer.plan,
+                of_observation(each.observation, each.marks),
+            )
+            for each in pending
+        ],
+    )
+
+
+def judge(tx: Transaction, verdicts: Mapping[int, str]) -> None:
+    """Note what came of observations, in a word each."""
+    tx.executemany(
+        "UPDATE observations SET verdict = ? WHERE id = ?", [(verdict, number) for number, verdict in verdicts.items()]
+    )
+
+
+def prune(tx: Transaction, before: datetime) -> None:
+    """Forget offers, versions and judged observations from before an instant; what is current stays."""
+    at, stamp = format_instant(before), int(before.timestamp())
+    tx.execute(
+        "DELETE FROM versions WHERE modified < ? AND modified <"
+        " (SELECT MAX(latest.modified) FROM versions AS latest WHERE latest.path = versions.path)",
+        (stamp,),
+    )
+    tx.execute("DELETE FROM offers WHERE at < ? AND plan NOT IN (SELECT plan FROM versions)", (at,))
+    tx.execute("DELETE FROM observations WHERE at < ? AND verdict IS NOT NULL", (at,))
+
+
+# The spool
+
+
+def taken(store: Store) -> dict[str, int]:
+    """How far each file of the spool was taken in, in bytes."""
+    return dict(store.rows("SELECT file, taken FROM spool ORDER BY file"))
+
+
+def take(tx: Transaction, taken: Mapping[str, int]) -> None:
+    """Note how far the spool is taken in, in the transaction that writes what was found there."""
+    tx.execute("DELETE FROM spool")
+    tx.executemany("INSERT INTO spool VALUES (?, ?)", sorted(taken.items()))
+
+
+def read_known_bmcs(store: Store) -> frozenset[Pair]:
+    """The pairs; what a ledger of 0.1.0 knew of machines is spelt as documents did."""
+    with store.reading():
+        return frozenset((origin_of(address), name) for address, name in store.rows("SELECT * FROM known_bmcs"))
+
+
+def write_known_bmcs(tx: Transaction, pairs: Iterable[Pair]) -> None:
+    """Replace them all."""
+    tx.execute("DELETE FROM known_bmcs")
+    tx.executemany("INSERT INTO known_bmcs VALUES (?, ?)", sorted(pairs))
+
+
+_TABLE: Final = "lost_identities"
+_KEY: Final = ("kind", "value", "uuid")
+
+
+def read_lost_identities(store: Store) -> frozenset[LostIdentity]:
+    """Return every lost identity."""
+    found = store.rows("SELECT kind, value, uuid, netboots FROM lost_identities")
+    return frozenset(
+        LostIdentity(kind, value, SystemUuid(uuid), bool(netboots)) for kind, value, uuid, netboots in found
+    )
+
+
+def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now: Collection[LostIdentity]) -> None:
+    """Replace the lost identities. A backup that lacks a new one is an older copy."""
+    gone, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
+    if gone:
+        tx.delete(_TABLE, _KEY, [(str(each.kind), each.value, each.uuid) for each in gone])
+    if new:
+        rows = [(str(each.kind), each.value, each.uuid, int(each.netboots)) for each in new]
+        tx.replace(_TABLE, _KEY, rows)
+        tx.mark()
+
+
+def read_machines(store: Store) -> dict[SystemUuid, Machine]:
+    """Every machine, by UUID, as it was described last."""
+    with store.reading():
+        found = map(
+            machine_server_tables, store.rows("SELECT uuid, name, macs, serial, bmc FROM machines ORDER BY uuid")
+        )
+        return {machine.uuid: machine for machine in found}
+
+
+def standing(store: Store) -> frozenset[SystemUuid]:
+    """The machines of the accepted commit."""
+    return frozenset(SystemUuid(uuid) for (uuid,) in store.rows("SELECT uuid FROM machines WHERE stands = 1"))
+
+
+def write_machines(
+    tx: Transaction, machines: Iterable[Machine], *, gone: Iterable[SystemUuid] = (), stand: bool = True
+) -> None:
+    """Replace what is known of these machines, and note which have left the fleet; what they were stays.
+
+    Not to ``stand``: the accepted commit does not have them.
+    """
+    tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in gone])
+    tx.replace("machines", ("uuid",), [(*of_machine(each), int(stand)) for each in machines])
+
+
+def read_overrides(store: Store) -> dict[SystemUuid, dict[str, OverrideRecord]]:
+    """Every override that was set, by server and reason, one a reason."""
+    found: dict[SystemUuid, dict[str, OverrideRecord]] = {}
+    with store.reading():
+        for uuid, *rest in store.rows(f"SELECT uuid, {OVERRIDE} FROM overrides ORDER BY uuid, reason"):  # noqa: S608
+            record = override(rest)
+            found.setdefault(SystemUuid(uuid), {})[record.reason] = record
+    return found
+
+
+def write_overrides(tx: Transaction, overrides: Iterable[tuple[SystemUuid, OverrideRecord]]) -> None:
+    """Replace what is recorded for each server and reason."""
+    if found := [(uuid, *of_override(record)) for uuid, record in overrides]:
+        tx.mark()
+        tx.replace("overrides", ("uuid", "reason"), found)
+
+
+def read_pins(store: Store) -> dict[SystemUuid, Pinned]:
+    """What is pinned, by the UUID that the document says."""
+    with store.reading():
+        return {SystemUuid(uuid): pin(facts) for uuid, facts in store.rows("SELECT * FROM pins ORDER BY uuid")}
+
+
+def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, Pinned]]) -> None:
+    """Replace what is pinned for each machine.
+
+    A backup without it is as good: what a BMC shows is pinned anew at the next contact.
+    """
+    tx.replace("pins", ("uuid",), [(uuid, of_pin(each)) for uuid, each in pins])
+
+
+def read_records(store: Store) -> dict[SystemUuid, Record]:
+    """What is known of each server, by UUID; a UUID that is missing is unknown."""
+    with store.reading():
+        runs: dict[str, dict[str, Run]] = {}
+        for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(RUNS)} FROM runs"):  # noqa: S608 - constant
+            runs.setdefault(uuid, {})[maintenance] = run_server_tables(*made)
+        found = store.rows(f"SELECT uuid, {RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
+        return {SystemUuid(uuid): record_server_tables(rest, runs.get(uuid, {})) for uuid, *rest in found}
+
+
+def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
+    """Replace what is known of servers: (UUID, the server's name, record)."""
+    found = {uuid: (server, record) for uuid, server, record in records}
+    if not found:
+        return
+    tx.mark()
+    tx.replace("records", ("uuid",), [(uuid, server, *of_record(each)) for uuid, (server, each) in found.items()])
+    tx.delete("runs", ("uuid",), [(uuid,) for uuid in found])
+    made = [(uuid, name, run) for uuid, (_, each) in found.items() for name, run in sorted(each.runs.items())]
+    tx.insert("runs", RUNS, [(uuid, *of_run(name, run)) for uuid, name, run in made])
+
+
+def drop(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
+    """Know nothing of these servers any more."""
+    if uuids:
+        tx.mark()
+        for table in ("records", "runs"):
+            tx.delete(table, ("uuid",), [(uuid,) for uuid in uuids])
+
+
+def forget(tx: Transaction) -> None:
+    """Know nothing of any server any more; what is set stays known."""
+    tx.execute("DELETE FROM records")
+    tx.execute("DELETE FROM runs")
+    tx.mark()
+
+
+def read_secret_fetches(store: Store) -> dict[SystemUuid, InstallationFetches]:
+    """Return the fetches of secrets by the server's UUID."""
+    with store.reading():
+        found = store.rows("SELECT uuid, facts FROM secret_fetches ORDER BY uuid")
+        return {SystemUuid(uuid): secret_fetches(facts) for uuid, facts in found}
+
+
+def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, InstallationFetches | None]) -> None:
+    """Replace the fetches of these servers; None deletes them.
+
+    A backup without them is as good: they change no plan.
+    """
+    tx.delete("secret_fetches", ("uuid",), [(uuid,) for uuid, each in fetches.items() if each is None])
+    written = [(uuid, of_secret_fetches(each)) for uuid, each in fetches.items() if each is not None]
+    tx.replace("secret_fetches", ("uuid",), written)
+
+
+def read_switches(store: Store) -> dict[SystemUuid, dict[str, SwitchRecord]]:
+    """Every switch that was made, by server and reason, one a reason."""
+    found: dict[SystemUuid, dict[str, SwitchRecord]] = {}
+    with store.reading():
+        for uuid, facts in store.rows("SELECT uuid, facts FROM switches ORDER BY uuid, reason"):
+            record = switch(facts)
+            found.setdefault(SystemUuid(uuid), {})[record.reason] = record
+    return found
+
+
+def write_switches(tx: Transaction, switches: Iterable[tuple[SystemUuid, SwitchRecord]]) -> None:
+    """Replace what is recorded for each server and reason."""
+    if found := [(uuid, record.reason, of_switch(record)) for uuid, record in switches]:
+        tx.mark()
+        tx.replace("switches", ("uuid", "reason"), found)

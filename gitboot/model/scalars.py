@@ -1,0 +1,695 @@
+"""Scalars: parse names, numbers, addresses, URLs and digests."""
+
+from __future__ import annotations
+
+import re
+from binascii import a2b_base64
+from datetime import UTC, datetime
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_network
+from typing import TYPE_CHECKING, Final, NewType, TypeAlias
+from urllib.parse import urlsplit
+
+from gitboot.jsonio import Digest
+from gitboot.problems import Code
+from gitboot.text import printable, shell_words
+
+if TYPE_CHECKING:
+    pass
+
+
+MacAddress = NewType("MacAddress", str)  # lower-case hexadecimal, hyphens: 52-54-00-12-34-56
+SystemUuid = NewType("SystemUuid", str)  # lower case, with hyphens
+_MAC: Final = re.compile(
+    r"(?:[0-9a-f]{2}(?P<s>[:-]))(?:[0-9a-f]{2}(?P=s)){4}[0-9a-f]{2}|[0-9a-f]{12}|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}"
+)
+
+
+def parse_mac(value: object) -> MacAddress:
+    """A MAC address in colons, hyphens, dots or none, any case; group addresses are no one's."""
+    found = text(value)
+    if not _MAC.fullmatch(lower := found.lower()):
+        raise Malformed(Code.MAC, f"expected a MAC address, found {shown(found)}", "write it as 52:54:00:12:34:56")
+    d = digits = lower.replace(":", "").replace("-", "").replace(".", "")
+    if int(digits[1], 16) & 1:
+        raise Malformed(
+            Code.MAC,
+            f"{shown(found)} is a multicast address, which no interface has",
+            "copy the address from the interface itself",
+        )
+    if digits == "000000000000":
+        raise Malformed(Code.MAC, "a MAC address of zeros is no interface's", "copy it from the interface")
+    return MacAddress(f"{d[:2]}-{d[2:4]}-{d[4:6]}-{d[6:8]}-{d[8:10]}-{d[10:]}")
+
+
+_UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
+
+
+def parse_uuid(value: object) -> SystemUuid:
+    """An SMBIOS system UUID in any case."""
+    found = text(value)
+    if not _UUID.fullmatch(lower := found.lower()):
+        raise Malformed(
+            Code.UUID,
+            f"expected a system UUID, found {shown(found)}",
+            "write it as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732",
+        )
+    if len(set(lower)) == 2:  # all zeros or all f: SMBIOS 7.2.1 "not present" and "not set"
+        raise Malformed(
+            Code.UUID, f"{shown(found)} is what firmware reports where no UUID was set", "set one in firmware"
+        )
+    return SystemUuid(lower)
+
+
+def parse_ledger(value: object) -> str:
+    """The identity of a ledger, a UUID in any case."""
+    found = text(value)
+    if not _UUID.fullmatch(lower := found.lower()):
+        message = f"expected the identity of an instance's ledger, found {shown(found)}"
+        raise Malformed(Code.UUID, message, "copy it from `gitboot status --state STATE`")
+    return lower
+
+
+def swapped(uuid: SystemUuid) -> SystemUuid:
+    """The same UUID with its first three fields in the other byte order.
+
+    SMBIOS 2.6 made them little-endian; firmware older than that, and some loaders, print the
+    bytes as they lie (SMBIOS reference specification, 7.2.1).
+    """
+    u = uuid
+    return SystemUuid(f"{u[6:8]}{u[4:6]}{u[2:4]}{u[:2]}-{u[11:13]}{u[9:11]}-{u[16:18]}{u[14:16]}{u[18:]}")
+
+
+def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
+    """The UUIDs that one machine may be looked up by, sorted."""
+    other = swapped(uuid)
+    if other == uuid:
+        return (uuid,)
+    return (uuid, other) if uuid < other else (other, uuid)
+
+
+@lru_cache(maxsize=256)  # to render one server asks for the same few several times
+def lookup_uuids(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
+    """Return the UUIDs by which the endpoint finds a machine: both byte orders, or none of a placeholder."""
+    return () if is_placeholder_uuid(uuid) else byte_orders(uuid)
+
+
+def parse_lookup_uuid(value: object) -> SystemUuid:
+    """Return the system UUID that a request or an operator names. Raises `Malformed` for a placeholder too."""
+    uuid = parse_uuid(value)
+    if is_placeholder_uuid(uuid):
+        raise Malformed(Code.PLACEHOLDER_IDENTITY, f"the UUID {uuid} identifies no machine", "set one in firmware")
+    return uuid
+
+
+def parse_lookup_mac(value: object) -> MacAddress:
+    """Return the MAC address that a request or an operator names. Raises `Malformed` for a placeholder too."""
+    mac = parse_mac(value)
+    if is_placeholder_mac(mac):
+        message = f"the MAC address {mac.replace('-', ':')} identifies no machine"
+        raise Malformed(Code.PLACEHOLDER_IDENTITY, message, "copy it from the interface")
+    return mac
+
+
+_BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4: Final = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")  # as ipaddress reads it, but at a tenth of the cost
+_GROUPS: Final = "(?:[1-9a-f][0-9a-f]{0,3}(?::[1-9a-f][0-9a-f]{0,3})*)?"
+# With at most six groups, none of which is zero: how most are written. What maps an IPv4 address is left to ipaddress,
+# which shows it otherwise from Python 3.13 on.
+_SHORT_IPV6: Final = re.compile(f"(?!::ffff:){_GROUPS}::{_GROUPS}")
+LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*\.[Ee][Ff][Ii]")
+
+
+def parse_local_disk(value: object) -> str:
+    """How a loader hands over to the local disk: a word, or the path of a loader on an EFI system partition."""
+    found = text(value)
+    if not LOCAL_DISK.fullmatch(found) or "/../" in found:
+        raise Malformed(
+            Code.CHOICE,
+            f"expected Exit, Sanboot, NotFound, or the path of an EFI program, found {shown(found)}",
+            "write the path as it is on the EFI system partition: /EFI/debian/shimx64.efi",
+        )
+    return found
+
+
+_STAND_IN: Final = "00000000-0000-8000-8000-"  # of version 8, which is anybody's own (RFC 9562, 5.8); no board has it
+
+
+def stand_in(mac: MacAddress) -> SystemUuid:
+    """What stands for the UUID of a machine of which only that is known."""
+    return SystemUuid(_STAND_IN + mac.replace("-", ""))
+
+
+def is_stand_in(uuid: SystemUuid) -> bool:
+    return uuid.startswith(_STAND_IN)
+
+
+def parse_interface_address(value: object) -> str:
+    """An IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
+    found = text(value)
+    host, slash, prefix = found.partition("/")
+    address: str | None
+    if _IPV4.fullmatch(host):
+        address, most = host, 32  # which has one spelling
+    else:
+        address, most = _ipv6(host), 128
+    is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= most
+    if address is None or "%" in host or (slash and not is_prefix):
+        raise Malformed(
+            Code.ADDRESS,
+            f"expected an IP address, with or without a prefix length, found {shown(found)}",
+            "write it as 10.12.0.13/24 or fd00:12::13/64",
+        )
+    return f"{address}{slash}{prefix}"
+
+
+def _ipv6(host: str) -> str | None:
+    """An IPv6 address in its short form; None where it is none."""
+    if _SHORT_IPV6.fullmatch(host) and host.count(":") <= 6:
+        return host
+    try:
+        return str(IPv6Address(host))  # ip_interface would make its network as well: over twice the work
+    except ValueError:
+        return None
+
+
+def parse_network(value: object) -> str:
+    found = text(value)
+    try:
+        return str(ip_network(found))
+    except ValueError as error:
+        raise Malformed(
+            Code.ADDRESS,
+            f"expected a network, found {shown(found)}",
+            "write it as 10.9.0.0/24, with no host bits set",
+        ) from error
+
+
+if TYPE_CHECKING:
+    pass
+
+
+_UUIDS: Final = frozenset(
+    {
+        "03000200-0400-0500-0006-000700080009",  # American Megatrends' default
+        "07090201-0103-0301-0807-060504030201",  # FreeBSD
+        "11111111-2222-3333-4444-555555555555",  # FreeBSD
+        "12345678-1234-5678-90ab-cddeefaabbcc",  # of reference boards
+        "4c4c4544-0000-0010-8000-80c04f000000",  # Dell's, which holds the service tag: here zero bytes
+        "4c4c4544-0000-2010-8020-80c04f202020",  # and here spaces, as FreeBSD lists it
+        "6ab5b300-538d-1014-9fb5-b0684d007b53",  # GLPI
+        "890e2d14-cacd-45d1-ae66-bc80e8bfeb0f",  # FreeBSD
+        "8e275844-178f-44a8-aceb-a7d7e5178c63",  # FreeBSD
+        "dc698397-fa54-4cf2-82c8-b1b5307a6a7f",  # FreeBSD
+        "deadbeef-dead-beef-dead-beefdeadbeef",
+    }
+)
+_ALL_F_BUT_THE_FIRST: Final = "-ffff-ffff-ffff-ffffffffffff"  # FreeBSD
+
+
+def _counting(length: int) -> frozenset[str]:
+    """Return the texts of so many hexadecimal digits that count up or down, as 0123…, 00010203…, 00112233…, 1234…."""
+    digits = "0123456789abcdef"
+    up = (
+        4 * digits,
+        bytes(range(256)).hex(),
+        bytes(reversed(range(256))).hex(),
+        2 * "".join(2 * each for each in digits),
+        *(16 * digits[i:j] for i, j in _RUNS),
+    )
+    rows = (*up, *(row[::-1] for row in up))
+    return frozenset(row[at : at + length] for row in rows for at in range(len(row) - length + 1))
+
+
+_RUNS: Final = ((0, 10), (1, 9), (1, 10))  # digits that are repeated: 0123456789, 12345678, 123456789
+
+
+def _swapped(digits: str) -> str:
+    """Return 32 digits with the first three fields of their UUID in the other byte order."""
+    d = digits
+    return f"{d[6:8]}{d[4:6]}{d[2:4]}{d[:2]}{d[10:12]}{d[8:10]}{d[14:16]}{d[12:14]}{d[16:]}"
+
+
+_OF_32_DIGITS: Final = frozenset(
+    order for each in (*_counting(32), *(uuid.replace("-", "") for uuid in _UUIDS)) for order in (each, _swapped(each))
+)
+
+
+def is_placeholder_uuid(uuid: SystemUuid) -> bool:
+    """Return whether a UUID is one that firmware shows if nobody has set one, in either byte order of SMBIOS.
+
+    A pattern counts too: one or two repeated digits, groups of repeated digits, and digits or bytes that count.
+    """
+    digits = uuid.replace("-", "")
+    if digits in _OF_32_DIGITS or digits == digits[:2] * 16 or uuid.endswith(_ALL_F_BUT_THE_FIRST):
+        return True
+    return all(len(set(group)) == 1 for group in uuid.split("-"))
+
+
+_MACS: Final = frozenset(
+    # GLPI: adapters of dial-up, of modems and of hypervisors' hosts, which have one address on each machine.
+    {
+        "00-0b-ca-fe-00-00",
+        "00-50-56-c0-00-01",
+        "00-50-56-c0-00-02",
+        "00-50-56-c0-00-03",
+        "00-50-56-c0-00-04",
+        "00-50-56-c0-00-08",
+        "00-a0-c6-00-00-00",
+        "02-00-4e-43-50-49",
+        "02-80-37-ec-02-00",
+        "0a-00-27-00-00-00",
+        "20-41-53-59-4e-ff",
+        "24-b6-20-52-41-53",
+        "50-50-54-50-30-30",
+        "d2-0a-2d-a0-04-be",
+        "d2-6b-25-2f-2c-e7",
+        "e2-e6-16-20-0a-35",
+        "fe-ff-ff-ff-ff-ff",
+        # Bytes that nobody assigned.
+        "aa-bb-cc-dd-ee-ff",
+        "de-ad-be-ef-ca-fe",
+    }
+)
+
+
+@lru_cache(maxsize=256)  # to decide one server asks for the same few several times
+def is_placeholder_mac(mac: MacAddress) -> bool:
+    """Return whether a MAC address belongs to no single interface: a known one, or a pattern.
+
+    A pattern is one byte six times, or digits or bytes that count. Group addresses are no MAC addresses here at all.
+    """
+    digits = mac.replace("-", "")
+    return digits == digits[:2] * 6 or mac in _MACS or digits in _OF_12_DIGITS
+
+
+_OF_12_DIGITS: Final = _counting(12)
+_NO_SERIAL: Final = re.compile(
+    r"to ?be ?filled|filled ?by|default|not ?(?:specified|applicable|available|set|present|provided|defined)"
+    r"|serial ?(?:num|no\b)|system ?serial|board ?serial|chassis ?serial|oem ?serial|^unknow|undefined|unspecified"
+    r"|invalid|tulip ?computers|iatpass|\bo\.?e\.?m\b|\bnull\b|change ?me|placeholder"
+)
+_NO_SERIAL_AT_ALL: Final = re.compile(
+    r"asset|base|blank|board|chassis|dummy|empty|eval|example|filled|manufacturer|n/?a|none|null|oem|product|sample"
+    r"|serial|standard|system|test|uuid"
+)
+_COUNTS: Final = re.compile(r"012345|123456|987654|876543|765432|654321|543210|abcdef")
+_ALL_THAT_COUNTS: Final = re.compile(r"[a-z]{0,5}(?:0?12345|98765|54321|43210)0*")
+
+
+@lru_cache(maxsize=256)  # likewise
+def is_placeholder_serial(serial: str) -> bool:
+    """Return whether a serial number is one that boards show if nobody has set one, in any case.
+
+    That is a known text, a text of several words without a digit, fewer than three different characters, or digits that
+    count.
+    """
+    lower = serial.casefold().strip()
+    words = re.sub(r"[\s_-]+", " ", lower)
+    plain = re.sub(r"[\s._-]", "", lower)
+    if len(set(plain)) < 3 or _NO_SERIAL_AT_ALL.fullmatch(plain):
+        return True
+    if not any(character.isdigit() for character in plain) and " " in words:
+        return True
+    return any(
+        (_NO_SERIAL.search(words), _NO_SERIAL.search(plain), _COUNTS.search(plain), _ALL_THAT_COUNTS.fullmatch(plain))
+    )
+
+
+INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+def parse_integer(value: object) -> int:
+    found = text(value)
+    if not INTEGER.fullmatch(found):
+        raise Malformed(
+            Code.INTEGER,
+            f"expected a whole number, found {shown(found)}",
+            "write digits alone, without a 0 in front: 10",
+        )
+    return int(found)
+
+
+def parse_positive(value: object) -> int:
+    found = parse_integer(value)
+    if found == 0:
+        raise Malformed(Code.COUNT, "expected a whole number from 1, found 0", "write 1 or more")
+    return found
+
+
+def parse_signed(value: object) -> int:
+    found = text(value)
+    return -parse_integer(found[1:]) if found.startswith("-") and found != "-0" else parse_integer(found)
+
+
+def parse_percent(value: object) -> int:
+    found = parse_integer(value)
+    if found > 100:
+        raise Malformed(Code.COUNT, f"expected a percentage from 0 to 100, found {found}")
+    return found
+
+
+_COUNT_OR_PERCENT: Final = re.compile(r"(0|[1-9][0-9]{0,8})(%?)")
+
+
+def parse_count_or_percent(value: object) -> str:
+    """A number of servers, or a percentage of them: 1, 25%."""
+    found = text(value)
+    match = _COUNT_OR_PERCENT.fullmatch(found)
+    if not match or found in ("0", "0%") or (match[2] and int(match[1]) > 100):
+        raise Malformed(
+            Code.COUNT,
+            f"expected a number from 1 or a percentage from 1% to 100%, found {shown(found)}",
+            "write 1, or 25%",
+        )
+    return found
+
+
+def parse_boolean(value: object) -> bool:
+    found = text(value)
+    if found not in ("true", "false"):
+        raise Malformed(Code.BOOLEAN, f"expected true or false, found {shown(found)}", "write true or false")
+    return found == "true"
+
+
+_VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
+
+
+def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
+    """Orders versions by their dotted numbers: 3602.2.3 < 3815.0; other text sorts before numbers.
+
+    Numbers of one length sort as text does: so none is too long, as it would be to `int`.
+    """
+    parts = _VERSION_PART.findall(version)
+    return tuple(_ordered(part.lstrip("0")) if part[0] in "0123456789" else (0, 0, part) for part in parts)
+
+
+def _ordered(digits: str) -> tuple[int, int, str]:
+    return 1, len(digits), digits
+
+
+INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(?::\d\d)?(?:[Zz]|[+-]\d\d:\d\d)")
+_WITH_FRACTION: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[.,]\d+(?:[Zz]|[+-]\d\d:\d\d)")
+
+
+def parse_instant(value: object) -> datetime:
+    """An RFC 3339 instant with its offset, to the second; in UTC."""
+    found = text(value)
+    hint = "write it with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
+    if _WITH_FRACTION.fullmatch(found):
+        hint = "leave out the fraction of a second"
+        raise Malformed(Code.INSTANT, f"expected an instant to the second, found {shown(found)}", hint)
+    if not INSTANT.fullmatch(found):
+        raise Malformed(Code.INSTANT, f"expected an instant with an offset, found {shown(found)}", hint)
+    try:
+        return datetime.fromisoformat(found.upper()).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise Malformed(Code.INSTANT, f"there is no instant {shown(found)} ({error})", hint) from error
+
+
+ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://… or oci://…@sha256:…
+SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def parse_digest(value: object) -> Digest:
+    found = text(value)
+    if not SHA256.fullmatch(found):
+        raise Malformed(
+            Code.DIGEST,
+            f"expected a sha256 of 64 lower-case hexadecimal digits, found {shown(found)}",
+            "copy what `sha256sum` prints for the file",
+        )
+    return Digest(found)
+
+
+def parse_fingerprint(value: object) -> Digest:
+    """A certificate's sha256 in any case, with or without colons, as openssl and BMCs' pages show it."""
+    found = text(value).replace(":", "").lower()
+    if not SHA256.fullmatch(found):
+        raise Malformed(
+            Code.DIGEST,
+            f"expected the sha256 of a certificate, found {shown(text(value))}",
+            "copy what `openssl x509 -noout -fingerprint -sha256` prints for it",
+        )
+    return Digest(found)
+
+
+# As the OCI distribution specification writes names, tags and digests ("Pulling manifests").
+_COMPONENT: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+OCI: Final = re.compile(
+    r"oci://(?P<host>(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?)"
+    rf"/(?P<repository>{_COMPONENT}(?:/{_COMPONENT})*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@sha256:(?P<digest>[0-9a-f]{64}))?"
+)
+
+
+def parse_artifact_url(value: object) -> ArtifactUrl:
+    """``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
+    found = text(value)
+    hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
+    _check_url_text(found)
+    if found.startswith("assets:"):
+        path = found.removeprefix("assets:")
+        if not path or path.startswith("/") or {"", ".", ".."} & set(path.split("/")):
+            raise _malformed_url(found, "a path below the asset base", "write assets:DIR/FILE, without ..")
+    elif found.startswith("oci:"):
+        _check_oci(found, hint)
+    elif not _http(found):
+        raise _malformed_url(found, "a URL of an artifact", hint)
+    return ArtifactUrl(found)
+
+
+def _check_oci(found: str, hint: str) -> None:
+    """The blob of a registry: a tag is another image tomorrow, and has more than one file."""
+    parts = OCI.fullmatch(found)
+    if parts is None:
+        raise _malformed_url(found, "a URL of an artifact", hint)
+    if parts["tag"] is not None or parts["digest"] is None:
+        image = f"oci://{parts['host']}/{parts['repository']}:{parts['tag'] or 'TAG'}"
+        raise Malformed(
+            Code.OCI_TAG,
+            f"{found} names an image of a registry by its tag, where the digest of one file is needed",
+            f"`gitboot artifacts resolve {shell_words(image)}` prints what to write",
+        )
+
+
+def parse_base_url(value: object) -> str:
+    """An http(s) URL that paths are appended to; a slash at its end is dropped."""
+    found = text(value)
+    _check_url_text(found)
+    if not _http(found) or "?" in found or "#" in found:
+        raise _malformed_url(found, "an http or https URL", "write http://HOST[:PORT][/PATH], no ? and no #")
+    return found.rstrip("/")
+
+
+def parse_bmc_address(value: object) -> str:
+    """Where a BMC answers: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
+    found = text(value)
+    if not found.lower().startswith("ipmi:"):
+        return parse_base_url(found)
+    _check_url_text(found)
+    parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
+    if parsed is None or int(parsed[2] or 623) > 65535:
+        raise _malformed_url(found, "a host that speaks IPMI", "write ipmi://HOST or ipmi://HOST:PORT")
+    return found.rstrip("/")
+
+
+_URL_TEXT: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces: what every loader carries unharmed
+
+
+def _check_url_text(found: str) -> None:
+    if not _URL_TEXT.fullmatch(found) or set(found) & set("\"'<>\\^`{|}"):
+        raise _malformed_url(found, "a URL of plain ASCII", "percent-encode spaces, quotes and all non-ASCII")
+    try:
+        credentials = "@" in urlsplit(found).netloc and not found.startswith("oci:")
+    except ValueError:
+        raise _malformed_url(found, "a URL", "check the host: brackets only around an IPv6 address") from None
+    if credentials:
+        raise Malformed(
+            Code.URL,
+            "a URL here must not hold a user or a password",
+            "it would be published: let the mirror allow the fetch by network instead",
+        )
+
+
+def _http(found: str) -> bool:
+    try:
+        parts = urlsplit(found)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _malformed_url(found: str, expected: str, hint: str) -> Malformed:
+    return Malformed(Code.URL, f"expected {expected}, found {shown(found)}", hint)
+
+
+class Malformed(ValueError):
+    """A value that is not what its field takes; ``at`` leads from the value checked to the culprit."""
+
+    def __init__(self, code: Code, message: str, hint: str = "", at: Path = ()) -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint, self.at = code, message, hint, at
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: quoted, short, on one line."""
+    if isinstance(value, str):
+        return f'"{printable(value if len(value) <= 60 else f"{value[:57]}…")}"'
+    return {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(value), "another value")
+
+
+def text(value: object) -> str:
+    """The source text of a scalar, whatever it looks like to YAML."""
+    if not isinstance(value, str):
+        raise Malformed(Code.SHAPE, f"expected a single value, found {shown(value)}")
+    return str(value)
+
+
+def nonempty(value: object) -> str:
+    if not (found := text(value)):
+        raise Malformed(Code.EMPTY, "expected some text, found none")
+    return found
+
+
+Name = NewType("Name", str)  # DNS-1123 subdomain
+NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+def parse_name(value: object) -> Name:
+    """A DNS-1123 subdomain, as Kubernetes names objects."""
+    found = text(value)
+    if len(found) > 253 or not NAME.fullmatch(found):
+        raise Malformed(
+            Code.NAME,
+            f"expected a name (DNS-1123 subdomain), found {shown(found)}",
+            "use at most 253 lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
+        )
+    return Name(found)
+
+
+LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL_MEND: Final = (
+    "use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends; "
+    "a key may have a DNS prefix and a slash before"
+)
+
+
+def parse_label_key(value: object) -> str:
+    """Kubernetes' label key: an optional DNS prefix and a name."""
+    found = text(value)
+    prefix, slash, name = found.rpartition("/")
+    if not LABEL_NAME.fullmatch(name) or (slash and (len(prefix) > 253 or not NAME.fullmatch(prefix))):
+        raise Malformed(Code.LABEL, f"expected a label's key, found {shown(found)}", _LABEL_MEND)
+    return found
+
+
+def parse_label_value(value: object) -> str:
+    found = text(value)
+    if found and not LABEL_NAME.fullmatch(found):
+        raise Malformed(Code.LABEL, f"expected a label's value, found {shown(found)}", _LABEL_MEND)
+    return found
+
+
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+
+def parse_variable_name(value: object) -> str:
+    found = text(value)
+    if not _IDENTIFIER.fullmatch(found):
+        raise Malformed(
+            Code.VARIABLE,
+            f"expected a variable's name, found {shown(found)}",
+            "use letters, digits and _, and no digit first: templates read it as vars.NAME",
+        )
+    return found
+
+
+def parse_variable(value: object) -> str | bool:
+    """The source text; plain ``true`` and ``false`` are booleans, so that templates can branch."""
+    found = text(value)
+    if type(value) is str and found in ("true", "false"):  # what was quoted is a `Quoted`
+        return found == "true"
+    return found
+
+
+def parse_file_path(value: object) -> str:
+    """A file in the repository, relative to the fleet's root."""
+    found = nonempty(value)
+    if found.startswith("/") or "\\" in found or {"", ".", ".."} & set(found.split("/")):
+        raise Malformed(
+            Code.FILE_PATH,
+            f"expected a path below the fleet's root, found {shown(found)}",
+            "write it relative to the folder of the fleet, with / and without . or ..",
+        )
+    return found
+
+
+AGE: Final = ".age"  # the end of the name of a file that is encrypted
+
+
+def parse_secret_path(value: object) -> str:
+    """A file that age encrypted, in the repository; its name says so, to people and to editors."""
+    found = parse_file_path(value)
+    if not found.endswith(AGE):
+        raise Malformed(
+            Code.FILE_PATH,
+            f"expected a file that is encrypted, *{AGE}, found {shown(found)}",
+            "encrypt it with `gitboot secret encrypt`, and never commit what it holds",
+        )
+    return found
+
+
+_ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]+")
+
+
+def parse_kernel_argument(value: object) -> str:
+    """One argument, possibly a template: ``name``, ``name=value``, or ``-name`` to remove one."""
+    found = nonempty(value)
+    if not _ARGUMENT.fullmatch(found) or found.strip() != found:
+        raise Malformed(
+            Code.ARGUMENT,
+            f"expected one kernel argument on one line, found {shown(found)}",
+            "write one item an argument: name, name=value, or -name to remove one",
+        )
+    return found
+
+
+Step: TypeAlias = str | int
+Path: TypeAlias = tuple[Step, ...]  # ("spec", "interfaces", 0, "mac")
+_PEM: Final = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]+)-----END")
+_VERSION: Final = 0xA0  # [0], which certificates of version 1 do not have
+_UTC_TIME: Final = 0x17
+
+
+def certificate_ends(pem: bytes) -> tuple[datetime, ...]:
+    """Return when each certificate of a file ends, in the order of the file; nothing if one of them is none."""
+    try:
+        return tuple(_not_after(a2b_base64(found)) for found in _PEM.findall(pem))
+    except (ValueError, IndexError):
+        return ()
+
+
+def _not_after(der: bytes) -> datetime:
+    """Return when a certificate ends: RFC 5280, 4.1."""
+    at = _content(der, _content(der, 0))  # Certificate, TBSCertificate
+    if der[at] == _VERSION:
+        at = _end(der, at)
+    for _ in ("serialNumber", "signature", "issuer"):
+        at = _end(der, at)
+    at = _end(der, _content(der, at))  # validity: notBefore, notAfter
+    text = der[_content(der, at) : _end(der, at)].decode("ascii")
+    if der[at] == _UTC_TIME:
+        text = f"{'19' if int(text[:2]) >= 50 else '20'}{text}"
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _content(der: bytes, at: int) -> int:
+    """Return where the content of the element at an offset begins."""
+    return at + 2 + (der[at + 1] & 0x7F if der[at + 1] & 0x80 else 0)
+
+
+def _end(der: bytes, at: int) -> int:
+    """Return where the next element begins."""
+    begin, length = _content(der, at), der[at + 1]
+    return begin + (int.from_bytes(der[at + 2 : begin]) if length & 0x80 else length)

@@ -1,1 +1,0 @@
-"""What machines fetched: the spool of endpoints, and access logs of mirrors."""

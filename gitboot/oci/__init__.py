@@ -1,1 +1,0 @@
-"""Images that lie in OCI registries: what they are made of, and their files as streams."""

@@ -1,0 +1,636 @@
+"""Mirror comparison: compare what a mirror serves with the output tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from functools import partial
+from hashlib import sha256
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import quote
+
+from gitboot import __version__
+from gitboot.errors import HostUnreachable, PublishError
+from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
+from gitboot.publish.manifest import MANIFEST, Manifest, digest_of
+from gitboot.publish.mirror_program import artifact_digest, paths_in
+from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP
+from gitboot.publish.tree_reader import read_manifest, read_state
+from gitboot.render.endpoint_files import PublishedServer, Turn, server_of
+from gitboot.render.paths import (
+    BOOT,
+    CHECK,
+    CHECKER,
+    REVALIDATED,
+    TABLE,
+    ContentType,
+    Role,
+    asked_for,
+    content_type_of,
+    delivery_of,
+    is_content,
+    is_immutable,
+    kind_of,
+)
+
+_CHUNK: Final = 1 << 20
+_BATCH: Final = 4096  # files that are given to threads at a time
+_AGENT: Final = f"{CHECKER}/{__version__}"
+_MARK: Final = f"?{CHECK}=1"
+_UNPUBLISHED: Final = "it is not published, and whoever asks for it finds it"
+_OTHER_ARTIFACT: Final = "its sha256 is not the one in its path: delete the file, and copy it again"
+_EARLIER: Final = "an earlier publication had it, and machines still find it"
+
+
+class TreeComparison(NamedTuple):
+    """A mirror as it compares with a published tree."""
+
+    findings: tuple[MirrorFinding, ...]  # sorted by path
+    files: int  # that are published, also those that were not read
+    unread: tuple[str, ...]  # paths that only machines fetch, sorted
+
+
+class PublishedMirror(Protocol):
+    """A copy of boot/, wherever it is; it may be asked from many threads at once."""
+
+    def look(self, file: MirrorFile) -> MirrorAnswer:
+        """What it has for a file."""
+
+    def reads(self, path: str, /) -> bool:
+        """Return whether a path may be fetched."""
+
+    def besides(self, files: Collection[str]) -> Iterator[MirrorFinding]:
+        """What it has besides these paths, as far as that can be seen."""
+
+
+def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
+    """What a mirror of the tree at ``root`` is to have, by path below boot/, sorted; raises `PublishError`.
+
+    A target has the tree as `served` says it, and not its times.
+    """
+    manifest = read_manifest(root)
+    if manifest is None:
+        raise PublishError(f"{root}: expected a tree that gitboot published, found no {MANIFEST}")
+    instead, left_out = _instead(root, manifest) if as_target else ({}, frozenset())
+    found = {}
+    for path, listed in manifest.files.items():
+        if not path.startswith(BOOT) or (path in left_out and path not in instead):
+            continue
+        try:
+            modified = int((root / path).stat().st_mtime)
+        except FileNotFoundError:
+            continue  # a publication is under way, which withdraws it
+        below, content = path.removeprefix(BOOT), instead.get(path)
+        file = MirrorFile(
+            path=below, sha256=listed.sha256, size=listed.size, modified=modified, keeps_time=not as_target
+        )
+        if content is not None:
+            file = replace(file, sha256=digest_of(content), size=len(content), instead=content)
+        found[below] = file
+    return found
+
+
+def _instead(root: Path, manifest: Manifest) -> tuple[dict[str, bytes], frozenset[str]]:
+    """What a target has in the place of boots that are made once, and their paths."""
+    instead: dict[str, bytes] = {}
+    left_out: set[str] = set()
+    for server in filter(None, map(server_of, manifest.files)):
+        if (state := read_state(root, server)) is not None:
+            found = served(state)
+            instead |= found.instead
+            left_out |= found.left_out
+    return instead, frozenset(left_out)
+
+
+def compared(
+    look: Callable[[], dict[str, MirrorFile]],
+    mirror: PublishedMirror,
+    *,
+    parallel: int,
+    begun: Callable[[int], None],
+    done: Callable[[int], None],
+) -> TreeComparison:
+    """Compare a mirror with what ``look`` returns, and compare again what is published anew meanwhile.
+
+    ``begun`` gets the number of files to compare, and ``done`` how many more are compared.
+    """
+    files = look()
+    read = {path for path, file in files.items() if _may_be_read(mirror, file)}
+    begun(len(read))
+    found = [*mirror.besides(files), *_looked_at(mirror, (files[path] for path in sorted(read)), parallel, done)]
+    now = look()
+    changed = {each.path for each in found if now.get(each.path) != files.get(each.path)}
+    newer = [now[path] for path in sorted(changed & now.keys()) if _may_be_read(mirror, now[path])]
+    again = _looked_at(mirror, newer, parallel, lambda _: None)
+    kept = [each for each in found if each.path not in changed]
+    return TreeComparison(
+        findings=tuple(sorted((*kept, *again), key=lambda each: (each.path, each.fault))),
+        files=len(files),
+        unread=tuple(sorted(files.keys() - read)),
+    )
+
+
+def _may_be_read(mirror: PublishedMirror, file: MirrorFile) -> bool:
+    return not file.is_evidence or mirror.reads(file.path)
+
+
+def _looked_at(
+    mirror: PublishedMirror, files: Iterable[MirrorFile], parallel: int, done: Callable[[int], None]
+) -> Iterator[MirrorFinding]:
+    left, pool = iter(files), ThreadPoolExecutor(parallel, thread_name_prefix="mirror")
+    try:
+        while batch := list(islice(left, _BATCH)):
+            for file, answer in zip(batch, pool.map(mirror.look, batch), strict=True):
+                done(1)
+                if (finding := judge(file, answer)) is not None:
+                    yield finding
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class FolderMirror:
+    """A copy as it lies in a folder of this machine: all of it can be seen, but not how it is served."""
+
+    def __init__(self, folder: Path, root: Path | None = None) -> None:
+        """``root`` is the published tree, if it is at hand."""
+        self._folder, self._boot = folder, root / BOOT if root is not None else None
+
+    def look(self, file: MirrorFile) -> MirrorAnswer:
+        return self._read(self._folder / file.path)
+
+    def get(self, path: str, max_bytes: int) -> bytes | None:
+        """Return the first bytes of a file and one more, or None if it is absent. Raises `HostUnreachable`."""
+        try:
+            with (self._folder / path).open("rb") as content:
+                return content.read(max_bytes + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise HostUnreachable(f"{self._folder / path} cannot be read: {error.strerror}") from error
+
+    def names(self) -> list[str]:
+        """Return the paths of all files, sorted, but for what the program of this mirror stages."""
+        return sorted(paths_in(str(self._folder)))
+
+    def cached(self) -> Iterator[MirrorFinding]:
+        """A folder has no cache."""
+        yield from ()
+
+    def reads(self, _: str) -> bool:
+        """Return whether a path may be fetched: to read a file is no fetch."""
+        return True
+
+    def read(self, path: str, _: Collection[int]) -> MirrorAnswer:
+        """Return what a file is, read whole, whatever its size."""
+        return self._read(self._folder / path)
+
+    def _read(self, path: Path) -> MirrorAnswer:
+        try:
+            with path.open("rb") as content:
+                digest, found = sha256(), path.stat()
+                while chunk := content.read(_CHUNK):
+                    digest.update(chunk)
+        except (FileNotFoundError, NotADirectoryError):
+            return MirrorAnswer(status=404)
+        except OSError as error:
+            return MirrorAnswer(status=0, trouble=str(error.strerror))
+        return MirrorAnswer(status=200, size=found.st_size, sha256=digest.hexdigest(), modified=int(found.st_mtime))
+
+    def besides(self, files: Collection[str]) -> Iterator[MirrorFinding]:
+        """What the published tree has not, neither published nor laid there by a person.
+
+        Without the tree, the signed list, `assets/` and content that a path names may lie there.
+        """
+        for path in self.names():
+            if path in files:
+                continue
+            if not self._may_lie_there(path):
+                yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=_UNPUBLISHED)
+            elif (named := artifact_digest(path)) is not None:
+                answer = self._read(self._folder / path)
+                if answer.trouble:
+                    yield MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
+                elif answer.sha256 != named:
+                    yield MirrorFinding(path=path, fault=MirrorFault.WRONG, message=_OTHER_ARTIFACT)
+
+    def _may_lie_there(self, path: str) -> bool:
+        if path.startswith(SIGNED):
+            return True
+        if self._boot is not None:
+            return (self._boot / path).exists()
+        return path.startswith("assets/") or is_content(BOOT + path)
+
+
+class WebMirror:
+    """A copy that a web server answers from.
+
+    No request counts as a machine's fetch. Each names gitboot in its User-Agent. If a fetch of the path is evidence,
+    the request has a mark in its query, too. Endpoints and `gitboot read-access-logs` look for both. By default a path
+    of evidence is not requested at all, neither by HEAD: caches turn a HEAD into a GET.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        ca_bundle: Path | None,
+        *,
+        parallel: int,
+        reads_entries: bool,
+        nonce: str = "1",
+        deadline_s: float = TOTAL_S,
+        rate: MinimumRate = SLOWEST_DOWNLOAD,
+    ) -> None:
+        """The deadline is for an answer without its body; a file has to come at the ``rate``.
+
+        ``nonce`` is a text that no request had before.
+        """
+        self._url, self._parallel, self._reads_entries = url.rstrip("/"), parallel, reads_entries
+        self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
+        self._numbers = count()  # of requests that no cache may answer
+        self._nonce, self._deadline_s, self._rate = nonce, deadline_s, rate
+        # Then a 403 means an absent file of the list: S3 answers so to a client that may not list the bucket.
+        self._gives_list = False
+
+    def look(self, file: MirrorFile) -> MirrorAnswer:
+        """Return what is answered for a file, read if it has its size."""
+        return self.read(file.path, (file.size,))
+
+    def get(self, path: str, max_bytes: int) -> bytes | None:
+        """Return the first bytes of a file and one more, or None if it is absent; from no cache.
+
+        Raises `HostUnreachable`.
+        """
+        query = f"?{CHECK}={self._nonce}-{next(self._numbers)}"
+        return self._got(path, max_bytes, query, {"Cache-Control": "no-cache"})[0]
+
+    def names(self) -> None:
+        """A web server lists nothing."""
+
+    def cached(self) -> Iterator[MirrorFinding]:
+        """Compare the timestamp of the signed list, which each publication changes, with what caches have of it."""
+        path = f"{SIGNED}{TIMESTAMP}"
+        before = self.get(path, MAX_TIMESTAMP_BYTES)
+        stored, answer = self._got(path, MAX_TIMESTAMP_BYTES, "", {})
+        fault, remedy = MirrorFault.CACHED, "let the cache heed Cache-Control"
+        if answer.age_s > 0:
+            message = f"a cache stored it {answer.age_s} s ago"
+        elif stored not in (before, self.get(path, MAX_TIMESTAMP_BYTES)):
+            message = "a cache answers with another one than the mirror behind it"
+        elif stored is not None and may_be_kept(answer.cache_control or ""):
+            fault, message = MirrorFault.CACHEABLE, "a cache may keep the list"
+            remedy = "let the mirror send Cache-Control: no-cache"
+        else:
+            return
+        yield MirrorFinding(path=path, fault=fault, message=f"{message}: {remedy}")
+
+    def _got(
+        self, path: str, max_bytes: int, query: str, headers: Mapping[str, str]
+    ) -> tuple[bytes | None, MirrorAnswer]:
+        """Return the first bytes of an answer and one more, or None if the file is absent, and its head."""
+        url = f"{self._url}/{quote(path)}{query}"
+        options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
+        with self._client.stream("GET", url, headers={**headers, "User-Agent": _AGENT}, **options) as answer:
+            # S3 answers 403 for an absent object to a reader that may not list the bucket. Each chain of roots ends at
+            # one that is absent, and python-tuf goes by both answers, too. A reader begins with the timestamp.
+            if answer.status in (404, 410) or (answer.status == 403 and self._gives_list):
+                return None, _said(answer)
+            if answer.status == 403:
+                raise HostUnreachable(
+                    f"{url} answers 403: the mirror does not let this host read the signed list (add this host to the "
+                    "Fleet's spec.provisioning.monitors and copy the configuration again, or run the command there)"
+                )
+            if answer.status != 200:
+                raise HostUnreachable(f"{url} answers {answer.status}")
+            content = bytearray()
+            while len(content) <= max_bytes and (chunk := answer.read(max_bytes + 1 - len(content))):
+                content += chunk
+            self._gives_list = True
+            return bytes(content), _said(answer)
+
+    def reads(self, path: str) -> bool:
+        """Return whether a path may be fetched."""
+        return self._reads_entries or not is_read_by_machines_only(path)
+
+    def read(self, path: str, sizes: Collection[int]) -> MirrorAnswer:
+        """Ask by HEAD, as firmware does first, and read what has one of these sizes, in bytes.
+
+        What only machines fetch is small, and loaders send no HEAD for it: one request is enough.
+        """
+        if is_read_by_machines_only(path):
+            return self._asked("GET", path, most_bytes=max(sizes) + 1)
+        return self._read(self._asked("HEAD", path), path, sizes)
+
+    def _read(self, answer: MirrorAnswer, path: str, sizes: Collection[int]) -> MirrorAnswer:
+        is_plain = answer.status == 200 and answer.led_to is None and answer.size in sizes
+        return self._asked("GET", path, most_bytes=max(sizes) + 1) if is_plain else answer
+
+    def besides(self, files: Collection[str]) -> Iterator[MirrorFinding]:
+        """What it gives that nobody has published, as far as one can ask for it; raises `HostUnreachable`."""
+        first = self._asked("GET", NOBODY)
+        if first.trouble:
+            raise HostUnreachable(first.trouble)
+        yield from _only(judge_unknown_machine(first))
+        for path, why in PRIVATE.items():
+            yield from _only(judge_absence(path, self._asked("HEAD", path), why))
+        absent = left_over(files)
+        with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
+            for path, answer in zip(absent, pool.map(partial(self._asked, "HEAD"), absent), strict=True):
+                yield from _only(judge_absence(path, answer, _EARLIER))
+
+    def _asked(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
+        """What is answered; so many bytes of it are read at most."""
+        url = f"{self._url}/{quote(path)}{_MARK if is_read_by_machines_only(path) else ''}"
+        options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
+        try:
+            with self._client.stream(method, url, headers={"User-Agent": _AGENT}, **options) as answer:
+                found = _said(answer)
+                if method == "HEAD":
+                    return found
+                digest, size = _read(answer, most_bytes)
+                return replace(found, sha256=digest, has_body=size > 0)
+        except (HostUnreachable, ValueError) as error:
+            return MirrorAnswer(status=0, trouble=str(error))
+
+
+def _only(finding: MirrorFinding | None) -> Iterator[MirrorFinding]:
+    if finding is not None:
+        yield finding
+
+
+def _said(answer: AnswerStream) -> MirrorAnswer:
+    """What the head of an answer says."""
+    headers, length = answer.headers, answer.headers.get("Content-Length", "")
+    dated = headers.get("Last-Modified")
+    return MirrorAnswer(
+        status=answer.status,
+        size=int(length) if length.isascii() and length.isdecimal() else None,
+        modified=int(parsedate_to_datetime(dated).timestamp()) if dated is not None else None,
+        content_type=headers.get("Content-Type", ""),
+        cache_control=headers.get("Cache-Control", ""),
+        encoding=headers.get("Content-Encoding", ""),
+        age_s=int(age) if (age := headers.get("Age", "")).isascii() and age.isdecimal() else 0,
+        led_to=headers.get("Location") if 300 <= answer.status < 400 else None,
+    )
+
+
+def _read(answer: AnswerStream, most_bytes: int) -> tuple[str, int]:
+    """The sha256 of so many bytes at most, and how many there were."""
+    digest, size = sha256(), 0
+    while size < most_bytes and (chunk := answer.read(min(_CHUNK, most_bytes - size))):
+        digest.update(chunk)
+        size += len(chunk)
+    return digest.hexdigest(), size
+
+
+class MirrorFault(StrEnum):
+    """What is wrong with a path of a mirror."""
+
+    MISSING = "Missing"
+    STALE = "Stale"  # it is what stood there before
+    WRONG = "Wrong"  # it is something else
+    EXTRA = "Extra"  # nothing is to be there
+    REDIRECTED = "Redirected"
+    MISTYPED = "Mistyped"
+    UNSIZED = "Unsized"
+    CACHEABLE = "Cacheable"
+    UNDATED = "Undated"  # it has not the time of its version
+    CACHED = "Cached"  # a cache answered with what it has stored
+    UNSIGNED = "Unsigned"  # the list has no signatures, although a key is named
+    BAD_SIGNATURE = "BadSignature"  # a part of the list is not signed by the keys that have to sign it
+    DAMAGED = "Damaged"  # a part of the list is not what gitboot writes, or of another list
+    INCOMPLETE = "Incomplete"  # a listing is of another version than the list
+    EXPIRED = "Expired"  # the list has not been renewed in time
+    EARLY = "Early"  # the list is of a time that this host's clock has not reached
+    UNKNOWN = "Unknown"  # nobody has answered, or not so that anything follows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MirrorFile:
+    """A published file that a mirror is to have."""
+
+    path: str  # below boot/
+    sha256: str
+    size: int
+    modified: int | None  # in seconds since 1970; None: any time is right
+    keeps_time: bool = True  # whether a mirror has that time, too: its log is evidence by it
+    instead: bytes | None = None  # the content, where it is not what lies in OUTPUT
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether a whole answer to a GET says something of a machine, so that nobody else may ask so."""
+        kind = kind_of(BOOT + self.path)
+        return kind is not None and kind.role is not Role.OFFER and (self.keeps_time or kind.role is not Role.ENTRY)
+
+    @property
+    def is_entry(self) -> bool:
+        """Whether it is a machine's own, and changes in place."""
+        kind = kind_of(BOOT + self.path)
+        return kind is not None and kind.role in (Role.ENTRY, Role.OFFER)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MirrorAnswer:
+    """What a mirror answers for a path, as far as was asked; None: it does not say, or was not asked."""
+
+    status: int
+    size: int | None = None
+    sha256: str | None = None  # of what was read
+    has_body: bool = False  # as far as it was read
+    modified: int | None = None
+    content_type: str | None = None
+    cache_control: str | None = None
+    encoding: str = ""
+    age_s: int = 0  # for how long a cache has stored it
+    led_to: str | None = None
+    trouble: str = ""  # why there is no answer
+
+    @property
+    def is_there(self) -> bool:
+        return 200 <= self.status < 400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MirrorFinding:
+    """What is wrong with one path."""
+
+    path: str
+    fault: MirrorFault
+    message: str
+
+
+def judge(file: MirrorFile, answer: MirrorAnswer) -> MirrorFinding | None:
+    """The worst that is wrong with what is answered for a file; None: nothing is."""
+    found = next(_faults(file, answer), None)
+    return MirrorFinding(path=file.path, fault=found[0], message=found[1]) if found is not None else None
+
+
+def judge_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | None:
+    """What is wrong with an answer for what nobody has published; ``why`` that matters."""
+    if answer.trouble:
+        return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
+    if answer.is_there:
+        message = f"it answers {answer.status} to what is not published: {why}"
+        return MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=message)
+    if answer.status >= 500:
+        return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=f"it answers {answer.status}")
+    if answer.has_body:
+        message = f"its {answer.status} has a body, which GRUB runs as a configuration"
+        return MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
+    return None
+
+
+def judge_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
+    """Return what is wrong with an answer for the boot script of a machine that has none.
+
+    A cache may keep a 404 and a 410 by its own rules (RFC 9110, 15.1): Varnish keeps them for two minutes. The machine
+    then stays unknown after its boot script is published.
+    """
+    found = judge_absence(NOBODY, answer, "a machine that nobody knows would boot it")
+    if found is not None or answer.status not in _GONE or not may_be_kept(answer.cache_control or ""):
+        return found
+    message = f"a cache may keep this {answer.status}, so a machine stays unknown: Cache-Control lacks no-store"
+    return MirrorFinding(path=NOBODY, fault=MirrorFault.CACHEABLE, message=message)
+
+
+def _faults(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
+    if answer.trouble:
+        yield MirrorFault.UNKNOWN, answer.trouble
+    elif answer.led_to is not None:
+        yield MirrorFault.REDIRECTED, f"firmware follows no redirect, and this one leads to {answer.led_to}"
+    elif answer.status >= 500 or answer.status == 429:
+        yield MirrorFault.UNKNOWN, f"it answers {answer.status}"
+    elif answer.status != 200:
+        yield MirrorFault.MISSING, "it is not there" if answer.status in _GONE else f"it answers {answer.status}"
+    else:
+        yield from _of_content(file, answer)
+        yield from _of_headers(file, answer)
+
+
+_GONE: Final = (404, 410)
+
+
+def _of_content(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
+    is_older = (
+        answer.modified is not None
+        and file.modified is not None
+        and answer.modified < file.modified
+        and not is_immutable(BOOT + file.path)
+    )
+    if answer.encoding not in ("", "identity"):
+        yield MirrorFault.WRONG, f"it is sent as {answer.encoding}, which was not asked for"
+    elif (difference := _difference(file, answer)) is not None:
+        yield MirrorFault.STALE if is_older else MirrorFault.WRONG, difference
+    elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
+        yield MirrorFault.UNDATED, "it has not the time of what is published, so a fetch of it proves nothing"
+
+
+def _difference(file: MirrorFile, answer: MirrorAnswer) -> str | None:
+    """How the content differs, as far as it can be seen."""
+    if answer.size is not None and answer.size != file.size:
+        return f"it has {answer.size} bytes, and what is published {file.size}"
+    if answer.sha256 is not None and answer.sha256 != file.sha256:
+        return f"it has the sha256 {answer.sha256}, and what is published {file.sha256}"
+    return None
+
+
+def _of_headers(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
+    wanted = content_type_of(BOOT + file.path)
+    given = (answer.content_type or "").partition(";")[0].strip().lower()
+    if answer.age_s > 0 and not is_immutable(BOOT + file.path):
+        yield MirrorFault.CACHED, f"a cache stored this answer {answer.age_s} s ago, and machines get it until it ends"
+    if answer.size is None:
+        yield MirrorFault.UNSIZED, "firmware and loaders have to be told the size, and there is no Content-Length"
+    if answer.content_type is not None and given != wanted.partition(";")[0]:
+        yield MirrorFault.MISTYPED, f"it is {wanted}, and is served as {given or 'nothing'}"
+    if answer.cache_control is not None and not is_immutable(BOOT + file.path) and may_be_kept(answer.cache_control):
+        lacking = "no-store" if file.is_entry else "no-cache"
+        yield MirrorFault.CACHEABLE, f"a cache may answer with an earlier version: Cache-Control lacks {lacking}"
+
+
+def may_be_kept(cache_control: str) -> bool:
+    """Return whether a cache may answer with what it stored and not ask again, by its own rules if there is no rule."""
+    directives = {each.strip().lower() for each in cache_control.split(",")}
+    return directives.isdisjoint({"no-store", "no-cache", "max-age=0"})
+
+
+# What nobody has published
+
+NOBODY: Final = "v1/boot/02-00-00-00-00-00/boot.ipxe"  # a machine that no network card makes
+PRIVATE: Final = {
+    "ops/manifest.json": "what lies in ops/ is for operators, and has tokens and secrets",
+    "": "it may list what there is, and so every machine",
+}
+SAMPLE: Final = 100  # identities, at least, whose paths of a kind that no server has are asked for
+
+
+def is_read_by_machines_only(path: str) -> bool:
+    """Return whether a GET of this path, below boot/, may count as a machine's fetch."""
+    kind = kind_of(BOOT + path)
+    return kind is not None and kind.role is not Role.OFFER
+
+
+def left_over(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return what an earlier publication may have had of the same machines, and ``paths`` are not; all below boot/.
+
+    If the tree has no path of a kind, the Fleet has not named its output for a while, and an earlier tree had such a
+    path for each machine. Then the paths of `SAMPLE` machines are enough.
+    """
+    known = frozenset(paths)
+    used = {kind_of(BOOT + path) for path in known}
+    identities: dict[str, set[str]] = {}
+    for asked in (asked for path in known for asked in asked_for(path)):
+        name, _, identity = asked.identity.partition("/")
+        identities.setdefault(name, set()).add(identity)
+    may_be: set[str] = set()
+    for kind in TABLE:
+        if kind.is_of_identity:
+            of_kind = sorted(identities.get(kind.kind, ()))
+            step = 1 if kind in used else max(1, len(of_kind) // SAMPLE)
+            may_be.update(kind.of(identity).removeprefix(BOOT) for identity in of_kind[::step])
+    return tuple(sorted(may_be - known))
+
+
+class Served(NamedTuple):
+    """The files of one server as a target has them, by path below the output directory."""
+
+    files: dict[str, str]  # their sha256
+    instead: dict[str, bytes]  # the content of files that lie otherwise in the tree
+    left_out: frozenset[str]  # the paths of one-time boots that lie in a tree of gitboot 0.1.0
+    lacks_boots: bool = False  # whether a one-time boot is due, and no endpoint is named that would serve it
+
+
+def served(state: PublishedServer) -> Served:
+    """Return the files of a server at a target.
+
+    They are those of the tree: `render.copies` has left one-time boots out of it, unless the Fleet accepts them in
+    copies. A tree that gitboot 0.1.0 published has them; the target then gets what boots instead.
+    """
+    files = {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)}
+    instead: dict[str, bytes] = {}
+    boots = {path: turns[0].writes for path, turns in state.paths.items() if turns and _is_one_time_boot(turns[0])}
+    left_out = {path for path in boots if files.get(path) == state.paths[path][0].content}
+    for path in sorted(left_out):
+        writes = boots[path]
+        del files[path]
+        if writes is not None and writes.fallback is not None and writes.fallback in state.contents:
+            files[path], instead[path] = writes.fallback, state.contents[writes.fallback].encode()
+    asks = any(writes is not None and writes.hop is not None for writes in boots.values())
+    return Served(files, instead, frozenset(left_out), lacks_boots=bool(boots) and not asks)
+
+
+def _is_one_time_boot(turn: Turn) -> bool:
+    """Return whether a version is a one-time boot that no copy may serve."""
+    is_boot = turn.role in (Role.ENTRY, Role.OFFER) and turn.content is not None
+    return is_boot and turn.writes is not None and turn.writes.once and not turn.writes.in_copies
+
+
+def headers_of(path: str) -> dict[str, str]:
+    """Return the headers that a store sends with a file; those below ops/ are for gitboot alone."""
+    if not path.startswith(BOOT):
+        return {"Content-Type": ContentType.JSON.value, "Cache-Control": REVALIDATED}
+    return {"Content-Type": content_type_of(path), "Cache-Control": delivery_of(path).cache_control}

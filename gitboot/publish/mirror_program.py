@@ -1,0 +1,590 @@
+#!/usr/bin/env python3
+"""The program of a mirror without gitboot: copy a published tree, verify its signed list, and end maintenance windows.
+
+A mirror runs this file with the source of the reader in the place of its import, from Python 3.6 on
+(`mirror_repair.join_program`), so both import the standard library only. The program calls rsync.
+"""
+
+import argparse
+import errno
+import fcntl
+import fnmatch
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from gitboot.publish.signed_list_reader import (
+    MAX_TARGETS_BYTES,
+    MISSING,
+    OLDER,
+    SIGNED,
+    TIMESTAMP,
+    UNSIGNED,
+    Listing,
+    ListProblem,
+    Seen,
+    SignedList,
+    check_count,
+    check_path,
+    hashed_path,
+    is_hashed,
+    parse_instant,
+    parse_keys,
+    parse_listing,
+    read_list,
+    versions_around,
+)
+
+STAGING = ".staging"  # in the mirror's folder, so that a file needs no second copy; web servers serve no hidden files
+KEPT = ("assets/*",)  # what the list does not name, and is copied and left alone all the same
+# What `gitboot artifacts` brings to the tree: no list names these files, and their folders name their digests.
+_ARTIFACT = re.compile(r"o/([0-9a-f]{64})/(?:kernel|initrd|rootfs|uki\.efi|image\.iso|loader\.efi)\Z")
+_CONTENT = re.compile(r"(?:o|media|assets)/|(?:v1/boot|nocloud)/[^/]+/data/")  # what boot scripts name
+_LIST_FILE = re.compile(
+    SIGNED
+    + r"(?:timestamp|shared|[0-9]+\.(?:root|snapshot|targets|servers-[0-9a-f]{2})|servers/[a-z0-9][a-z0-9.-]*)\.json\Z"
+)
+_LIST_TRIES = 3  # copies of a tree that is published meanwhile
+_RSYNC_IDLE_S = 60
+_LINKLESS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)  # link(2)
+_BLOCK_BYTES = 1 << 20
+
+
+def artifact_digest(path: str) -> Optional[str]:
+    """Return the sha256 that a path below boot/ states of its file; None: the path is no artifact's."""
+    found = _ARTIFACT.match(path)
+    return found.group(1) if found is not None else None
+
+
+class Failure(Exception):
+    """The tree cannot be copied or verified: windows are ended by the last list that was."""
+
+
+class Ending(NamedTuple):
+    """What a path turns to at the end of a window."""
+
+    since: datetime
+    text: Optional[str]  # None: the file goes
+
+
+class State:
+    """What the program remembers from one run to the next."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.latest = datetime(1970, 1, 1, tzinfo=timezone.utc)  # the latest time that was seen
+        self.seen = None  # type: Optional[Seen]
+        self._keys = []  # type: List[str]  # of the root, by which the list that was seen was verified
+        self.made = None  # type: Optional[datetime]
+        self.endings = {}  # type: Dict[str, Ending]
+        self._known = {}  # type: Dict[str, List[Any]]  # digests by device and inode, as they were when the run began
+        self._used = {}  # type: Dict[str, List[Any]]
+        try:
+            with open(path, "rb") as file:
+                found = json.loads(file.read().decode("utf-8"))
+            self.latest, seen = parse_instant(found["latest"]), found["seen"]
+            self.made = parse_instant(found["made"]) if found["made"] else None
+            if seen:
+                root, timestamp, snapshot = (check_count(version, 0) for version in seen[:3])
+                self.seen = Seen(root, timestamp, snapshot, frozenset(map(str, seen[3])))
+            self._keys = [str(key) for key in found["keys"]]
+            self.endings = {
+                check_path(name): Ending(parse_instant(since), _optional_text(text))
+                for name, (since, text) in found["ends"].items()
+            }
+        except FileNotFoundError:
+            pass
+        except (AttributeError, IndexError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
+            self.made = None  # the list that is served is read instead
+            warn(f"{path} is damaged, and is made anew: {error}")
+        try:
+            with open(self._path + ".digests", "rb") as file:
+                self._known = _checked_digests(json.loads(file.read().decode("utf-8")))
+        except (OSError, RecursionError, ValueError):
+            pass
+
+    def trust(self, keys: Iterable[bytes]) -> None:
+        """Forget which list was seen last if other root keys are trusted now: their lists begin anew."""
+        named = sorted(key.hex() for key in keys)
+        if self._keys != named:
+            self.seen, self._keys = None, named
+
+    def save_digests(self) -> None:
+        """Write the digests that this run used, if they are others than before."""
+        if self._used != self._known:
+            _write(self._path + ".digests", json.dumps(self._used).encode("utf-8"), 0o600)
+            self._known = self._used
+
+    def save(self) -> None:
+        seen = [*self.seen[:3], sorted(self.seen.keys)] if self.seen is not None else None
+        found = {
+            "keys": self._keys,
+            "latest": _text_of(self.latest),
+            "made": _text_of(self.made) if self.made is not None else None,
+            "seen": seen,
+            "ends": {path: [_text_of(each.since), each.text] for path, each in sorted(self.endings.items())},
+        }
+        _write(self._path, json.dumps(found, sort_keys=True).encode("utf-8"), 0o600)
+
+    def now(self, clock: datetime) -> datetime:
+        """Return the time that counts: it never goes back."""
+        self.latest = max(clock, self.latest)
+        return self.latest
+
+    def digest(self, path: str) -> Optional[str]:
+        """Return the sha256 of a regular file, or None. A file that has not changed since is not read again."""
+        try:
+            found = os.lstat(path)
+            if not stat.S_ISREG(found.st_mode):
+                return None
+            name = f"{found.st_dev}:{found.st_ino}"
+            mark = [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+            known = self._used.get(name) or self._known.get(name)
+            if known is None or known[:-1] != mark:
+                digest = hashlib.sha256()
+                with open(path, "rb") as file:
+                    for block in iter(lambda: file.read(_BLOCK_BYTES), b""):
+                        digest.update(block)
+                known = [*mark, digest.hexdigest()]
+            self._used[name] = known
+            return str(known[-1])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def _optional_text(value: Any) -> Optional[str]:
+    if not isinstance(value, (str, type(None))):
+        raise ValueError("expected a text")
+    return value
+
+
+def _checked_digests(value: Any) -> Dict[str, List[Any]]:
+    """Return digests by device and inode: the size, two times, and the digest of each file. Raises ValueError."""
+    if not isinstance(value, dict) or not all(isinstance(each, list) and len(each) == 4 for each in value.values()):
+        raise ValueError("expected digests by file")
+    return value
+
+
+def warn(message: str) -> None:
+    sys.stderr.write(f"gitboot-mirror: {message}\n")
+
+
+def _text_of(at: datetime) -> str:
+    return at.replace(tzinfo=None).isoformat() + "Z"
+
+
+def _write(path: str, content: bytes, mode: int, modified_s: Optional[float] = None) -> None:
+    """Write a whole file, on the disk before it is in its place."""
+    temporary = _temporary(path)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fchmod(file.fileno(), mode)
+        if modified_s is not None:
+            os.utime(file.fileno(), (modified_s, modified_s))
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _temporary(path: str) -> str:
+    """Return the free name beside a path under which its next version is written."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.gitboot")
+    if os.path.lexists(temporary):
+        os.unlink(temporary)
+    return temporary
+
+
+class Mirror:
+    """The folder that a web server serves, and the copy beside it that is verified first."""
+
+    def __init__(self, folder: str, state: State, clock: Callable[[], datetime], kept: Sequence[str]) -> None:
+        self._folder, self._staging, self._state = folder, os.path.join(folder, STAGING), state
+        self._clock, self._kept = clock, (*KEPT, *kept)
+        found = os.stat(folder)
+        self._modes = stat.S_IMODE(found.st_mode) & 0o777, stat.S_IMODE(found.st_mode) & 0o666
+        self._group = found.st_gid
+
+    # The end of a window
+
+    def end_windows(self) -> None:
+        """Turn each file whose window has ended. Windows that are ahead are left closed. Raises OSError."""
+        now = self._state.now(self._clock())
+        failures = []
+        for path, ending in sorted(self._state.endings.items()):
+            if ending.since <= now:
+                try:
+                    self._turn(path, ending)
+                except OSError as error:  # the other windows end all the same
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _turn(self, path: str, ending: Ending) -> None:
+        self._make_folders(path)
+        at = os.path.join(self._folder, path)
+        if os.path.isdir(at) and not os.path.islink(at):
+            shutil.rmtree(at)
+        if ending.text is None:
+            if os.path.lexists(at):
+                os.unlink(at)
+            return
+        content = ending.text.encode("utf-8")
+        if self._state.digest(at) != hashlib.sha256(content).hexdigest():
+            _write(at, content, self._modes[1], ending.since.timestamp())
+            self._give_group(at)
+
+    def _make_folders(self, path: str) -> None:
+        """Make the folders of a path. A symlink or a file in their place is removed."""
+        at = self._folder
+        for name in path.split("/")[:-1]:
+            at = os.path.join(at, name)
+            if os.path.islink(at) or (os.path.lexists(at) and not os.path.isdir(at)):
+                os.unlink(at)
+            if not os.path.isdir(at):
+                os.mkdir(at)
+                os.chmod(at, self._modes[0])
+                self._give_group(at)
+
+    def _give_group(self, at: str) -> None:
+        if os.lstat(at).st_gid != self._group:
+            os.chown(at, -1, self._group)
+
+    # A new tree
+
+    def copy(self, source: str) -> None:
+        """Copy the tree into the staging folder. Windows end meanwhile. Raises `Failure`."""
+        os.makedirs(self._staging, mode=0o700, exist_ok=True)
+        self.fetch_again(SIGNED + TIMESTAMP)
+        modes = f"--chmod=D{self._modes[0]:o},F{self._modes[1]:o}"
+        options = ["--recursive", "--times", "--perms", modes, "--delete", f"--timeout={_RSYNC_IDLE_S}"]
+        command = ["rsync", *options, f"--exclude=/{STAGING}/", source.rstrip("/") + "/", self._staging + "/"]
+        try:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        except OSError as error:
+            raise Failure(f"rsync does not start: {error.strerror}") from error
+        try:
+            while True:
+                try:
+                    _, shown = process.communicate(timeout=1)
+                    break
+                except subprocess.TimeoutExpired:
+                    self.end_windows()
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise
+        os.chmod(self._staging, 0o700)  # rsync gives it the permissions of the source
+        if process.returncode != 0:
+            words = shown.decode("utf-8", "replace").strip().splitlines()
+            raise Failure(f"rsync exits with {process.returncode}: {words[0] if words else 'it prints no reason'}")
+
+    def fetch_again(self, path: str) -> None:
+        """Let the next copy fetch a file whatever its size and time: rsync skips a file that has both."""
+        at = os.path.join(self._staging, path)
+        if os.path.lexists(at):
+            os.unlink(at)
+
+    def verified(self, keys: Sequence[bytes]) -> "Tree":
+        """Return the tree in the staging folder. Raises `ListProblem` and `Failure`."""
+        return self._tree(self._staging, keys)
+
+    def remember(self, keys: Sequence[bytes]) -> None:
+        """Read the ends of windows from the list that is served, if there is no state any more."""
+        try:
+            self._note(self._tree(self._folder, keys))
+        except (Failure, ListProblem, OSError) as error:
+            warn(f"there is no state, and no list in {self._folder}: {error}")
+
+    def foreign(self) -> Optional[str]:
+        """Return a file that the first copy would delete, if no tree was copied here; None: there is none."""
+        if os.path.lexists(os.path.join(self._folder, SIGNED, TIMESTAMP)):
+            return None
+        others = (path for path in paths_in(self._folder) if not self._is_kept(path))
+        return next(others, None)
+
+    def _tree(self, root: str, keys: Sequence[bytes]) -> "Tree":
+        def fetch(name: str, max_bytes: int) -> Optional[bytes]:
+            try:
+                with open(os.path.join(root, SIGNED, name), "rb") as file:
+                    return file.read(max_bytes + 1)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+        signed = read_list(fetch, keys, self._state.seen)
+        listings = []
+        for name, target in sorted(signed.targets.items()):
+            data = fetch(name, MAX_TARGETS_BYTES)
+            if data is None:
+                raise ListProblem(MISSING, name, "it is absent")
+            listings.append(parse_listing(name, data, target))
+        return Tree(root, signed, listings)
+
+    def _note(self, tree: "Tree") -> None:
+        """Remember a list, and the ends of its windows.
+
+        The latest time goes back only if a newer list had expired by then: this clock was ahead, because a publisher
+        renews its list long before, or the list waited for this copy. So it goes back to no time before an end that has
+        passed: a window that has ended stays ended. The ends that are ahead are kept until `replace` has replaced the
+        files.
+        """
+        state, signed = self._state, tree.signed
+        ahead = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
+        passed = [ending.since for path, ending in state.endings.items() if path not in ahead]
+        is_newer = state.seen is None or signed.seen != state.seen
+        was_ahead = is_newer and signed.expires <= state.latest
+        state.latest = max([signed.made, *passed] if was_ahead else [signed.made, state.latest])
+        state.seen, state.made, state.endings = signed.seen, signed.made, {**ahead, **tree.endings()}
+
+    def replace(self, tree: "Tree") -> None:
+        """Serve a verified tree: content, boot scripts, scripts for all machines, the list; then what goes.
+
+        Raises `Failure` if a file is not as the list names it.
+        """
+        now = self._state.now(self._clock())
+        files = tree.files(self._state.digest, now)
+        self._note(tree)
+        self._state.save()
+        now = self._state.now(self._clock())
+        endings = tree.endings()
+        ended = {path for path, ending in endings.items() if ending.since <= now}
+        kept = [path for path in paths_in(self._staging) if self._is_kept(path) and path not in files]
+        folders = set()  # type: Set[str]
+        for path in [*kept, *sorted(files, key=tree.order)]:
+            if path not in ended:
+                self._link(path, folders)
+        self._state.endings = endings
+        self.end_windows()
+        present = {*files, *kept, *ended}
+        for path in list(paths_in(self._folder)):
+            if path not in present and not any(fnmatch.fnmatchcase(path, each) for each in self._kept):
+                os.unlink(os.path.join(self._folder, path))
+        self._prune()
+        self._state.save()
+        self._state.save_digests()
+
+    def _is_kept(self, path: str) -> bool:
+        """Return whether a file that the list does not name is copied: content of before, and what is to be kept."""
+        return _CONTENT.match(path) is not None or any(fnmatch.fnmatchcase(path, each) for each in self._kept)
+
+    def _link(self, path: str, folders: Set[str]) -> None:
+        """Put a file of the staging folder in its place, under two names of one file if that is possible.
+
+        ``folders`` has the folders that exist, and gets that of the file. A file that is in its place already needs two
+        system calls.
+        """
+        source, at, folder = os.path.join(self._staging, path), os.path.join(self._folder, path), os.path.dirname(path)
+        if folder not in folders:
+            self._make_folders(path)
+            folders.add(folder)
+        wanted, found = os.lstat(source), _lstat(at)
+        if wanted.st_gid != self._group:
+            os.chown(source, -1, self._group)
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            shutil.rmtree(at)
+        elif found is not None:
+            if os.path.samestat(found, wanted):
+                return
+            is_same = (found.st_size, int(found.st_mtime)) == (wanted.st_size, int(wanted.st_mtime))
+            if is_same and self._state.digest(at) == self._state.digest(source):
+                return
+        temporary = _temporary(at)
+        try:
+            os.link(source, temporary, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _LINKLESS:
+                raise
+            with open(source, "rb") as file:
+                _write(at, file.read(), self._modes[1], wanted.st_mtime)
+            self._give_group(at)
+            return
+        os.replace(temporary, at)
+        if os.path.lexists(temporary):  # rename(2) of two names of one file does nothing
+            os.unlink(temporary)
+
+    def _prune(self) -> None:
+        """Remove the folders that are empty."""
+        found = []
+        for folder, folders, _ in os.walk(self._folder):
+            folders[:] = [name for name in folders if folder != self._folder or name != STAGING]
+            found.append(folder)
+        for folder in reversed(found[1:]):
+            if not os.listdir(folder):
+                os.rmdir(folder)
+
+
+def _lstat(path: str) -> Optional[os.stat_result]:
+    """Return what lies at a path, or None."""
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
+
+
+def paths_in(root: str) -> Iterator[str]:
+    """Yield the paths of all files below a mirror's folder, sorted by folder; symlinks too, and not what is staged."""
+    for folder, folders, names in os.walk(root):
+        names += [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        folders[:] = sorted(name for name in folders if name not in names and (folder != root or name != STAGING))
+        for name in sorted(names):
+            yield os.path.join(folder, name)[len(root) + 1 :]
+
+
+class Tree:
+    """A tree in a folder, whose list is verified."""
+
+    def __init__(self, root: str, signed: SignedList, listings: Sequence[Listing]) -> None:
+        self._root, self.signed, self._listings = root, signed, listings
+        self._shared = {path for each in listings if each.server is None for path in each.files}
+
+    def endings(self) -> Dict[str, Ending]:
+        """Return what files turn to at the ends of the windows that are open, by path."""
+        return {
+            path: Ending(each.end.since, each.contents[file.sha256] if file.sha256 is not None else None)
+            for each in self._listings
+            if each.end is not None
+            for path, file in each.end.files.items()
+        }
+
+    def files(self, digest: Callable[[str], Optional[str]], now: datetime) -> FrozenSet[str]:
+        """Return the paths of the published files, those of the list included.
+
+        Raises `Failure` if a file is not as the list names it. Such a file is removed, so that it is copied again.
+        """
+        present = list(paths_in(self._root))
+        by_digest = {hashed_path(path): path for path in present}
+        found, wrong = [], []
+        for listing in self._listings:
+            for name, versions in listing.files.items():
+                path = by_digest.get(name, name)
+                right = {each.sha256 if each is not None else None for each in versions_around(versions, now)}
+                right.add(versions[0].sha256 if versions and versions[0].since is None else None)
+                at = os.path.join(self._root, path)
+                have = None if is_hashed(path) else digest(at)
+                if have not in right:
+                    wrong.append(path)
+                    if os.path.lexists(at):
+                        os.unlink(at)
+                elif have is not None:
+                    found.append(path)
+        for path in present:
+            named = artifact_digest(path)
+            if named is not None and digest(os.path.join(self._root, path)) not in (named, None):
+                wrong.append(path)
+                os.unlink(os.path.join(self._root, path))
+        if wrong:
+            raise Failure(f"{wrong[0]} is not as the list or its path names it, and {len(wrong) - 1} others")
+        return frozenset([*found, *filter(_LIST_FILE.match, present)])
+
+    def order(self, path: str) -> Tuple[int, str]:
+        """Return when a file is replaced: what is named comes before what names it."""
+        if path.startswith(SIGNED):
+            return (4 if path == SIGNED + TIMESTAMP else 3), path
+        if _CONTENT.match(path) is not None:
+            return 0, path
+        return (2 if path in self._shared else 1), path
+
+
+def run(mirror: Mirror, source: str, keys: Sequence[bytes]) -> None:
+    """Copy, verify and serve the tree at ``source``. Raises `Failure`, `ListProblem` and OSError."""
+    for left in reversed(range(_LIST_TRIES)):
+        mirror.copy(source)
+        try:
+            mirror.replace(mirror.verified(keys))
+            return
+        except (Failure, ListProblem) as error:
+            if isinstance(error, ListProblem):
+                mirror.fetch_again(error.path)
+            if not left or (isinstance(error, ListProblem) and error.fault in (UNSIGNED, OLDER)):
+                raise
+
+
+def main(
+    arguments: Optional[Sequence[str]] = None, clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
+) -> int:
+    """Run once, and return the exit code: 0, or 1 if no tree was copied and verified. Windows end in each case."""
+    parser = argparse.ArgumentParser(
+        prog="gitboot-mirror",
+        description="Copy a published tree to a mirror, verify its signed list, and end maintenance windows on time.",
+    )
+    parser.add_argument("--from", dest="source", required=True, help="OUTPUT/boot: a folder, HOST:PATH, or rsync://…")
+    parser.add_argument("--to", required=True, metavar="DIR", help="the folder that the web server serves")
+    parser.add_argument("--key", required=True, action="append", help="a file with the public key of the list's root")
+    parser.add_argument("--state", required=True, metavar="FILE", help="what is remembered, outside DIR")
+    parser.add_argument(
+        "--keep", default=[], action="append", metavar="PATTERN", help="files that no list names, besides assets/*"
+    )
+    options = parser.parse_args(arguments)
+    folder = os.path.abspath(options.to)
+    places = [("--state", options.state), *(("--key", name) for name in options.key), ("this program", __file__)]
+    for what, path in places:
+        if os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
+            parser.error(f"{what}: name a file outside DIR, which is copied from elsewhere and served")
+    try:
+        with open(options.state + ".lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            state = State(options.state)
+            mirror = Mirror(folder, state, clock, options.keep)
+            try:
+                keys = _read_keys(options.key)
+            except (OSError, ValueError):  # the ends that are remembered were verified
+                _end_windows(mirror, state)
+                raise
+            state.trust(keys)
+            return _run_once(mirror, state, options.source, keys)
+    except BlockingIOError:
+        warn(f"another process runs with {options.state}")
+    except (OSError, ValueError) as error:
+        warn(str(error))
+    return 1
+
+
+def _read_keys(names: Iterable[str]) -> List[bytes]:
+    """Return the public keys in these files. Raises OSError and ValueError."""
+    keys = []  # type: List[bytes]
+    for name in names:
+        with open(name) as file:
+            try:
+                keys += parse_keys(file.read())
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+    return keys
+
+
+def _end_windows(mirror: Mirror, state: State) -> None:
+    """End windows, and remember the time whatever happens. Raises OSError."""
+    try:
+        mirror.end_windows()
+    finally:
+        state.save()
+
+
+def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) -> int:
+    if state.made is None:
+        mirror.remember(keys)
+        foreign = mirror.foreign()
+        if foreign is not None:
+            warn(f"{foreign} is in the folder of --to, which has no copied tree: name an empty folder")
+            return 1
+    _end_windows(mirror, state)
+    try:
+        run(mirror, source, keys)
+    except (Failure, ListProblem, OSError) as error:
+        _end_windows(mirror, state)
+        warn(f"the mirror stays as it is, but for windows that end: {error}")
+        return 1
+    if state.made is not None and state.latest - state.made > timedelta(days=1):
+        warn(f"the list was made {_text_of(state.made)}: the publisher is down, or is not reached")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,671 @@
+"""Mirror repair: replace the files that differ from the output tree, and units for a mirror's host."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from inspect import getsource
+from itertools import groupby, islice
+from pathlib import Path
+from stat import S_IMODE
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from gitboot.errors import ForeignTree, PublishError, UsageError
+from gitboot.jsonio import format_instant
+from gitboot.publish import mirror_program, signed_list_reader
+from gitboot.publish.durable_files import Disk, TreeModes
+from gitboot.publish.manifest import MANIFEST, Head, digest_of, parse_head
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, expected
+from gitboot.publish.signed_list import list_version
+from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
+from gitboot.publish.signed_mirror import ListedFile, ListReader
+from gitboot.publish.targets.folder import TargetFolder
+from gitboot.publish.targets.sync_steps import (
+    HEAD,
+    Claim,
+    Expected,
+    FileConflict,
+    FileStore,
+    FollowedTree,
+    Overtaken,
+    StoredFile,
+    StoreTarget,
+    TargetFile,
+    outdated,
+)
+from gitboot.publish.tree_reader import PENDING, read_state
+from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publication_stage
+from gitboot.text import count, did_you_mean
+
+if TYPE_CHECKING:
+    from gitboot.publish.targets.folder import RsyncStore
+    from gitboot.publish.targets.s3 import Bucket
+
+
+ALL: Final = "all"
+_WORLD: Final = 0o666
+_TRIES: Final = 10  # of a repair that something overtakes
+_RETRY_S: Final = 0.5  # until the next try
+_BATCH: Final = 200  # files between two looks at the tree and at the mirror's records, as servers in a target's step
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)  # of a file whose time no mirror has
+
+
+class RepairAction(StrEnum):
+    REPLACED = "Replaced"
+    REMOVED = "Removed"
+
+
+class Repair(NamedTuple):
+    """What was done with a path of a mirror."""
+
+    path: str
+    action: RepairAction
+
+
+class RightFile(NamedTuple):
+    """What a path of a mirror has to be."""
+
+    content: bytes
+    modified: datetime  # of its version
+
+
+FoundFile = tuple[bytes, str | None]  # a file, and its version, if the store has versions
+TakeFound = Callable[[str, FoundFile | None], None]  # a path below boot/, and its file; None: absent
+
+
+class MirrorStore(Protocol):
+    """The files of a mirror, by path below boot/, where they can be written.
+
+    Every method raises `PublishError`, and `HostUnreachable`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the mirror in messages."""
+
+    @property
+    def records(self) -> FileStore | None:
+        """Where the records of a target are, if this is one; None: nowhere."""
+
+    def names(self) -> Collection[str]:
+        """Return the paths of all files."""
+
+    def read_each(self, paths: Collection[str], take: TakeFound, /, *, parallel: int) -> None:
+        """Read files, and call ``take`` with each, perhaps in several threads at a time."""
+
+    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]], /) -> None:
+        """Write whole files, each in the place of the file with this version, or of whatever is there if None.
+
+        Raises `Overtaken` if a file has another version by now.
+        """
+
+    def remove_each(self, paths: Collection[str], /) -> None:
+        """Remove files."""
+
+
+class SingleFileStore(ABC):
+    """A store that reads and writes each file by itself."""
+
+    @abstractmethod
+    def read(self, path: str) -> FoundFile | None:
+        """Return a file, and what `replace` must find there; None if it is absent."""
+
+    @abstractmethod
+    def replace(self, path: str, file: RightFile, found: str | None) -> None:
+        """Write a whole file in the place of what `read` found. Raises `Overtaken` and `PublishError`."""
+
+    @abstractmethod
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+
+    def read_each(self, paths: Collection[str], take: TakeFound, *, parallel: int) -> None:
+        with ThreadPoolExecutor(parallel, thread_name_prefix="repair") as pool:
+            list(pool.map(lambda path: take(path, self.read(path)), paths))
+
+    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]]) -> None:
+        for path, (file, found) in files.items():
+            self.replace(path, file, found)
+
+    def remove_each(self, paths: Collection[str]) -> None:
+        for path in paths:
+            self.remove(path)
+
+
+class FolderStore(SingleFileStore):
+    """A mirror in a folder of this machine. Files have the permissions and the group of the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        found = folder.stat()
+        mode = S_IMODE(found.st_mode) & 0o777
+        modes = TreeModes(folder=mode, file=mode & _WORLD, group=found.st_gid)
+        self._folder, self._disk = folder, Disk(folder, modes)
+        self.name = str(folder)
+        self._target: TargetFolder | None = None
+        # A target is the folder above; a folder of another name is not in one, whatever is beside it.
+        above = folder.resolve().parent
+        may_have_records = os.path.lexists(above / HEAD) or os.access(above, os.R_OK | os.X_OK)
+        if folder.resolve() == above / BOOT and may_have_records:
+            self._target = TargetFolder(above)
+
+    @property
+    def records(self) -> FileStore | None:
+        return self._target
+
+    def close(self) -> None:
+        self._disk.close()
+        if self._target is not None:
+            self._target.close()
+
+    def names(self) -> Collection[str]:
+        return FolderMirror(self._folder).names()
+
+    def read(self, path: str) -> FoundFile | None:
+        """Return a file. A symlink is none: `replace` puts a file in its place."""
+        at = self._folder / path
+        try:
+            return None if at.is_symlink() else (at.read_bytes(), None)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise PublishError(f"{at} cannot be read: {error.strerror}") from error
+
+    def replace(self, path: str, file: RightFile, _: str | None) -> None:
+        self._disk.stage(path, file.content, file.modified)
+        self._disk.sync()
+        self._disk.place(path)
+        at = file.modified.timestamp()
+        os.utime(self._folder / path, (at, at), follow_symlinks=False)
+        self._disk.sync()
+
+    def remove(self, path: str) -> None:
+        self._disk.remove(path)
+        self._disk.sync()
+
+
+class BucketStore(SingleFileStore):
+    """A target in a bucket, which an instance may write to at the same time."""
+
+    def __init__(self, name: str, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self.name = name
+
+    @property
+    def records(self) -> FileStore:
+        return self._bucket
+
+    def names(self) -> Collection[str]:
+        return [path.removeprefix(BOOT) for path in self._bucket.names(BOOT)]
+
+    def read(self, path: str) -> FoundFile | None:
+        found = self._bucket.get(BOOT + path)
+        return (found.content, found.version) if found is not None else None
+
+    def replace(self, path: str, file: RightFile, found: str | None) -> None:
+        try:
+            if found is None:
+                self._bucket.create(BOOT + path, file.content)
+            else:
+                self._bucket.replace(BOOT + path, file.content, found)
+        except FileConflict:
+            raise Overtaken(f"{self.name}: an instance has replaced {path}") from None
+
+    def remove(self, path: str) -> None:
+        self._bucket.remove([BOOT + path])
+
+
+class HostStore:
+    """A target on another host that rsync reaches. An instance may write to it at the same time."""
+
+    def __init__(self, name: str, store: RsyncStore) -> None:
+        self._store = store
+        self.name = name
+
+    @property
+    def records(self) -> FileStore:
+        return self._store
+
+    def names(self) -> Collection[str]:
+        return [path.removeprefix(BOOT) for path in self._store.names(BOOT)]
+
+    def read_each(self, paths: Collection[str], take: TakeFound, *, parallel: int) -> None:  # noqa: ARG002 - one rsync
+        def take_file(path: str, found: StoredFile | None) -> None:
+            take(path.removeprefix(BOOT), (found.content, None) if found is not None else None)
+
+        self._store.get_each([BOOT + path for path in paths], take_file)
+
+    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]]) -> None:
+        """Write files, and compare their checksums at the other host."""
+        right = {BOOT + path: file for path, (file, _) in files.items()}
+
+        def read(path: str) -> TargetFile:
+            return TargetFile(right[path].content, int(right[path].modified.timestamp()))
+
+        self._store.place(sorted(right), read, ())
+        sent = {path: Expected(digest_of(file.content), len(file.content)) for path, file in right.items()}
+        if wrong := self._store.differing(sent):
+            raise Overtaken(f"{self.name}: {wrong[0]} was written, and is read as something else")
+
+    def remove_each(self, paths: Collection[str]) -> None:
+        self._store.remove(BOOT + path for path in paths)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepairReport:
+    """What a repair did, and what it left."""
+
+    files: int  # that were compared
+    repairs: tuple[Repair, ...]  # sorted by path
+    left: tuple[str, ...]  # paths that are not published and that no machine asks for
+
+
+def repair(
+    store: MirrorStore,
+    root: Path,
+    paths: Collection[str],
+    clock: Callable[[], datetime],
+    *,
+    as_target: bool = False,
+    parallel: int,
+    begun: Callable[[int], None],
+    done: Callable[[int], None],
+    retry_s: float = _RETRY_S,
+) -> RepairReport:
+    """Replace the files of a mirror that are not as the tree at ``root`` has them at the time of the ``clock``.
+
+    ``paths`` are below boot/; `ALL` stands for all. A target has no one-time boots.
+
+    Content is written first, then boot scripts, then the first and unknown scripts, then the signed list. Files that
+    are not published go last, if machines may ask for them or if ``paths`` names them. If the tree is published to, if
+    an instance writes to the mirror, or if a file turns meanwhile, the repair begins again after ``retry_s`` seconds.
+    Raises `ForeignTree` if another ledger publishes to the mirror, `PublishError` and `UsageError`.
+    """
+    repairs: dict[str, RepairAction] = {}
+    for left in reversed(range(_TRIES)):
+        try:
+            attempt = _Attempt(store, root, clock, parallel, as_target=as_target)
+            return attempt.repair(paths, repairs, begun, done)
+        except Overtaken as overtaken:
+            if not left:
+                so_far = f" (repaired so far: {count(len(repairs), 'file')})" if repairs else ""
+                raise PublishError(f"{overtaken}; run the command again{so_far}") from None
+        time.sleep(retry_s)
+    raise AssertionError("unreachable")
+
+
+class _Attempt:
+    """A repair from one state of the tree and of the mirror's records, for as long as both stay."""
+
+    def __init__(
+        self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int, *, as_target: bool
+    ) -> None:
+        """Raises `ForeignTree`, `Overtaken`, `PublishError` and `HostUnreachable`."""
+        self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
+        self._published, now = _state_of(root), clock()
+        head = tree_head(self._published.manifest, str(root))
+        if self._published.pending is not None:
+            raise Overtaken(f"{root} is being published, or a publication was cut short (let gitboot publish)")
+        self._records = MirrorRecords(store.name, store.records, head.stamp.ledger)
+        is_target = self._records.observe(FollowedTree(root))
+        if not is_target:
+            self._check_list()
+        self._files = _published(root, now, parallel, digest_of(self._published.manifest or b""))
+        if as_target or is_target:
+            self._files |= _withheld(root)
+        self._now = now
+        self._turns: datetime | None = None  # when the next file turns that is to be repaired
+
+    def repair(
+        self,
+        paths: Collection[str],
+        repairs: dict[str, RepairAction],
+        begun: Callable[[int], None],
+        done: Callable[[int], None],
+    ) -> RepairReport:
+        """Replace and remove what differs, and note in ``repairs`` what was done with each path."""
+        store, files = self._store, self._files
+        names = frozenset(store.names())
+        chosen = files.keys() | names if ALL in paths else _known(paths, files.keys() | names)
+        wanted = sorted(files.keys() & chosen, key=_order)
+        instants = (each.since for path in wanted for each in files[path].versions if each.since is not None)
+        self._turns = min((at for at in instants if at > self._now), default=None)
+        begun(len(wanted))
+        different: dict[str, str | None] = {}  # by path: the version that is to be replaced
+
+        def compare(path: str, found: FoundFile | None) -> None:
+            digest = digest_of(found[0]) if found is not None else None
+            if digest not in {each and each.sha256 for each in files[path].right}:
+                different[path] = found[1] if found is not None else None
+            done(1)
+
+        store.read_each(wanted, compare, parallel=self._parallel)
+        may_go = (path for path in sorted(names & chosen) if path not in files and _may_be_asked_for(path, paths))
+        # Servers that an earlier version of gitboot published have no listing, and no file of theirs is listed.
+        gone = [path for path in may_go if not os.path.lexists(self._root / BOOT / path)]
+        for _, stage in groupby((path for path in wanted if path in different), key=_stage):
+            for some in _batches(stage):
+                right = {path: _right_file(self._root, files[path]) for path in some}
+                gone += [path for path, file in right.items() if file is None]
+                placed = {path: (file, different[path]) for path, file in right.items() if file is not None}
+                self._check()
+                repairs |= dict.fromkeys(placed, RepairAction.REPLACED)
+                store.replace_each(placed)
+        for some in _batches(gone):
+            self._check()
+            repairs |= dict.fromkeys(some, RepairAction.REMOVED)
+            store.remove_each(some)
+        if different or gone:
+            self._check()  # what was written last may be of before
+        extra = (path for path in names & chosen if path not in files and path not in gone)
+        left = tuple(sorted(path for path in extra if not path.startswith("assets/") and not is_content(BOOT + path)))
+        return RepairReport(
+            files=len(wanted),
+            repairs=tuple(Repair(path, action) for path, action in sorted(repairs.items())),
+            left=left,
+        )
+
+    def _check(self) -> None:
+        """Raise `Overtaken` if the tree, the mirror's records or the version of a file is another one by now."""
+        if self._turns is not None and self._clock() >= self._turns:
+            raise Overtaken(f"{self._root}: a file has turned at {format_instant(self._turns)}")
+        if _state_of(self._root) != self._published:
+            raise Overtaken(f"{self._root} was published to meanwhile")
+        if not self._records.is_as_observed():
+            raise Overtaken(f"{self._store.name}: an instance is writing there")
+
+    def _check_list(self) -> None:
+        """Raise `PublishError` if the mirror has a newer list than the tree: the tree is a copy of before."""
+        found: list[FoundFile | None] = []
+        self._store.read_each([f"{SIGNED}{TIMESTAMP}"], lambda _, file: found.append(file), parallel=1)
+        theirs = list_version(found[0][0]) if found[0] is not None else 0
+        if theirs > (ours := list_version(self._published.timestamp)):
+            raise PublishError(
+                f"{self._store.name}: {SIGNED}{TIMESTAMP} has the version {theirs}, and {self._root} has the earlier "
+                f"version {ours} (with --tree, name the OUTPUT that gitboot publishes to now; if somebody has edited "
+                "that file of the mirror, remove it)"
+            )
+
+
+def _batches(paths: Iterable[str]) -> Iterator[list[str]]:
+    left = iter(paths)
+    while batch := list(islice(left, _BATCH)):
+        yield batch
+
+
+def _known(paths: Iterable[str], known: Collection[str]) -> frozenset[str]:
+    found = frozenset(path.removeprefix("/") for path in paths)
+    if unknown := sorted(found - set(known)):
+        hint = did_you_mean(unknown[0], known, f"{ALL} stands for all paths")
+        raise UsageError(f"--repair {unknown[0]}: neither the tree nor the mirror has this path; {hint}")
+    return found
+
+
+def _may_be_asked_for(path: str, paths: Collection[str]) -> bool:
+    """Return whether a file that is not published goes."""
+    if path in {each.removeprefix("/") for each in paths} or path.startswith(SIGNED):
+        return True
+    return kind_of(BOOT + path) is not None and not is_content(BOOT + path)
+
+
+def _order(path: str) -> tuple[int, int, str]:
+    """Return the place of a path in a repair."""
+    return *_stage(path), path
+
+
+def _stage(path: str) -> tuple[int, int]:
+    """Return the rank of files that may be written in any order: the list comes last, ``timestamp.json`` at its end."""
+    if path.startswith(SIGNED):
+        return 1, int(path == f"{SIGNED}{TIMESTAMP}")
+    return 0, publication_stage(BOOT + path)
+
+
+class _TreeState(NamedTuple):
+    """What each publication changes of a tree; None: the file is absent."""
+
+    manifest: bytes | None
+    pending: bytes | None  # present while a publication is under way, or was cut short
+    timestamp: bytes | None  # of the signed list
+
+
+def _state_of(root: Path) -> _TreeState:
+    def read(path: str) -> bytes | None:
+        try:
+            return (root / path).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise PublishError(f"{root / path} cannot be read: {error.strerror}") from error
+
+    return _TreeState(*map(read, (MANIFEST, PENDING, LIST_TIMESTAMP)))
+
+
+def _published(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, ListedFile]:
+    """Return what a mirror of the tree has to have at ``now``, by path below boot/.
+
+    ``manifest`` is the digest of the tree's manifest. Raises `Overtaken` if the list is of another one.
+    """
+    boot = FolderMirror(root / BOOT)
+    if boot.get(f"{SIGNED}{TIMESTAMP}", 0) is None:
+        return {
+            path: ListedFile(path, (FileVersion(None, file.sha256, file.size),), ())
+            for path, file in expected(root).items()
+        }
+    found: list[MirrorFinding] = []
+    with ThreadPoolExecutor(parallel, thread_name_prefix="list") as pool:
+        reader = ListReader(boot, (), pool)
+        signed = reader.read(found)
+        files = dict(reader.files(signed, now, found)[0]) if signed is not None else {}
+    if found:
+        raise Overtaken(f"{root / BOOT / found[0].path}: {found[0].message} (let gitboot publish)")
+    if signed is not None and signed.manifest != manifest:
+        raise Overtaken(f"{root / BOOT / SIGNED}: the list is of another publication (let gitboot publish)")
+    if signed is not None and signed.made > now + TOLERANCE:
+        raise PublishError(
+            f"{root / LIST_TIMESTAMP} was made at {format_instant(signed.made)}, and the clock of this host shows "
+            f"{format_instant(now)} (correct the clock: a repair would begin maintenance windows again)"
+        )
+    for name in boot.names():
+        if name.startswith(SIGNED):
+            content = (root / BOOT / name).read_bytes()
+            files[name] = ListedFile(name, (FileVersion(None, digest_of(content), len(content)),), ())
+    return files
+
+
+def _withheld(root: Path) -> dict[str, ListedFile]:
+    """Return what a target has in place of one-time boots that the tree itself has, by path below boot/."""
+    files = expected(root, as_target=True)
+    found = {path: ListedFile(path, (None,), ()) for path in expected(root).keys() - files.keys()}
+    for path, file in files.items():
+        if file.instead is not None:
+            right = (FileVersion(None, file.sha256, file.size),)
+            found[path] = ListedFile(path, right, (), contents={file.sha256: file.instead.decode()})
+    return found
+
+
+def _right_file(root: Path, file: ListedFile) -> RightFile | None:
+    """Return the version of now of a path; None: it has to be absent. Raises `Overtaken` if the tree lacks it."""
+    version, path = file.right[0], root / BOOT / file.path
+    if version is None or version.sha256 is None:
+        return None
+    try:
+        content, modified = path.read_bytes(), path.stat().st_mtime
+    except OSError:
+        content, modified = b"", 0.0
+    if digest_of(content) == version.sha256:
+        return RightFile(content, datetime.fromtimestamp(int(modified), UTC))
+    state = read_state(root, file.server) if file.server is not None else None
+    texts = {**file.contents, **(state.contents if state is not None else {})}
+    if version.sha256 in texts:
+        return RightFile(texts[version.sha256].encode(), version.since or _EPOCH)
+    raise Overtaken(f"{path}: the tree does not have the version of now (let gitboot publish)")
+
+
+_HINT: Final = "with --tree, name the OUTPUT of the instance that publishes there"
+
+
+class MirrorRecords:
+    """The records of a mirror: those of a target, those of OUTPUT if all of it was copied, or none."""
+
+    def __init__(self, name: str, store: FileStore | None, ledger: str) -> None:
+        """``store`` has the records; None: the mirror has no place for records. ``ledger`` is that of the tree."""
+        self._name, self._store, self._ledger = name, store, ledger
+        self._copied: bytes | None = None  # the head of a copied OUTPUT
+        self._target: StoreTarget | None = None
+        if store is not None:
+            claim = Claim(name, ledger=ledger, heir_of=lambda: None, writer="")
+            self._target = StoreTarget(name, claim, lambda: store)
+
+    def observe(self, tree: FollowedTree) -> bool:
+        """Return whether the mirror is a target of the tree's instance, and remember the records.
+
+        Raises `ForeignTree` if another ledger publishes there, `Overtaken` if the target does not hold what the tree
+        has, `PublishError` and `HostUnreachable`.
+        """
+        if self._store is None or self._target is None:
+            return False
+        found = self._store.get(HEAD)
+        copied = _tree_head(found.content) if found is not None else None
+        self._copied = found.content if found is not None and copied is not None else None
+        if copied is not None:
+            if copied.stamp.ledger != self._ledger:
+                belongs = f"{self._name} belongs to the ledger {copied.stamp.ledger}, not to {self._ledger}"
+                raise ForeignTree(f"{belongs} ({_HINT})")
+            return False
+        if (held := self._target.observe(_HINT)) is None:
+            return False
+        glance = tree.look()
+        if glance is None or outdated(glance, held):
+            raise Overtaken(
+                f"{self._name}: an instance is writing there, or the target has another publication than the tree "
+                f"(let the instance bring it up, or name its OUTPUT with --tree)"
+            )
+        return True
+
+    def is_as_observed(self) -> bool:
+        """Return whether no process has begun or ended to write since `observe`."""
+        if self._store is None or self._target is None:
+            return True
+        if self._copied is not None:
+            found = self._store.get(HEAD)
+            return found is not None and found.content == self._copied
+        return self._target.is_as_observed()
+
+
+def tree_head(data: bytes | None, place: str) -> Head:
+    """Return the head of a published tree. Raises `PublishError`."""
+    if data is None:
+        raise PublishError(f"{place}: expected a tree that gitboot published, found no {HEAD}")
+    if (head := _tree_head(data)) is None:
+        raise PublishError(f"{place}: {HEAD} is not one of this version of gitboot (let gitboot publish again)")
+    return head
+
+
+def _tree_head(data: bytes) -> Head | None:
+    try:
+        return parse_head(data)
+    except ValueError:
+        return None
+
+
+PROGRAM: Final = "gitboot-mirror.py"
+KEY: Final = "root.pub"
+_NAME: Final = "gitboot-mirror"
+_INSTALLED: Final = f"/usr/local/lib/{_NAME}"  # where the operator places the program and the key
+_PLAIN: Final = re.compile(r"[A-Za-z0-9@:/._=+-]+")
+_SERVICE: Final = """\
+# Copies boot files to this mirror, verifies them, and ends maintenance windows on time. The timer starts it.
+[Unit]
+Description=gitboot mirror: copies and verifies boot files, and ends maintenance windows
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+Type=oneshot
+ExecStart=/usr/bin/python3 -I {installed}/{program} \\
+    --from {source} --to {folder} --key {installed}/{key} --state /var/lib/{name}/state
+User={name}
+StateDirectory={name}
+StateDirectoryMode=0700
+ReadWritePaths={written}
+UMask=0027
+
+CapabilityBoundingSet=
+LockPersonality=yes
+MemoryDenyWriteExecute=yes
+NoNewPrivileges=yes
+PrivateDevices=yes
+PrivateTmp=yes
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHome=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+ProtectSystem=strict
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+"""
+_TIMER: Final = """\
+# Starts the copy again 30 seconds after the last one has ended. A window ends at most so much later than it should.
+[Unit]
+Description=gitboot mirror: every 30 seconds
+
+[Timer]
+OnBootSec=5s
+OnUnitInactiveSec=30s
+AccuracySec=1s
+
+[Install]
+WantedBy=timers.target
+"""
+
+
+def mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
+    """Return what to place at a mirror, by file name. ``keys`` is the text of the public keys. Raises `UsageError`."""
+    if not folder.startswith("/"):
+        raise UsageError(f"{folder}: name the absolute path of the folder that the mirror's web server serves")
+    service = _SERVICE.format(
+        installed=_INSTALLED,
+        program=PROGRAM,
+        key=KEY,
+        name=_NAME,
+        source=_word(source.replace("$", "$$")),
+        folder=_word(folder.replace("$", "$$")),
+        written=_word(folder),
+    )
+    return {
+        PROGRAM: join_program(),
+        KEY: keys.encode(),
+        f"{_NAME}.service": service.encode(),
+        f"{_NAME}.timer": _TIMER.encode(),
+    }
+
+
+def join_program() -> bytes:
+    """Return the program of a mirror as one file: the source of the reader replaces its import."""
+    before, _, after = getsource(mirror_program).partition("from gitboot.publish.signed_list_reader import (")
+    return (before + getsource(signed_list_reader) + after.partition(")\n")[2]).encode()
+
+
+def _word(text: str) -> str:
+    """Return a word of a unit file: systemd.syntax(7), Quoting, and systemd.unit(5), Specifiers.
+
+    In a command line, `$$` stands for `$`: systemd.service(5).
+    """
+    if _PLAIN.fullmatch(text):
+        return text
+    if not text.isprintable():
+        raise UsageError(f"{text!r} has characters that a unit file cannot have")
+    for special, written in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%")):
+        text = text.replace(special, written)
+    return f'"{text}"'

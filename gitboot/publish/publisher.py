@@ -1,0 +1,555 @@
+"""Publisher: write tree changes in a safe order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+
+from gitboot import __version__
+from gitboot.errors import ForeignTree, LockedByAnother, PublishError
+from gitboot.jsonio import Digest, canonical
+from gitboot.publish.durable_files import OPEN, Disk, TreeModes, holds, is_there, make_root, staged
+from gitboot.publish.first_publication import check_room, check_room_for, fill, finish, rendered
+from gitboot.publish.manifest import MANIFEST, STATUS, Pair, Stamp, digest_of
+from gitboot.publish.signed_list import ListAbout, Listings, ListKeys, SignedList, listing_in
+from gitboot.publish.tree_changes import (
+    EndedWindows,
+    NamedContent,
+    Parts,
+    Publication,
+    TreeChanges,
+    WindowEnds,
+    amended,
+    decide,
+)
+from gitboot.publish.tree_reader import LOCK, PENDING, Inventory, Tree, batch_path, is_bare, left_in_index, now_named
+from gitboot.render.page import INDEX, SAID, script_of
+from gitboot.render.paths import File, Files, Stage, is_content, publication_stage
+from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
+from gitboot.status.progress import Told, counted, unheard
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """What a publication did to a tree; paths are sorted."""
+
+    written: tuple[str, ...]
+    withdrawn: tuple[str, ...]  # no longer planned, and gone
+    expired: tuple[str, ...]  # content that nothing has named for GRACE, and gone
+    unchanged: int  # planned files that were looked at, and stand as they are
+    begun: int = 0  # files of a tree that began with nothing, besides: they are counted alone
+
+    @property
+    def new(self) -> int:
+        """How many files were written, listed or not."""
+        return len(self.written) + self.begun
+
+
+class Directory:
+    """A directory that this process alone publishes to, from ``open`` to ``close``."""
+
+    def __init__(self, disk: Disk, *, ledger: str, heir_of: Callable[[], str | None], told: Told = unheard) -> None:
+        self._disk = disk
+        self._ledger = ledger
+        self._heir_of = heir_of
+        self._told = told
+        self._tree = Tree(disk)
+        self._named = NamedContent()
+        self._owed: Publication | None = None  # what publications that failed were to bring about
+        self._indexed: frozenset[Pair] = frozenset()  # and what they may have left in the index
+        self._left: bytes | None = None  # the manifest when the last publication had ended
+        self._is_foreign = False  # another ledger's tree was refused here
+        self._list = SignedList()
+        self._window_ends = WindowEnds()
+
+    @classmethod
+    def open(
+        cls,
+        root: Path,
+        *,
+        ledger: str,
+        heir_of: Callable[[], str | None] = lambda: None,
+        told: Told = unheard,
+        modes: TreeModes = OPEN,
+    ) -> Directory:
+        """The directory at ``root``, made where it is missing, for the instance that has this ledger.
+
+        ``heir_of`` tells whose tree it may take over: another ledger's, once a person has said so. ``told`` is called
+        as a publication goes on. ``modes`` are those of all that is written, and of what stands there already, unless
+        they are `OPEN`: that leaves what stands there as it is. Raises LockedByAnother where another process publishes,
+        PublishError where it cannot be written.
+        """
+        make_root(root, modes)
+        disk = Disk(root, modes)
+        try:
+            if holder := disk.lock(LOCK):
+                raise LockedByAnother(f"{root}: {holder} publishes there (stop it, or choose another directory)")
+            if modes is not OPEN:
+                disk.adapt()
+            disk.remove(staged(PENDING))
+            finish(disk)
+            return cls(disk, ledger=ledger, heir_of=heir_of, told=told)
+        except BaseException:
+            disk.close()
+            raise
+
+    def close(self, *, and_forget_lock: bool = False) -> None:
+        """Let others publish here; ``and_forget_lock`` leaves nothing behind that says who did."""
+        if and_forget_lock:
+            self._disk.remove(LOCK)
+        self._disk.close()
+
+    def __enter__(self) -> Directory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_as_left(self) -> bool:
+        """Whether nobody has put another tree here since the last publication, such as an older copy of it.
+
+        Before the first one has ended: nor another directory. Another ledger's tree is not what was left: it is looked
+        each time whether it is there still.
+        """
+        with suppress(PublishError):
+            is_same = self._left is None or self._disk.read(MANIFEST) == self._left
+            return is_same and not self._is_foreign and is_there(self._disk)
+        return False
+
+    @property
+    def stamp(self) -> Stamp | None:
+        """Of what the tree was made; None if no publication has ended here."""
+        return self._tree.stamp
+
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
+        stands = self._disk.look(path)
+        if stands is not None and path not in self._tree.pending and holds(self._disk, path, stands, file.content):
+            return int(stands.st_mtime)  # it is not written anew
+        return self._disk.dated(path, at)
+
+    def holds(self, files: Files) -> bool:
+        """Whether all of these files stand in the tree as they are given."""
+        return all(
+            path not in self._tree.pending and holds(self._disk, path, self._disk.look(path), file.content)
+            for path, file in files.items()
+        )
+
+    def inventory(self) -> Inventory:
+        """What the tree holds, for `resume`."""
+        head = self._tree.head
+        return Inventory(
+            states=dict(self._tree.servers()),
+            content=dict(self._named.by_server),
+            shared=head.shared if head is not None else None,
+            has_page=INDEX in self._tree.shared(),
+        )
+
+    def resume(self, before: Inventory) -> frozenset[str] | None:
+        """Go on from what an earlier process has left; return the servers that have other files by now, as `ALL` says.
+
+        Then no publication need be complete, but the first has to have these, whatever they are by now. None: it has to
+        be complete, as that of a process that knows nothing.
+        """
+        tree = self._tree
+        if tree.stamp is None or tree.stamp.ledger != self._ledger or (now := now_named(tree, before)) is None:
+            return None
+        if (indexed := left_in_index(self._disk, tree)) is None:
+            return None
+        for server, paths in {**before.content, **now}.items():
+            self._named.note(server, paths)
+        self._indexed = indexed
+        self._left = self._disk.read(MANIFEST)
+        return frozenset(now)
+
+    def publish(
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,
+        parts: PartFiles = AS_IT_WAS,
+    ) -> Published:
+        """Bring the files of these servers, and the shared ones, to what they are to be; say what was done.
+
+        A server's files hold its state; None is a server that is gone, or shared files that stay as they are. ``parts``
+        has what is shared as well, and made anew piece by piece, as far as it may have changed. The
+        first publication of a process has to be ``complete``: these are then all servers, whatever the tree holds
+        besides goes, and what does not have its size is made good. Where there is no tree yet, their items are gone
+        through once and none of them is held. Later ones are given what may have changed, and no
+        other server costs anything. Publishing the same files twice writes nothing.
+
+        Everything is decided, and everything in the way found, before anything is written. A crash or a failure
+        leaves each file whole, of one of the two versions, and all the content that an entry names; the next
+        publication completes the rest. Each version of a file is dated a second or more after the one before, so
+        that an access log tells them apart. A tree that somebody has put in the place of what was left is read anew,
+        and has to be published completely. Raises ForeignTree and PublishError.
+        """
+        self._window_ends = WindowEnds()
+        if not self.is_as_left:
+            if not complete:
+                raise PublishError(f"{self._disk.root}: another tree was put there; it is published anew")
+            self._begin_anew()
+        elif self._owed is not None and finish(self._disk):
+            self._tree = Tree(self._disk)
+        wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete, parts=parts))
+        self._owed = wanted
+        self._is_foreign = True
+        _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
+        self._is_foreign = False
+        stamp = Stamp(commit=commit, gitboot=__version__, ledger=self._ledger)
+        before = self._disk.read(MANIFEST)
+        try:
+            discard(self._disk, self._tree.pending)
+            begun = self._begun(wanted, stamp, at) if is_bare(self._disk, self._tree) else None
+            if begun is None:
+                self._owed = replace(wanted, servers=dict(wanted.servers.items()))
+            done, listings = begun or self._changed(self._owed, stamp, at)
+        finally:
+            self._disk.rest()
+            self._told(1, 1)
+        self._owed, self._indexed = None, frozenset()
+        self._left = self._disk.read(MANIFEST)
+        self._list.note(listings, digest_of(before) if before else None, digest_of(self._left or b""))
+        return done
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        """End the windows that are over at ``at`` in the files that an earlier process published.
+
+        The next publication has to have the servers whose files were replaced. Raises `PublishError`; the next call
+        tries again.
+        """
+        if not is_there(self._disk):
+            return EndedWindows((), None)
+        try:
+            return self._window_ends.end(self._disk, at, dated=at)
+        finally:
+            self._disk.rest()
+
+    def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
+        """Bring the signed list to the tree, and renew it if it is due; return when it expires.
+
+        ``keys`` sign the list; None: it is unsigned. Nothing happens until a publication has ended, and while another
+        tree is here. The result is None if this process has written no list. Raises `PublishError`; then the earlier
+        list stays.
+        """
+        head = self._tree.head
+        if self._owed is None and self._left and head is not None and self.is_as_left:
+            about = ListAbout(head.stamp, digest_of(self._left))
+            try:
+                self._list.update(self._disk, self._tree, about, keys, at)
+            finally:
+                self._disk.rest()
+        return self._list.expires
+
+    def _begun(self, wanted: Publication, stamp: Stamp, at: datetime) -> tuple[Published, Listings] | None:
+        """What was written where no tree stood, and its listings; None where it cannot be moved to its place."""
+        check_room(self._disk.root, wanted)
+        if (filled := fill(self._disk, self._tree, wanted, stamp, at, self._told)) is None:
+            return None
+        self._tree.settle(filled.head)
+        self._named.note_all(filled.content, complete=True)
+        published = Published(written=(), withdrawn=(), expired=(), unchanged=0, begun=filled.written)
+        return published, filled.listings
+
+    def _changed(self, wanted: Publication, stamp: Stamp, at: datetime) -> tuple[Published, Listings]:
+        """What was done to a tree that stands, and the listings that changed."""
+        tree = self._tree
+        changes = decide(self._disk, tree, self._named, wanted, self._indexed, at)
+        self._indexed = changes.indexed
+        head, manifest = amended(tree, stamp, changes.digests, changes.shared)
+        if not (head == tree.head and changes.is_nothing and not tree.pending):
+            content, alike = _content(changes, wanted), _alike(changes, wanted)
+            if tree.stamp is None:  # a first publication that came to no end: this is what is left of it
+                others = {path for paths in alike.values() for path in paths}
+                check_room_for(self._disk.root, {path: content[path] for path in content.keys() - others})
+            change(self._disk, tree, changes, content, alike, manifest, self._told)
+            tree.settle(head)
+            tree.retire(changes.retired, changes.at, changes.batches)
+        self._named.note_all(changes.content, complete=wanted.complete)
+        return _published(changes), {
+            server: listing_in(wanted.servers.get(server), server) for server in changes.digests
+        }
+
+    def _begin_anew(self) -> None:
+        """Go by what lies at the root by now."""
+        make_root(self._disk.root, self._disk.modes)
+        disk = Disk(self._disk.root, self._disk.modes)
+        self._disk.close()
+        self._disk, self._left = disk, b""  # no manifest: another tree is here until this one is known
+        if holder := disk.lock(LOCK):
+            raise PublishError(f"{disk.root}: {holder} publishes there (stop it, or choose another directory)")
+        finish(disk)
+        self._tree, self._named = Tree(disk), NamedContent()
+        self._owed, self._indexed, self._left = None, frozenset(), None
+
+    def write_status(self, content: bytes, at: datetime, path: str = STATUS) -> None:
+        """Leave the instance's word on itself for endpoints; a disk that refuses it loses only that."""
+        with suppress(PublishError):
+            _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
+            for place, data in _said(self._disk, path, content).items():
+                if data is None:
+                    self._disk.remove(place)
+                else:
+                    self._disk.stage(place, data, at)
+                    self._disk.place(place)
+        self._disk.rest()
+
+
+def _said(disk: Disk, path: str, content: bytes) -> dict[str, bytes | None]:
+    """Where a word on the tree is left; as a script too, where there is a page."""
+    name, on_page = SAID[path]
+    shown = script_of(name, content) if disk.look(INDEX) is not None else None
+    return {path: content, on_page: shown}
+
+
+def would_change(
+    servers: Mapping[str, Files],
+    shared: Files,
+    root: Path,
+    *,
+    ledger: str,
+    at: datetime,
+    heir_of: str | None = None,
+    parts: PartFiles = AS_IT_WAS,
+) -> Published:
+    """What a complete publication would do, without doing any of it. Raises as it does."""
+    wanted = Publication(servers=servers, shared=shared, complete=True, parts=parts)
+    if not root.exists():
+        paths = sorted(path for files in wanted for path in files)
+        return Published(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
+    with closing(Disk(root)) as disk:
+        tree = Tree(disk)
+        _refuse_foreign(disk, tree, ledger, lambda: heir_of)
+        return _published(decide(disk, tree, NamedContent(), wanted, (), at))
+
+
+def _joined(owed: Publication | None, wanted: Publication) -> Publication:
+    """What is wanted now, and what is still owed."""
+    if owed is None or wanted.complete:
+        return wanted
+    return replace(
+        owed,
+        servers={**owed.servers, **wanted.servers},
+        shared=owed.shared if wanted.shared is None else wanted.shared,
+        parts=owed.parts.then(wanted.parts),
+    )
+
+
+def _published(changes: TreeChanges) -> Published:
+    return Published(
+        written=changes.written,
+        withdrawn=changes.withdrawn,
+        expired=changes.expired,
+        unchanged=changes.planned - len(changes.written),
+    )
+
+
+def _content(changes: TreeChanges, wanted: Publication) -> dict[str, bytes]:
+    """What is written, by path, in its order."""
+    written = set(changes.written)
+    found = {path: files[path].content for files in wanted for path in files.keys() & written}
+    return {path: found[path] for path in changes.written}
+
+
+def _alike(changes: TreeChanges, wanted: Publication) -> dict[str, tuple[str, ...]]:
+    """Of what is written, by the first of each kind, the paths of one server that have the same content.
+
+    A file has names of one server alone, and of one publication: so it is replaced under all of them together, its date
+    is that of them all, and it never has more names than a file system allows.
+    """
+    written, taken = set(changes.written), set[str]()
+    found: dict[str, tuple[str, ...]] = {}
+    for files in wanted:
+        paths: dict[Digest, list[str]] = {}
+        for path in sorted((files.keys() & written) - taken):
+            paths.setdefault(files[path].sha256, []).append(path)
+        taken.update(files)  # |= would make the set anew for each server
+        found.update((first, tuple(others)) for first, *others in paths.values() if others)
+    return found
+
+
+def _refuse_foreign(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[[], str | None]) -> None:
+    if tree.stamp is not None and tree.stamp.ledger != ledger and tree.stamp.ledger != heir_of():
+        raise ForeignTree(
+            f"{disk.root} is a tree of the ledger {tree.stamp.ledger}, not of {ledger} "
+            "(choose another directory, or take it over with gitboot records begin)"
+        )
+
+
+def change(
+    disk: Disk,
+    tree: Tree,
+    changes: TreeChanges,
+    content: Mapping[str, bytes],
+    alike: Mapping[str, tuple[str, ...]],
+    manifest: Parts,
+    told: Told,
+) -> None:
+    """Replace file after file: content before what names it, the first scripts after it, the manifest last.
+
+    ``content`` is what is written, by path, and ``alike`` the paths that are to be one file, by the first of them.
+    Raises PublishError; what it leaves then is between two versions, and ``tree`` knows of what.
+    """
+    batch = _batch(tree, changes)
+    joined, parted = rendered(changes.joined), rendered(changes.parted)
+    # By the states, whoever goes on from what is cut short finds whose all these are. PENDING among them says so.
+    tree.begin({*changes.paths, *changes.beside, *batch, *manifest, PENDING})
+    try:
+        _stage(disk, {PENDING: canonical(sorted(tree.pending))}, changes.at)
+        disk.sync()
+        disk.place(PENDING)
+        disk.sync()
+        _stage(disk, {**content, **batch, **joined, **manifest}, changes.at, alike, _half(told, 0))
+        disk.sync()
+        _place(disk, (path for path in content if is_content(path)))
+        disk.sync()
+        _place(disk, joined)
+        states = set(changes.states)
+        others = [path for path in (*content, *batch) if not is_content(path) and path not in states]
+        scripts = [path for path in others if publication_stage(path) is Stage.FIRST_SCRIPTS]
+        _place(disk, counted([*changes.states, *(each for each in others if each not in scripts)], _half(told, 1)))
+        if scripts:
+            disk.sync()
+            _place(disk, scripts)
+        if parted:
+            _stage(disk, parted, changes.at)
+            disk.sync()
+            _replace(disk, parted)
+        _remove(disk, (*changes.withdrawn, *changes.expired))
+        _remove(disk, (batch_path(since) for since in changes.batches))
+        _replace(disk, manifest)
+        disk.sync()
+        disk.remove(PENDING)
+    except PublishError:
+        with suppress(PublishError):
+            discard(disk, {*tree.pending, PENDING})
+        raise
+
+
+def discard(disk: Disk, paths: Collection[str]) -> None:
+    """Remove what was staged for these paths."""
+    for path in sorted(paths):
+        disk.remove(staged(path))
+
+
+def _replace(disk: Disk, contents: Mapping[str, bytes | None]) -> None:
+    """Put what was staged in its place, after what goes."""
+    _remove(disk, (path for path, content in contents.items() if content is None))
+    _place(disk, (path for path, content in contents.items() if content is not None))
+
+
+def _place(disk: Disk, paths: Iterable[str]) -> None:
+    for path in paths:
+        disk.place(path)
+
+
+def _remove(disk: Disk, paths: Iterable[str]) -> None:
+    for path in paths:
+        disk.remove(path)
+
+
+def _stage(
+    disk: Disk,
+    contents: Mapping[str, bytes | None],
+    at: datetime,
+    alike: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    told: Told = unheard,
+) -> None:
+    """``alike`` are paths, by the first of them, that are to be one file."""
+    others = {path for paths in alike.values() for path in paths}
+    for path, content in counted(contents.items(), told):
+        if content is None or path in others:
+            continue
+        disk.stage(path, content, at)
+        for other in alike.get(path, ()):
+            disk.stage(other, content, at, like=path)
+
+
+def _half(told: Told, half: int) -> Told:
+    """Who is told of one of the two times that each file costs something."""
+    return lambda done, total: told(half * total + done, 2 * total)
+
+
+def _batch(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
+    """The list of what is retired now, with what was in the same second; and one that was between two versions."""
+    since = {changes.at} if changes.retired else set[datetime]()
+    if tree.pending:
+        since |= {each for each in tree.batches.difference(changes.batches) if batch_path(each) in tree.pending}
+    if not since:
+        return {}
+    retired = {**tree.retired, **dict.fromkeys(changes.retired, changes.at)}
+    return {
+        batch_path(at): canonical(sorted(path for path, each in retired.items() if each == at)) for at in sorted(since)
+    }
+
+
+class Looked:
+    """Stands where a `Directory` would; keeps what publishing would have done, and does none of it."""
+
+    def __init__(self, root: Path, *, ledger: str, heir_of: str | None) -> None:
+        self._root, self._ledger, self._heir_of = root, ledger, heir_of
+        self._servers: dict[str, Files] = {}
+        self._shared: Files = {}
+        self._parts = AS_IT_WAS
+        self.seen = Published(written=(), withdrawn=(), expired=(), unchanged=0)
+
+    @property
+    def is_as_left(self) -> bool:
+        """Nothing was left there."""
+        return True
+
+    def dated(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - as a Directory has it
+        """What ``path`` would be dated; what exactly matters to nobody."""
+        return int(at.timestamp())
+
+    def holds(self, files: Files) -> bool:  # noqa: ARG002 - as a Directory has it
+        """Nothing stands there."""
+        return False
+
+    def end_windows(self, at: datetime) -> EndedWindows:  # noqa: ARG002 - as a Directory has it
+        """Return that no window ended, because a dry run writes no file."""
+        return EndedWindows((), None)
+
+    def update_list(self, keys: ListKeys | None, at: datetime) -> None:
+        """Nothing is written."""
+
+    def publish(
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,  # noqa: ARG002 - as a Directory has it
+        at: datetime,
+        parts: PartFiles,
+    ) -> Published:
+        """Say what all that was given so far would do."""
+        if complete:
+            self._servers = {}
+        for server, files in servers.items():
+            if files is None:
+                self._servers.pop(server, None)
+            else:
+                self._servers[server] = files
+        self._shared = self._shared if shared is None else shared
+        self._parts = self._parts.then(parts)
+        self.seen = would_change(
+            self._servers,
+            self._shared,
+            self._root,
+            ledger=self._ledger,
+            at=at,
+            heir_of=self._heir_of,
+            parts=self._parts,
+        )
+        return self.seen

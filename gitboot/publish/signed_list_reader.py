@@ -1,0 +1,677 @@
+"""Signed list reader: verify the list that a mirror carries, and return its listings.
+
+`gitboot verify-mirror` and the program of a mirror read lists by these functions. The program is one file that contains
+this module's source and runs from Python 3.6 on, so the module imports the standard library only.
+
+The list is metadata of The Update Framework (TUF, https://theupdateframework.github.io/specification/latest/) in the
+folder `signed/` of `boot/`: `<n>.root.json`, `timestamp.json`, `<n>.snapshot.json`, `<n>.targets.json`, and one file
+for each bin of target names (succinct roles, TAP 15) that has targets. Each target is a listing, `servers/<name>.json`
+or `shared.json`: the digests of one server's boot files, with the times from which they count.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+SIGNED = "signed/"  # the folder of the list, below boot/
+TIMESTAMP = "timestamp.json"
+SHARED = "shared.json"  # the listing of the files that belong to no server
+
+# The most bytes that are read of a file: the defaults of python-tuf (tuf.ngclient.UpdaterConfig).
+MAX_ROOT_BYTES = 512000
+MAX_TIMESTAMP_BYTES = 16384
+MAX_SNAPSHOT_BYTES = 2000000
+MAX_TARGETS_BYTES = 5000000
+_MAX_ROOTS = 1024
+_TRIES = 3  # while a copy of the tree goes on
+
+# A transition happens at a mirror's own time and when its copy arrives: within this of it, both versions are right.
+TOLERANCE = timedelta(seconds=120)
+
+# Returns at most so many bytes of a file below signed/ and one more, or None for a file that is absent.
+Fetch = Callable[[str, int], Optional[bytes]]
+
+# Faults of a list
+
+MISSING = "Missing"
+UNSIGNED = "Unsigned"
+BAD_SIGNATURE = "BadSignature"
+DAMAGED = "Damaged"
+OLDER = "Older"
+
+
+class ListProblem(Exception):
+    """A file of the list that cannot be trusted: which of the faults, its path below boot/, and why."""
+
+    def __init__(self, fault: str, name: str, message: str) -> None:
+        super().__init__(f"{SIGNED}{name}: {message}")
+        self.fault, self.path, self.message = fault, SIGNED + name, message
+
+
+# Ed25519 signatures: RFC 8032, 5.1. The key and the signature are public, so the time may depend on them.
+
+_FIELD = 2**255 - 19
+_ORDER = 2**252 + 27742317777372353535851937790883648493
+_D = -121665 * pow(121666, _FIELD - 2, _FIELD) % _FIELD
+_ROOT_OF_MINUS_1 = pow(2, (_FIELD - 1) // 4, _FIELD)
+
+_Point = Tuple[int, int, int, int]  # extended homogeneous coordinates: RFC 8032, 5.1.4
+_NEUTRAL = (0, 1, 1, 0)
+
+
+def _add(a: _Point, b: _Point) -> _Point:
+    """Return the sum of two points: RFC 8032, 5.1.4."""
+    difference = (a[1] - a[0]) * (b[1] - b[0]) % _FIELD
+    total = (a[1] + a[0]) * (b[1] + b[0]) % _FIELD
+    c, d = 2 * a[3] * b[3] * _D % _FIELD, 2 * a[2] * b[2] % _FIELD
+    e, f, g, h = total - difference, d - c, d + c, total + difference
+    return e * f % _FIELD, g * h % _FIELD, f * g % _FIELD, e * h % _FIELD
+
+
+def _decode_point(encoded: bytes) -> Optional[_Point]:
+    """Return the point that 32 bytes encode, or None: RFC 8032, 5.1.3."""
+    number = int.from_bytes(encoded, "little")
+    y, sign = number & (1 << 255) - 1, number >> 255
+    if y >= _FIELD:
+        return None
+    square = (y * y - 1) * pow(_D * y * y + 1, _FIELD - 2, _FIELD) % _FIELD
+    x = pow(square, (_FIELD + 3) // 8, _FIELD)
+    if (x * x - square) % _FIELD:
+        x = x * _ROOT_OF_MINUS_1 % _FIELD
+    if (x * x - square) % _FIELD or (x == 0 and sign):
+        return None
+    if x & 1 != sign:
+        x = _FIELD - x
+    return x, y, 1, x * y % _FIELD
+
+
+def _encode_point(point: _Point) -> bytes:
+    """Return the 32 bytes of a point: RFC 8032, 5.1.2."""
+    inverse = pow(point[2], _FIELD - 2, _FIELD)
+    x, y = point[0] * inverse % _FIELD, point[1] * inverse % _FIELD
+    return (y | (x & 1) << 255).to_bytes(32, "little")
+
+
+def _is_small_order(point: _Point) -> bool:
+    for _ in range(3):
+        point = _add(point, point)
+    return point[0] % _FIELD == 0 and (point[1] - point[2]) % _FIELD == 0
+
+
+def _base() -> _Point:
+    point = _decode_point((4 * pow(5, _FIELD - 2, _FIELD) % _FIELD).to_bytes(32, "little"))
+    assert point is not None  # noqa: S101 - a constant
+    return point
+
+
+_BASE = _base()
+
+
+@lru_cache(maxsize=1024)  # a list that is read again has mostly the same parts
+def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
+    """Return whether this is the key's signature of the message: RFC 8032, 5.1.7, without the cofactor.
+
+    A key of small order verifies nothing.
+    """
+    if len(key) != 32 or len(signature) != 64:
+        return False
+    point, s = _decode_point(key), int.from_bytes(signature[32:], "little")
+    if point is None or s >= _ORDER or _is_small_order(point):
+        return False
+    digest = hashlib.sha512(signature[:32] + key + message).digest()
+    k = int.from_bytes(digest, "little") % _ORDER
+    negative = (_FIELD - point[0], point[1], point[2], _FIELD - point[3])
+    terms = (None, _BASE, negative, _add(_BASE, negative))
+    found = _NEUTRAL  # s * base - k * key, bit by bit
+    for bit in range(_ORDER.bit_length() - 1, -1, -1):
+        found = _add(found, found)
+        term = terms[(s >> bit & 1) + 2 * (k >> bit & 1)]
+        if term is not None:
+            found = _add(found, term)
+    return _encode_point(found) == signature[:32]
+
+
+# Metadata
+
+_Keys = Dict[str, bytes]  # public keys by key id
+
+
+class _Role(NamedTuple):
+    """The keys that sign a role, and how many of them have to."""
+
+    keys: _Keys
+    threshold: int
+
+
+class _Root(NamedTuple):
+    """A root: whose keys sign what."""
+
+    version: int
+    expires: datetime
+    roles: Dict[str, _Role]
+
+
+class _Metadata(NamedTuple):
+    """A metadata file: its `signed` part, the bytes that are signed, and the signatures by key id."""
+
+    name: str
+    signed: Dict[str, Any]
+    payload: bytes
+    signatures: Dict[str, bytes]
+
+
+class Seen(NamedTuple):
+    """The newest list that a reader has accepted. Older ones of the same keys are rejected after that."""
+
+    root: int
+    timestamp: int
+    snapshot: int
+    keys: FrozenSet[str]  # that sign timestamps, in hexadecimal digits
+
+
+def _unique(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > 18:
+        raise ValueError("a number is too large")
+    return int(text)
+
+
+def _refused(text: str) -> Any:
+    raise ValueError(f"a number is no integer: {text[:20]}")
+
+
+def _parse_json(data: bytes) -> Any:
+    """Return the value of a JSON document without floats and without repeated names. Raises ValueError."""
+    try:
+        return json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_int=_integer,
+            parse_float=_refused,
+            parse_constant=_refused,
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def canonical_json(value: Any) -> bytes:
+    """Return the bytes that TUF signs: the canonical JSON of http://wiki.laptop.org/go/Canonical_JSON.
+
+    Raises ValueError for a text with control characters, whose canonical form Python's encoder does not write.
+    """
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if "\\" in re.sub(r'\\["\\]', "", text):
+        raise ValueError("a text has control characters")
+    return text.encode("utf-8")
+
+
+def _hexadecimal(value: Any, size_bytes: int) -> bytes:
+    if not isinstance(value, str) or not re.match(r"[0-9a-f]*\Z", value) or len(value) != 2 * size_bytes:
+        raise ValueError(f"expected {2 * size_bytes} hexadecimal digits")
+    return bytes.fromhex(value)
+
+
+def check_count(value: Any, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise ValueError(f"expected a number of at least {least}")
+    return value
+
+
+_INSTANT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,6}))?Z\Z")
+
+
+def parse_instant(value: Any) -> datetime:
+    """Return the time that a text such as 2026-11-27T21:00:00Z names, in UTC. Raises ValueError."""
+    found = _INSTANT.match(value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError("expected a time such as 2026-11-27T21:00:00Z")
+    at = datetime.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
+    return at.replace(microsecond=int((found.group(2) or "0").ljust(6, "0")))
+
+
+def _parsed(name: str, data: bytes, kind: str) -> _Metadata:
+    """Return a metadata file of this kind. Raises `ListProblem`."""
+    try:
+        document = _parse_json(data)
+        signed, signatures = document["signed"], document["signatures"]
+        if signed["_type"] != kind or str(signed["spec_version"]).split(".")[0] != "1":
+            raise ValueError(f"expected TUF metadata of the role {kind}, version 1")
+        check_count(signed["version"], 1)
+        parse_instant(signed["expires"])
+        by_key = {str(each["keyid"]): _hexadecimal(each["sig"], 64) for each in signatures}
+        if len(by_key) != len(signatures):
+            raise ValueError("a key has signed twice")
+        return _Metadata(name, signed, canonical_json(signed), by_key)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(name, error) from error
+
+
+def _damaged(name: str, error: Exception) -> ListProblem:
+    why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+    return ListProblem(DAMAGED, name, f"it is no part of a signed list: {why}")
+
+
+def _ed25519_keys(keys: Dict[str, Any]) -> _Keys:
+    """Return the public keys of a root or of a delegation; a key of another scheme signs nothing that is read."""
+    return {
+        keyid: _hexadecimal(key["keyval"]["public"], 32)
+        for keyid, key in keys.items()
+        if (key["keytype"], key["scheme"]) == ("ed25519", "ed25519")
+    }
+
+
+def _role(value: Dict[str, Any], keys: _Keys) -> _Role:
+    named = [str(keyid) for keyid in value["keyids"]]
+    return _Role({keyid: keys[keyid] for keyid in named if keyid in keys}, check_count(value["threshold"], 1))
+
+
+def _signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
+    """Return the public keys whose signature is right. A key counts once, whatever ids it has."""
+    return frozenset(
+        keys[keyid]
+        for keyid, signature in metadata.signatures.items()
+        if keyid in keys and ed25519_verify(keys[keyid], metadata.payload, signature)
+    )
+
+
+def _check_signatures(metadata: _Metadata, role: _Role, replaced: Optional[_Role] = None) -> None:
+    """Raise `ListProblem` unless enough keys of a role have signed. ``replaced`` has the keys of the role before."""
+    found = len(_signers(metadata, role.keys))
+    if found >= role.threshold:
+        return
+    message = f"it has {found} of the {role.threshold} right signatures that it needs"
+    if replaced is not None and len(_signers(metadata, replaced.keys)) >= replaced.threshold:
+        message = "the key that signed it was replaced: gitboot is about to sign anew, or somebody uses the old key"
+    raise ListProblem(BAD_SIGNATURE, metadata.name, message)
+
+
+def _root_of(metadata: _Metadata) -> _Root:
+    signed = metadata.signed
+    try:
+        keys = _ed25519_keys(signed["keys"])
+        roles = {name: _role(signed["roles"][name], keys) for name in ("root", "timestamp", "snapshot", "targets")}
+        return _Root(signed["version"], parse_instant(signed["expires"]), roles)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(metadata.name, error) from error
+
+
+class _Reading:
+    """One reading of a list."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self.before = None  # type: Optional[_Root]  # the root before the newest one
+
+    def find(self, name: str, max_bytes: int) -> Optional[bytes]:
+        """Return the content of a file, or None if it is absent."""
+        data = self._fetch(name, max_bytes)
+        if data is not None and len(data) > max_bytes:
+            raise ListProblem(DAMAGED, name, f"it has more than {max_bytes} bytes")
+        return data
+
+    def get(self, name: str, max_bytes: int) -> bytes:
+        """Return the content of a file that has to be there."""
+        data = self.find(name, max_bytes)
+        if data is None:
+            raise ListProblem(MISSING, name, "it is absent")
+        return data
+
+    def root(self, keys: FrozenSet[bytes]) -> Optional[_Root]:
+        """Return the newest root that leads back to one that each of ``keys`` has signed; None if there is no root.
+
+        Each root has to be signed by enough keys of its own and of the root before it: TUF, 5.3.
+        """
+        trusted = None  # type: Optional[_Root]
+        for version in range(1, _MAX_ROOTS):
+            name = f"{version}.root.json"
+            data = self.find(name, MAX_ROOT_BYTES)
+            if data is None:
+                if trusted is None and version > 1:
+                    message = "no root is signed by the public key that you named"
+                    raise ListProblem(BAD_SIGNATURE, f"{version - 1}.root.json", message)
+                return trusted
+            metadata = _parsed(name, data, "root")
+            root = _root_of(metadata)
+            if root.version != version:
+                raise ListProblem(DAMAGED, name, f"it has the version {root.version}")
+            if trusted is not None:
+                _check_signatures(metadata, trusted.roles["root"])
+            elif not keys <= _signers(metadata, root.roles["root"].keys):
+                continue  # of a time before these keys
+            _check_signatures(metadata, root.roles["root"])
+            trusted, self.before = root, trusted
+        raise ListProblem(DAMAGED, name, f"there are more roots than {_MAX_ROOTS}")
+
+    def named(self, name: str, kind: str, version: int, max_bytes: int, meta: Dict[str, Any]) -> _Metadata:
+        """Return a file that other metadata names, with its version, and its digest and length if they are given."""
+        file_name = f"{version}.{name}"
+        data = self.get(file_name, max_bytes)
+        digest = (meta.get("hashes") or {}).get("sha256")
+        if digest is not None and hashlib.sha256(data).hexdigest() != digest:
+            raise ListProblem(DAMAGED, file_name, "it has another digest than the list names")
+        if "length" in meta and len(data) != meta["length"]:
+            raise ListProblem(DAMAGED, file_name, "it has another length than the list names")
+        metadata = _parsed(file_name, data, kind)
+        if metadata.signed["version"] != version:
+            raise ListProblem(DAMAGED, file_name, "it has the version {}".format(metadata.signed["version"]))
+        return metadata
+
+
+# Listings
+
+
+class FileVersion(NamedTuple):
+    """What a path answers from a time on."""
+
+    since: Optional[datetime]  # None: when the tree was made
+    sha256: Optional[str]  # None: the path is absent
+    size_bytes: int
+
+
+class WindowEnd(NamedTuple):
+    """What a copy turns its files to at the end of the maintenance window that is open, if nobody copies the tree."""
+
+    since: datetime
+    files: Dict[str, FileVersion]  # by path below boot/
+
+
+class Listing(NamedTuple):
+    """The files of one server, or those that belong to no server."""
+
+    server: Optional[str]
+    files: Dict[str, Tuple[FileVersion, ...]]  # by path below boot/, or by the digest of a path that has a token
+    end: Optional[WindowEnd]
+    contents: Dict[str, str]  # the texts that the end of the window needs, by sha256
+
+
+class Target(NamedTuple):
+    """A listing as its bin names it."""
+
+    sha256: str
+    size_bytes: int
+
+
+class SignedList(NamedTuple):
+    """A list whose metadata is verified, as far as keys were named."""
+
+    is_signed: bool
+    is_verified: bool  # whether the signatures were checked
+    commit: str
+    made: datetime  # when the tree was published
+    manifest: str  # the digest of ops/manifest.json
+    gitboot: str  # the version that published
+    expires: datetime  # the first instant at which a part of the list is too old
+    expiring: str  # the name of that part
+    version: int  # of the timestamp
+    seen: Seen
+    targets: Dict[str, Target]  # by name below signed/
+
+
+def hashed_path(path: str) -> str:
+    """Return the name under which a listing has a path that contains a token."""
+    return "sha256:" + hashlib.sha256(path.encode("utf-8")).hexdigest()
+
+
+def version_at(versions: Sequence[FileVersion], now: datetime) -> Optional[FileVersion]:
+    """Return the version that counts at ``now``, or None if the path is absent then. Intervals are half-open."""
+    found = None
+    for version in versions:
+        if version.since is not None and now < version.since:
+            break
+        found = version
+    return found if found is not None and found.sha256 is not None else None
+
+
+def versions_around(
+    versions: Sequence[FileVersion], now: datetime, tolerance: timedelta = TOLERANCE
+) -> Tuple[Optional[FileVersion], ...]:
+    """Return each version that a mirror may have at ``now``, the version of ``now`` first; None: the path is absent.
+
+    A clock that differs, or a copy that is on its way, may show the version before or after a transition.
+    """
+    instants = [version.since for version in versions if version.since is not None]
+    near = [at for at in instants if now - tolerance < at <= now + tolerance]
+    found = [version_at(versions, now)]
+    for at in near:
+        for each in (version_at(versions, at - timedelta(microseconds=1)), version_at(versions, at)):
+            if each not in found:
+                found.append(each)
+    return tuple(found)
+
+
+_HASHED = re.compile(r"sha256:[0-9a-f]{64}\Z")
+
+
+def is_hashed(path: str) -> bool:
+    """Return whether a listing has only the digest of this path."""
+    return _HASHED.match(path) is not None
+
+
+def check_path(path: str) -> str:
+    """Return a path below boot/ that leads nowhere else. Raises ValueError."""
+    parts = path.split("/")
+    if any(part[:1] in ("", ".") for part in parts) or re.search(r"[\x00-\x1f\x7f\\]", path):
+        raise ValueError(f"no file can be at {path!r}")
+    if parts[0] == SIGNED.rstrip("/"):
+        raise ValueError(f"a listing names a file of the list itself: {path!r}")
+    return path
+
+
+def _file_versions(value: Any) -> Tuple[FileVersion, ...]:
+    found = []  # type: List[FileVersion]
+    for since, sha256, size in value:
+        at = parse_instant(since) if since is not None else None
+        if found and (at is None or (found[-1].since is not None and at <= found[-1].since)):
+            raise ValueError("the times of a file do not rise")
+        if sha256 is not None:
+            _hexadecimal(sha256, 32)
+        found.append(FileVersion(at, sha256, check_count(size, 0)))
+    return tuple(found)
+
+
+def _window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEnd]:
+    """Return the end of a window, whose texts are all there. Raises ValueError."""
+    if value is None:
+        return None
+    since = parse_instant(value["since"])
+    files = {}
+    for path, (sha256, size) in value["files"].items():
+        if sha256 is not None and sha256 not in contents:
+            raise ValueError(f"the end of the window lacks the content of {path!r}")
+        files[check_path(path)] = FileVersion(since, sha256, check_count(size, 0))
+    return WindowEnd(since, files)
+
+
+def parse_listing(name: str, data: bytes, target: Target) -> Listing:
+    """Return a listing that has the digest which its bin names. Raises `ListProblem`."""
+    if hashlib.sha256(data).hexdigest() != target.sha256:
+        raise ListProblem(DAMAGED, name, "it has another digest than the list names")
+    try:
+        document = _parse_json(data)
+        contents = dict(document["contents"])
+        for sha256, text in contents.items():
+            if hashlib.sha256(text.encode("utf-8")).hexdigest() != sha256:
+                raise ValueError("a content has another digest")
+        files = {check_path(path): _file_versions(versions) for path, versions in document["files"].items()}
+        return Listing(document["server"], files, _window_end(document["ends"], contents), contents)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(name, error) from error
+
+
+# The list
+
+
+# What stands before the 32 bytes of an Ed25519 key in a SubjectPublicKeyInfo: RFC 8410, 4.
+_SPKI = bytes.fromhex("302a300506032b6570032100")
+_PEM = re.compile(r"-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----")
+
+
+def parse_keys(text: str) -> List[bytes]:
+    """Return the public keys of a text: PEM, or 64 hexadecimal digits a line. Raises ValueError."""
+    keys = []
+    for encoded in _PEM.findall(text):
+        data = base64.b64decode(encoded)
+        if not data.startswith(_SPKI) or len(data) != len(_SPKI) + 32:
+            raise ValueError("a public key is no Ed25519 key")
+        keys.append(data[len(_SPKI) :])
+    lines = (line.partition("#")[0].strip() for line in _PEM.sub("", text).splitlines())
+    keys += [_hexadecimal(line.lower(), 32) for line in lines if line]
+    if not keys:
+        raise ValueError("expected a public key as PEM, or of 64 hexadecimal digits, found none")
+    return keys
+
+
+def read_list(
+    fetch: Fetch,
+    keys: Iterable[bytes],
+    seen: Optional[Seen] = None,
+    each: Callable[..., Iterable[Any]] = map,
+) -> SignedList:
+    """Return the list that ``fetch`` reads. Raises `ListProblem`, and what ``fetch`` raises.
+
+    ``keys`` are public keys of the root: each of them has to have signed the first root that is trusted. Without keys,
+    signatures are not checked. ``each`` may read the bins several at a time. An expired list is returned as well: it
+    still ends windows. A list that is replaced while it is read is read again.
+    """
+    known, reading = frozenset(keys), _Reading(fetch)
+    for left in reversed(range(_TRIES)):
+        data = reading.find(TIMESTAMP, MAX_TIMESTAMP_BYTES)
+        try:
+            if data is None:
+                raise ListProblem(MISSING, TIMESTAMP, "there is no signed list (gitboot's endpoints have none)")
+            return _list_of(reading, data, known, seen, each)
+        except ListProblem:
+            if not left or reading.find(TIMESTAMP, MAX_TIMESTAMP_BYTES) == data:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _list_of(
+    reading: _Reading, data: bytes, keys: FrozenSet[bytes], seen: Optional[Seen], each: Callable[..., Iterable[Any]]
+) -> SignedList:
+    root = reading.root(keys) if keys else None
+    timestamp = _parsed(TIMESTAMP, data, "timestamp")
+    if keys and root is None:
+        message = "nothing is signed, so nothing shows that the list is the publisher's"
+        raise ListProblem(UNSIGNED, TIMESTAMP, message)
+    expiring = [(timestamp.signed["expires"], TIMESTAMP)]
+    try:
+        if root is not None:
+            replaced = reading.before.roles["timestamp"] if reading.before is not None else None
+            _check_signatures(timestamp, root.roles["timestamp"], replaced)
+        meta = timestamp.signed["meta"]["snapshot.json"]
+        versions = (timestamp.signed["version"], check_count(meta["version"], 1))
+        signers = root.roles["timestamp"].keys.values() if root is not None else ()
+        newest = Seen(root.version if root is not None else 0, versions[0], versions[1], _texts(signers))
+        _check_is_newer(newest, seen)
+        snapshot = reading.named("snapshot.json", "snapshot", versions[1], MAX_SNAPSHOT_BYTES, meta)
+        if root is not None:
+            _check_signatures(snapshot, root.roles["snapshot"])
+        meta, about = snapshot.signed["meta"], timestamp.signed["gitboot"]
+        role = None
+        if root is not None:
+            version = check_count(meta["targets.json"]["version"], 1)
+            delegating = reading.named("targets.json", "targets", version, MAX_TARGETS_BYTES, meta["targets.json"])
+            _check_signatures(delegating, root.roles["targets"])
+            expiring.append((delegating.signed["expires"], delegating.name))
+            role = _bin_role(delegating.signed["delegations"])
+        targets = {}  # type: Dict[str, Target]
+        bins = sorted(name for name in meta if name != "targets.json")
+        for metadata, found in each(lambda name: _read_bin(reading, name, meta[name], role), bins):
+            targets.update(found)
+            expiring.append((metadata.signed["expires"], metadata.name))
+        expiring.append((snapshot.signed["expires"], snapshot.name))
+        dated = [(parse_instant(expires), name) for expires, name in expiring]
+        if root is not None:
+            dated.append((root.expires, f"{root.version}.root.json"))
+        first = min(dated)
+        return SignedList(
+            is_signed=bool(timestamp.signatures),
+            is_verified=root is not None,
+            commit=str(about["commit"]),
+            made=parse_instant(about["made"]),
+            manifest=str(about["manifest"]),
+            gitboot=str(about["version"]),
+            expires=first[0],
+            expiring=first[1],
+            version=versions[0],
+            seen=newest,
+            targets=targets,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(TIMESTAMP, error) from error
+
+
+def _texts(keys: Iterable[bytes]) -> FrozenSet[str]:
+    return frozenset(key.hex() for key in keys)
+
+
+def _check_is_newer(newest: Seen, seen: Optional[Seen]) -> None:
+    """Reject a list that is older than one that was accepted: TUF, 5.4.3 and 5.5.5.
+
+    Other keys of the timestamp begin anew, as after the theft of a key: TUF, 5.3.11.
+    """
+    if seen is None:
+        return
+    if newest.root < seen.root:
+        message = f"it ends at version {newest.root}, and version {seen.root} was read before"
+        raise ListProblem(OLDER, f"{newest.root}.root.json", message)
+    if newest.keys == seen.keys and (newest.timestamp < seen.timestamp or newest.snapshot < seen.snapshot):
+        message = f"it has version {newest.timestamp}, and version {seen.timestamp} was read before"
+        raise ListProblem(OLDER, TIMESTAMP, message)
+
+
+_BIN = re.compile(r"servers-([0-9a-f]{2})\.json\Z")
+
+
+def _bin_role(delegations: Dict[str, Any]) -> _Role:
+    """Return the keys that sign the bins of target names: TAP 15 with 8 bits."""
+    roles = delegations["succinct_roles"]
+    if (roles["bit_length"], roles["name_prefix"]) != (8, "servers"):
+        raise ValueError("it has other bins than gitboot's")
+    return _role(roles, _ed25519_keys(delegations["keys"]))
+
+
+def _read_bin(
+    reading: _Reading, name: str, meta: Dict[str, Any], role: Optional[_Role]
+) -> Tuple[_Metadata, Dict[str, Target]]:
+    """Return a bin, and its targets by name. Without a role, its signatures are not checked.
+
+    The bin of a target is the first byte of the sha256 of its name: TAP 15. The snapshot names only bins with targets.
+    """
+    number = _BIN.match(name)
+    if number is None:
+        raise ValueError(f"no bin is called {name!r}")
+    metadata = reading.named(name, "targets", check_count(meta["version"], 1), MAX_TARGETS_BYTES, meta)
+    if role is not None:
+        _check_signatures(metadata, role)
+    found = {}
+    for target, each in metadata.signed["targets"].items():
+        digest = each["hashes"]["sha256"]
+        _hexadecimal(digest, 32)
+        if hashlib.sha256(_checked_target(target).encode("utf-8")).hexdigest()[:2] != number.group(1):
+            raise ListProblem(DAMAGED, metadata.name, f"{target!r} belongs to another bin")
+        found[target] = Target(digest, check_count(each["length"], 0))
+    return metadata, found
+
+
+_TARGET = re.compile(r"shared\.json\Z|servers/[A-Za-z0-9][A-Za-z0-9._-]*\.json\Z")
+
+
+def _checked_target(name: str) -> str:
+    if not _TARGET.match(name):
+        raise ValueError(f"no listing is called {name!r}")
+    return name

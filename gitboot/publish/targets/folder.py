@@ -1,0 +1,436 @@
+"""Folder targets: a directory of this machine, or of another one by rsync."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path, PurePosixPath
+from stat import S_IMODE
+from typing import Concatenate, Final, ParamSpec, TypeVar
+
+from gitboot.child_processes import Ended, ask
+from gitboot.errors import HostUnreachable, PublishError
+from gitboot.publish.durable_files import Disk, TreeModes, refused, split, staged
+from gitboot.publish.targets.follower import RsyncAddress
+from gitboot.publish.targets.sync_steps import (
+    MAX_RECORD_BYTES,
+    Expected,
+    FileConflict,
+    ReadFile,
+    StoredFile,
+    TakeFile,
+    TargetFile,
+    digest_of,
+)
+
+_OPS: Final = "ops"
+_LOCK: Final = "target.lock"  # below ops/
+_FILE: Final = 0o666  # of a folder's permissions, those that its files get
+_AT_ONCE: Final = 1 << 16  # bytes that are read at a time
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _named(act: Callable[Concatenate[TargetFolder, _P], _R]) -> Callable[Concatenate[TargetFolder, _P], _R]:
+    """Raise `PublishError` with the folder for what the system refuses."""
+
+    @wraps(act)
+    def named(folder: TargetFolder, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return act(folder, *args, **kwargs)
+        except OSError as error:
+            raise refused(folder.root, error) from error
+
+    return named
+
+
+class TargetFolder:
+    """The files below ``root``, which has to exist. Files and folders get its permissions and its group.
+
+    Each file is on the disk before it replaces another, and follows no symlink. Processes that write to one folder at
+    the same time lock it only for the length of one `replace`: an instance that takes over does not wait.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Raises `PublishError`."""
+        self.root = root
+        try:
+            found = root.stat()
+        except OSError as error:
+            hint = "make it, with the permissions and the group that its files are to have"
+            raise PublishError(f"{root}: {error.strerror} ({hint})") from error
+        mode = S_IMODE(found.st_mode) & 0o777
+        self._disk = Disk(root, TreeModes(folder=mode, file=mode & _FILE, group=found.st_gid))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the folder that was opened is still at its path."""
+        try:
+            return os.path.samestat(self.root.stat(), self._disk.folder)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        self._disk.close()
+
+    @_named
+    def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
+        content = self._read(path, max_bytes)
+        return StoredFile(content, digest_of(content)) if content is not None else None
+
+    def get_each(self, paths: Collection[str], take: TakeFile) -> None:
+        for path in paths:
+            take(path, self.get(path))
+
+    @_named
+    def create(self, path: str, content: bytes) -> None:
+        with self._locked():
+            if self._disk.look(path) is not None:
+                raise FileConflict(path)
+            self._write({path: TargetFile(content, 0)})
+
+    @_named
+    def replace(self, path: str, content: bytes, version: str | None = None) -> None:
+        with self._locked():
+            if version is not None and ((found := self.get(path)) is None or found.version != version):
+                raise FileConflict(path)
+            self._write({path: TargetFile(content, 0)})
+
+    @_named
+    def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
+        files = {path: read(path) for path in paths}
+        left = frozenset(path for path in fresh if self._is_something_else(path, files[path].content))
+        self._write({path: file for path, file in files.items() if path not in left})
+        self._disk.rest()
+        return left
+
+    @_named
+    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+        contents = {path: self._read(path, each.size) for path, each in expected.items()}
+        self._disk.rest()
+        return sorted(
+            path for path, content in contents.items() if content is None or digest_of(content) != expected[path].sha256
+        )
+
+    @_named
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files, and what a killed process has staged for them."""
+        for path in paths:
+            self._disk.remove(staged(path))
+            self._disk.remove(path)
+        self._disk.sync()
+        self._disk.rest()
+
+    @_named
+    def names(self, folder: str) -> list[str]:
+        top = os.fspath(self.root)
+        found = (
+            os.path.relpath(os.path.join(above, name), top)
+            for above, _, names in os.walk(self.root / folder, onerror=_raise_unless_absent)
+            for name in names
+        )
+        return sorted(found)
+
+    def _write(self, files: Mapping[str, TargetFile]) -> None:
+        """Stage all files, wait until they are on the disk, then put each in its place."""
+        for path, file in files.items():
+            at = datetime.fromtimestamp(file.modified, UTC)
+            self._disk.stage(path, file.content, at)
+            # `stage` dates a file later than the one that it replaces; a copy has the time of the original.
+            folder, name = split(staged(path))
+            os.utime(name, (file.modified, file.modified), dir_fd=self._disk.folders.make(folder))
+        self._disk.sync()
+        for path in files:
+            self._disk.place(path)
+        self._disk.sync()
+
+    def _is_something_else(self, path: str, content: bytes) -> bool:
+        """Return whether a path has anything but a file with this content."""
+        if self._disk.look(path) is None:
+            return False
+        try:
+            return self._read(path, len(content)) != content
+        except OSError:  # a folder, or a symlink, which is not followed
+            return True
+
+    def _read(self, path: str, max_bytes: int) -> bytes | None:
+        """Return a file, or its first bytes and one more than ``max_bytes``; None if it is absent. Raises OSError."""
+        folder, name = split(path)
+        if (parent := self._disk.folders.find(folder)) is None:
+            return None
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+        except FileNotFoundError:
+            return None
+        try:
+            content = bytearray()
+            while len(content) <= max_bytes and (piece := os.read(fd, _AT_ONCE)):
+                content += piece
+            return bytes(content[: max_bytes + 1])
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes out of `create` and `replace` until the block ends. Raises OSError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(_LOCK, flags, 0o600, dir_fd=self._disk.folders.make(_OPS))
+        try:
+            with suppress(PermissionError):  # of a file that another user has made
+                os.fchmod(fd, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def folder_opener(root: Path) -> Callable[[], TargetFolder]:
+    """Return a function that returns the folder, opened anew if another folder or disk is at its path by now."""
+    opened: list[TargetFolder] = []
+
+    def open_folder() -> TargetFolder:
+        if not opened or not opened[0].is_current:
+            while opened:
+                opened.pop().close()
+            opened.append(TargetFolder(root))
+        return opened[0]
+
+    return open_folder
+
+
+def _raise_unless_absent(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+MOST: Final = 1000  # servers in one step: each takes about fifteen connections, however many servers it has
+_CONNECT_S: Final = 10
+_SILENCE_S: Final = 60  # without a byte from the other host, until a copy is given up
+_COPY_S: Final = 3600  # of one copy, as long as bytes come
+_LONGEST_DETAIL: Final = 300
+_RSYNC_OPS: Final = "ops/"
+_SHARDS: Final = "ops/shards/"  # whose names are digests of what they hold
+_KEPT: Final = {".", "boot", "ops", "ops/shards"}  # folders that are not removed if they are empty
+# rsync(1), EXIT VALUES
+_PROTOCOL: Final = 5  # "Error starting client-server protocol": a daemon's refusal
+_FILE_IO: Final = 11
+_VANISHED: Final = 24  # "Partial transfer due to vanished source files": what is to be deleted has none
+_STOPS: Final = re.compile(
+    r"permission denied|no space left|quota exceeded|read-only|no such file|host key|identification|"
+    r"auth failed|unknown module|unknown option|operation not permitted|not a directory",
+    re.IGNORECASE,
+)
+_ITEM: Final = re.compile(r"[<>c]f\S* (.*)")  # of --out-format='%i %n': a file whose content would be transferred
+_ESCAPED: Final = re.compile(r"\\#(\d{3})")  # rsync(1), --8-bit-output: how %n shows other bytes
+
+
+class RsyncStore:
+    """The files below a folder of another host. Each method is one rsync process for all its files, or a few.
+
+    ``folder`` is of this machine and of this target alone: it holds what is sent, and what was read.
+    """
+
+    def __init__(self, address: RsyncAddress, folder: Path, password: tuple[str, str] | None = None) -> None:
+        """``password`` is a user and a password, for an rsync daemon."""
+        self._address, self._folder, self._password = address, folder, password
+        self._sent, self._read, self._empty = folder / "sent", folder / "read", folder / "empty"
+
+    def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
+        if not (path.startswith(_SHARDS) and (self._read / path).exists()):
+            self._pull([path])
+        return self._stored(path, max_bytes)
+
+    def get_each(self, paths: Collection[str], take: TakeFile) -> None:
+        self._pull(paths)
+        for path in paths:
+            take(path, self._stored(path))
+
+    def create(self, path: str, content: bytes) -> None:
+        if self.get(path) is not None:
+            raise FileConflict(path)
+        self.replace(path, content)
+
+    def replace(self, path: str, content: bytes, version: str | None = None) -> None:
+        if version is not None and ((found := self.get(path)) is None or found.version != version):
+            raise FileConflict(path)
+        self.place([path], lambda _: TargetFile(content, 0), ())
+
+    def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
+        with self._own():
+            for path in paths:
+                _write(self._sent / path, read(path))
+        left = frozenset(self._different(fresh, "--existing"))
+        if sent := [path for path in paths if path not in left]:
+            self._run(sent, "--checksum", "--times", "--omit-dir-times", "--chmod=D755,F644", f"{self._sent}/", None)
+        with self._own():
+            for path in sent:
+                if path.startswith(_RSYNC_OPS):
+                    (at := self._read / path).parent.mkdir(parents=True, exist_ok=True)
+                    (self._sent / path).replace(at)
+        return left
+
+    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+        """Return the paths, sorted, whose checksum at the other host is not that of what was sent."""
+        wrong = self._different(expected)
+        shutil.rmtree(self._sent, ignore_errors=True)
+        return wrong
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files, and the folders that this leaves empty and that had no folders in them."""
+        gone = list(paths)
+        for each in (gone, sorted({str(PurePosixPath(path).parent) for path in gone} - _KEPT)):
+            if each:
+                with self._own():
+                    self._empty.mkdir(parents=True, exist_ok=True)
+                self._run(each, "--delete-missing-args", f"{self._empty}/", None, well=(0, _VANISHED))
+        with self._own():
+            for path in gone:
+                (self._read / path).unlink(missing_ok=True)
+
+    def names(self, folder: str) -> list[str]:
+        with self._own():
+            self._empty.mkdir(parents=True, exist_ok=True)
+        listing = ("--recursive", "--dry-run", "--ignore-missing-args", "--out-format=%i %n")
+        found = _items(self._run([folder], *listing, None, f"{self._empty}/").output)
+        return [path for path in found if path.startswith(folder) and ".." not in path.split("/")]
+
+    def _different(self, paths: Collection[str], *options: str) -> list[str]:
+        """Return the paths, sorted, whose content at the other host is not what was sent."""
+        if not paths:
+            return []
+        comparing = ("--dry-run", "--checksum", "--out-format=%i %n")
+        return _items(self._run(paths, *options, *comparing, f"{self._sent}/", None).output)
+
+    def _pull(self, paths: Collection[str]) -> None:
+        """Read files of the other host into ``read``; those that are absent there are absent here."""
+        if not paths:
+            return
+        with self._own():
+            self._read.mkdir(parents=True, exist_ok=True)
+            for path in paths:
+                (self._read / path).unlink(missing_ok=True)
+        self._run(paths, "--ignore-missing-args", f"--max-size={MAX_RECORD_BYTES}", None, f"{self._read}/")
+
+    def _stored(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
+        try:
+            with (self._read / path).open("rb") as file:
+                content = file.read(max_bytes + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return StoredFile(content, digest_of(content))
+
+    def _run(self, paths: Collection[str], *arguments: str | None, well: Sequence[int] = (0,)) -> Ended:
+        """Run rsync for these paths. None among the arguments stands for the folder of the other host."""
+        address = self._address
+        command = ["rsync", "--protect-args", "--from0", "--files-from=-", f"--timeout={_SILENCE_S}", "--8-bit-output"]
+        command += ["--no-motd", f"--contimeout={_CONNECT_S}"] if address.is_daemon else ["-e", self._shell()]
+        command += [each if each is not None else self._place() for each in arguments]
+        environment = {name: os.environ[name] for name in ("HOME", "PATH", "USER", "LOGNAME") if name in os.environ}
+        environment["LC_ALL"] = "C"
+        if self._password is not None:
+            environment["RSYNC_PASSWORD"] = self._password[1]
+        given = b"".join(os.fsencode(path) + b"\0" for path in paths)
+        with self._own() as lock:
+            # An rsync that outlives this process holds the lock: it would overwrite what the next process sends.
+            try:
+                done = ask(command, given=given, environment=environment, patience_s=_COPY_S, pass_fds=(lock,))
+            except FileNotFoundError:
+                raise PublishError(f"{address.name}: there is no rsync on this host (install it)") from None
+            except TimeoutError as error:
+                raise HostUnreachable(f"{address.name}: {error}") from None
+        if done.status not in well:
+            raise self._failed(done)
+        return done
+
+    def _failed(self, done: Ended) -> PublishError | HostUnreachable:
+        lines = [line for line in done.errors.splitlines() if line.strip()]
+        said = [line for line in lines if not line.startswith(("rsync error:", "rsync: connection unexpectedly", "@"))]
+        causes = [line for line in said if _STOPS.search(line)]
+        words = " ".join("; ".join(causes or said or lines or [f"rsync ended with {done.status}"]).split())
+        if "change_dir" in words and "No such file" in words:
+            words += " (make the folder)"
+        words = words if len(words) <= _LONGEST_DETAIL else f"{words[:_LONGEST_DETAIL]}…"
+        if done.status in (_PROTOCOL, _FILE_IO) or _STOPS.search(words):
+            return PublishError(f"{self._address.name}: {words}")
+        return HostUnreachable(f"{self._address.name}: {words}")
+
+    def _place(self) -> str:
+        address = self._address
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        user = self._password[0] if self._password is not None else address.user
+        at = f"{user}@{host}" if user else host
+        if address.is_daemon:
+            return f"rsync://{at}{f':{address.port}' if address.port is not None else ''}{address.path}/"
+        return f"{at}:{address.path}/"
+
+    def _shell(self) -> str:
+        """Return the command of ssh as rsync(1) splits it, see --rsh: only a host whose key is known is talked to."""
+        address = self._address
+        options = ["ssh", "-F", "none", "-T", "-x", "-i", str(address.ssh_key)]
+        options += ["-p", str(address.port)] if address.port is not None else []
+        for option in (
+            "BatchMode=yes",
+            "IdentitiesOnly=yes",
+            "StrictHostKeyChecking=yes",
+            f'UserKnownHostsFile="{address.known_hosts}"',
+            "GlobalKnownHostsFile=none",
+            f"ConnectTimeout={_CONNECT_S}",
+            f"ServerAliveInterval={_SILENCE_S // 4}",
+        ):
+            options += ["-o", option]
+        return " ".join("'" + each.replace("'", "''") + "'" for each in options)
+
+    @contextmanager
+    def _own(self) -> Iterator[int]:
+        """Keep other processes out of ``folder`` until the block ends; give the open lock.
+
+        Raises `HostUnreachable` if an rsync of an earlier process still runs, and `PublishError`.
+        """
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise PublishError(f"{self._folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield lock
+        except BlockingIOError:
+            message = f"{self._address.name}: an rsync that an earlier process has started still runs"
+            raise HostUnreachable(message) from None
+        except OSError as error:
+            raise PublishError(f"{self._folder}: {error.strerror}") from error
+        finally:
+            os.close(lock)
+
+
+ReadCredentials = Callable[[Path], tuple[str, str]]  # of a folder: a user and a password
+
+
+def rsync_opener(address: RsyncAddress, folder: Path, read_credentials: ReadCredentials) -> Callable[[], RsyncStore]:
+    """Return a function that returns the store with the password of the moment of the call."""
+
+    def open_store() -> RsyncStore:
+        password = read_credentials(address.credentials) if address.credentials is not None else None
+        return RsyncStore(address, folder, password)
+
+    return open_store
+
+
+def _write(path: Path, file: TargetFile) -> None:
+    """Write a file with its time. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_bytes(file.content)
+    os.utime(path, (file.modified, file.modified))
+
+
+def _items(output: str) -> list[str]:
+    """Return the files of rsync's list, sorted."""
+    found = (_ITEM.fullmatch(line) for line in output.splitlines())
+    return sorted(_ESCAPED.sub(lambda each: chr(int(each[1], 8)), item[1]) for item in found if item is not None)

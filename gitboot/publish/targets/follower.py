@@ -1,0 +1,459 @@
+"""Target follower: a thread that brings a target up to date."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from gitboot.background_threads import BackgroundThread
+from gitboot.errors import LockedByAnother, OperatorError, TryAgain, UsageError
+from gitboot.publish.targets.sync_steps import (
+    FollowedTree,
+    Glance,
+    Holding,
+    Overtaken,
+    Shard,
+    TargetHead,
+    TargetStep,
+    after,
+    next_step,
+)
+from gitboot.status.instance_status import Following
+
+_FIRST_RETRY_S: Final = 5.0
+_LONGEST_RETRY_S: Final = 300.0
+_SOON_S: Final = 0.5  # until what was overtaken is read again
+_PERIOD_S: Final = 3600.0  # until content that nobody names any more is looked for, where nothing else happens
+
+
+class FollowedBy(Protocol):
+    """A target: what it holds, and how that changes. What is raised is a TryAgain or an OperatorError."""
+
+    @property
+    def most(self) -> int:
+        """How many servers are brought up in one step."""
+
+    def load(self) -> Holding:
+        """What it holds, wherever a change of it may have been cut short."""
+
+    def shard(self, head: TargetHead, number: str) -> Shard:
+        """The shard of this number that the head means; an empty one where it means none."""
+
+    def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
+        """Make the step; where that fails it holds what `load` says, and is brought up from there."""
+
+
+class Follower:
+    """One target and its thread. `publish` never waits for it.
+
+    Nothing is followed before something was published: what lies there at the start may be an older copy of the tree.
+    """
+
+    def __init__(
+        self,
+        target: FollowedBy,
+        tree: FollowedTree,
+        *,
+        following: Following,
+        clock: Callable[[], datetime],
+        wake: Callable[[], None],
+        first_retry_s: float = _FIRST_RETRY_S,
+    ) -> None:
+        self._target, self._tree, self._clock, self._wake = target, tree, clock, wake
+        self._first_retry_s = first_retry_s
+        self._following = following
+        self._changed = threading.Condition()
+        self._published = 0  # how often something was published
+        # Since when the target may offer a window that ended while no instance ran; None: it does not
+        self._doubted_since: datetime | None = None
+        self._ending = False
+        self._hurried = False  # whether the next try is due now, whatever failed before
+        self._left_alone = False  # whether another process has taken the target over
+        self._held: Holding | None = None  # None: what it holds is to be read
+        self._thread = BackgroundThread(self._run, name=f"target {following.name}", on_death=self._note_death)
+
+    @property
+    def following(self) -> Following:
+        """How it fares."""
+        return self._following
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def publish(self) -> None:
+        """Have the target brought up to what was just published."""
+        with self._changed:
+            if self._published == 0:
+                self._doubted_since = self._clock()
+            self._published += 1
+            if self._following.behind_since is None:
+                self._following = replace(self._following, behind_since=self._clock())
+            self._changed.notify_all()
+
+    def turn(self, at: datetime) -> None:
+        """Have the target brought up to a transition at ``at``, which was just published: at once, if it has failed."""
+        with self._changed:
+            if self._following.overdue_since is None:
+                self._following = replace(self._following, overdue_since=at)
+        self.publish()
+        self.retry_now()
+
+    def retry_now(self) -> None:
+        """Let the next try be now. If it fails, the waits between tries begin anew.
+
+        A target that another process has taken over is left alone.
+        """
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the target holds all that was published, or for so long; say whether it does."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._following.behind_since is None, timeout_s)
+
+    def end(self) -> None:
+        """End after the request that is under way; one that hangs in the network ends with the process."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s=1)
+
+    def _run(self) -> None:
+        failures = 0
+        with self._changed:
+            self._changed.wait_for(lambda: self._ending or self._published > 0)
+        while not self._ending:
+            published, self._hurried = self._published, False
+            wait_s, failures = self._tried(published, failures)
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_due(published, failures), wait_s)  # noqa: B023 - it ends here
+                failures = 0 if self._hurried else failures
+
+    def _note_death(self, message: str) -> None:
+        self._held = None
+        self._note(failure=("ThreadDied", f"{self._following.name}: {message}"))
+
+    def _is_due(self, published: int, failures: int) -> bool:
+        """Whether not to wait any longer; what has failed waits its time, whatever is published meanwhile."""
+        if self._left_alone:
+            return self._ending
+        return self._ending or self._hurried or (failures == 0 and self._published != published)
+
+    def _tried(self, published: int, failures: int) -> tuple[float, int]:
+        """Bring it up once; return after how many seconds again, and how often in a row that has failed."""
+        try:
+            glance = self._bring_up()
+        except Overtaken:
+            return _SOON_S, 0
+        except (TryAgain, OperatorError) as error:
+            self._held = None
+            self._note(failure=(type(error).__name__, str(error)))
+            if isinstance(error, LockedByAnother):  # it would take back what the other has just taken
+                self._left_alone = True
+                return threading.TIMEOUT_MAX, failures + 1
+            return min(self._first_retry_s * 2 ** min(failures, 10), _LONGEST_RETRY_S), failures + 1
+        self._note(commit=glance.commit if glance is not None else None, reached=published)
+        return _PERIOD_S, 0
+
+    def _bring_up(self) -> Glance | None:
+        """Make steps until the target holds all that is published."""
+        glance = self._tree.look()
+        while glance is not None and not self._ending:
+            if self._held is None:
+                self._held = self._target.load()
+                self._note_empty(self._held)
+            held = self._held
+            shard = partial(self._target.shard, held.head)
+            step = next_step(self._tree, glance, held, shard, self._target.most)
+            if step is None:
+                break
+            self._held = None  # whatever ends it now, it is read anew
+            self._target.apply(step, held, self._tree)
+            self._held = after(held, step)
+            glance = self._tree.look()
+        return glance
+
+    def _note_empty(self, held: Holding) -> None:
+        """Note that a target without servers offers no window that has ended."""
+        if not held.known:
+            with self._changed:
+                self._doubted_since = None
+                self._following = replace(self._following, overdue_since=None)
+
+    def _note(
+        self, *, failure: tuple[str, str] | None = None, commit: str | None = None, reached: int | None = None
+    ) -> None:
+        with self._changed:
+            before = self._following
+            now = replace(before, failure=failure, commit=commit or before.commit)
+            if failure is not None:
+                now = replace(now, overdue_since=before.overdue_since or self._doubted_since)
+            if self._held is not None:
+                now = replace(now, withheld=len(self._held.withheld))
+            if reached is not None and reached == self._published and not self._ending:
+                now = replace(now, behind_since=None, overdue_since=None)
+                self._doubted_since = None
+            self._following = now
+            self._changed.notify_all()
+        if now != before:
+            self._wake()
+
+
+class Followers:
+    """All targets of an instance."""
+
+    def __init__(self, followers: Sequence[Follower] = ()) -> None:
+        self._followers = tuple(followers)
+
+    @property
+    def following(self) -> tuple[Following, ...]:
+        """How each fares, in the order of the settings."""
+        return tuple(each.following for each in self._followers)
+
+    def publish(self) -> None:
+        """Have all of them brought up to what was just published."""
+        for each in self._followers:
+            each.publish()
+
+    def turn(self, at: datetime) -> None:
+        """Have all of them brought up to a transition at ``at``, which was just published."""
+        for each in self._followers:
+            each.turn(at)
+
+    def retry_now(self) -> None:
+        """Let the next try of each target be now."""
+        for each in self._followers:
+            each.retry_now()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all of them are, or for so long."""
+        until = time.monotonic() + timeout_s
+        for each in self._followers:
+            each.wait(max(until - time.monotonic(), 0))
+
+    @contextmanager
+    def running(self) -> Iterator[Followers]:
+        """Let them follow until the block ends."""
+        for each in self._followers:
+            each.start()
+        try:
+            yield self
+        finally:
+            for each in self._followers:
+                each.end()
+
+
+_GIT: Final = "git+"
+_FOR_ALL: Final = frozenset({"ca-bundle", "credentials", "serves"})
+_FOR_GIT: Final = _FOR_ALL | {"known-hosts", "ssh-key"}
+_FOR_S3: Final = _FOR_ALL | {"endpoint", "region", "style"}
+_FOR_FOLDER: Final = frozenset({"serves"})
+_FOR_SSH: Final = frozenset({"known-hosts", "serves", "ssh-key"})
+_FOR_RSYNC: Final = frozenset({"credentials", "serves"})
+_SETTINGS: Final = {"rsync": _FOR_RSYNC, "s3": _FOR_S3, "ssh": _FOR_SSH}
+_HOST: Final = re.compile(r"[0-9A-Za-z_\[:][0-9A-Za-z_.:%-]*")  # never an option of ssh
+_USER: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*")
+_EXPECTED: Final = (
+    "a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, git+https://…#BRANCH, git+ssh://…#BRANCH or "
+    "s3://BUCKET/PREFIX"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BranchAddress:
+    """A branch of a Git repository that belongs to one instance."""
+
+    url: str
+    branch: str
+    credentials: Path | None = None  # a directory with username and password
+    ssh_key: Path | None = None
+    known_hosts: Path | None = None
+    ca_bundle: Path | None = None
+    serves: str | None = None  # the base URL under which machines find it; None: nobody says
+
+    @property
+    def name(self) -> str:
+        """What people are told it is."""
+        return f"{_GIT}{self.url}#{self.branch}"
+
+    @property
+    def ref(self) -> str:
+        return f"refs/heads/{self.branch}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketAddress:
+    """A bucket of an S3-compatible store, and the prefix in it that belongs to one instance."""
+
+    bucket: str
+    prefix: str = ""  # without slashes around it
+    endpoint: str | None = None  # None: AWS's own, by region
+    region: str = "us-east-1"
+    path_style: bool = False  # the bucket in the path of URLs, not in the host's name
+    credentials: Path | None = None  # a directory with username and password: key id and key; None: the environment's
+    ca_bundle: Path | None = None
+    serves: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What people are told it is."""
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderAddress:
+    """A folder of this machine that belongs to one instance."""
+
+    folder: Path  # absolute
+    serves: str | None = None  # the base URL that machines use for it; None: unknown
+
+    @property
+    def name(self) -> str:
+        """The name of the target in messages."""
+        return str(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RsyncAddress:
+    """A folder of another host that belongs to one instance, and that rsync reaches by ssh or by its daemon."""
+
+    host: str
+    path: str  # absolute, without a slash at its end; of a daemon: the module, and a folder in it
+    user: str | None = None
+    port: int | None = None  # None: the protocol's own
+    is_daemon: bool = False  # rsync://; else by ssh
+    credentials: Path | None = None  # for a daemon: a directory with username and password
+    ssh_key: Path | None = None
+    known_hosts: Path | None = None
+    serves: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the target in messages."""
+        user = f"{self.user}@" if self.user else ""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = f":{self.port}" if self.port is not None else ""
+        return f"{'rsync' if self.is_daemon else 'ssh'}://{user}{host}{port}{self.path}"
+
+
+TargetAddress = BranchAddress | BucketAddress | FolderAddress | RsyncAddress
+
+
+def parse_target(text: str) -> TargetAddress:
+    """Return the target that a URL names: ``/DIR``, ``git+https://HOST/PATH#BRANCH`` or ``s3://BUCKET/PREFIX``.
+
+    The query of the URL holds settings. Raises `UsageError`, also for credentials in the URL itself: gitboot shows and
+    logs it.
+    """
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+        given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    except ValueError as error:
+        raise UsageError(f"--target: {error}") from None
+    is_git = parts.scheme.startswith(_GIT)
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    is_folder = parts.scheme == "file" or (not parts.scheme and not parts.netloc and text.startswith("/"))
+    shown = parts.path if is_folder and not parts.netloc else shown
+    if not is_git and not is_folder and parts.scheme not in ("rsync", "s3", "ssh"):
+        raise UsageError(f"--target {shown}: expected {_EXPECTED}")
+    if parts.password is not None or (parts.username is not None and parts.scheme not in ("git+ssh", "ssh")):
+        raise UsageError(f"--target {shown}: credentials do not belong into a URL; name a directory: ?credentials=DIR")
+    known_settings = _FOR_GIT if is_git else _FOR_FOLDER if is_folder else _SETTINGS[parts.scheme]
+    if unknown := sorted(given.keys() - known_settings):
+        known = ", ".join(sorted(known_settings))
+        raise UsageError(f"--target {shown}: there is no setting {unknown[0]!r}; it may have {known}")
+    if is_git:
+        return _branch(shown, text, given)
+    if is_folder:
+        if parts.netloc or parts.fragment or not parts.path.startswith("/"):
+            raise UsageError(f"--target {shown}: expected the absolute path of a folder")
+        path = unquote(parts.path) if parts.scheme else parts.path
+        return FolderAddress(folder=Path(path), serves=_base(given))
+    if parts.scheme in ("rsync", "ssh"):
+        return _other_host(shown, parts, given)
+    return _bucket(shown, parts.netloc, parts.path, given)
+
+
+def _branch(shown: str, text: str, given: Mapping[str, str]) -> BranchAddress:
+    address, _, branch = text.partition("#")
+    branch = unquote(branch).removeprefix("refs/heads/")
+    if not branch or branch.startswith("refs/"):
+        raise UsageError(f"--target {shown}: name the branch that gitboot may have: {shown}#BRANCH")
+    return BranchAddress(
+        url=address.partition("?")[0].removeprefix(_GIT),
+        branch=branch,
+        credentials=_path(given, "credentials"),
+        ssh_key=_path(given, "ssh-key"),
+        known_hosts=_path(given, "known-hosts"),
+        ca_bundle=_path(given, "ca-bundle"),
+        serves=_base(given),
+    )
+
+
+def _other_host(shown: str, parts: SplitResult, given: Mapping[str, str]) -> RsyncAddress:
+    is_daemon = parts.scheme == "rsync"
+    host, path, user = parts.hostname or "", unquote(parts.path).rstrip("/"), parts.username
+    if (
+        _HOST.fullmatch(host) is None
+        or (user is not None and _USER.fullmatch(user) is None)
+        or parts.fragment
+        or {"", ".", ".."}.intersection(path.split("/")[1:] or [""])
+    ):
+        raise UsageError(
+            f"--target {shown}: expected {'rsync://HOST/MODULE' if is_daemon else 'ssh://USER@HOST/DIR'}, with the "
+            "path of a folder"
+        )
+    address = RsyncAddress(
+        host=host,
+        path=path,
+        user=user,
+        port=parts.port,
+        is_daemon=is_daemon,
+        credentials=_path(given, "credentials"),
+        ssh_key=_path(given, "ssh-key"),
+        known_hosts=_path(given, "known-hosts"),
+        serves=_base(given),
+    )
+    if not is_daemon and (address.ssh_key is None or address.known_hosts is None):
+        raise UsageError(f"--target {shown}: name the private key and the file of host keys: ?ssh-key=…&known-hosts=…")
+    return address
+
+
+def _bucket(shown: str, bucket: str, path: str, given: Mapping[str, str]) -> BucketAddress:
+    endpoint, style = given.get("endpoint"), given.get("style")
+    prefix = unquote(path).strip("/")
+    if not bucket or {"", ".", ".."}.intersection(prefix.split("/") if prefix else ()):
+        raise UsageError(f"--target {shown}: expected s3://BUCKET/PREFIX")
+    if style not in (None, "path", "virtual"):
+        raise UsageError(f"--target {shown}: style is path or virtual, not {style!r}")
+    if endpoint is not None and (urlsplit(endpoint).scheme not in ("http", "https") or "@" in endpoint):
+        raise UsageError(f"--target {shown}: endpoint is a URL, https://HOST, without credentials")
+    return BucketAddress(
+        bucket=bucket,
+        prefix=prefix,
+        endpoint=endpoint,
+        region=given.get("region", "us-east-1"),
+        path_style=style == "path" or (style is None and endpoint is not None),
+        credentials=_path(given, "credentials"),
+        ca_bundle=_path(given, "ca-bundle"),
+        serves=_base(given),
+    )
+
+
+def _path(given: Mapping[str, str], name: str) -> Path | None:
+    return Path(given[name]) if name in given else None
+
+
+def _base(given: Mapping[str, str]) -> str | None:
+    return given["serves"].rstrip("/") if "serves" in given else None

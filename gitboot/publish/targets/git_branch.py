@@ -1,0 +1,121 @@
+"""A Git branch as a target: the whole of its tree is gitboot's, and each change is one commit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+
+from gitboot import __version__
+from gitboot.errors import ForeignTree, PublishError, UsageError
+from gitboot.fleet.revision import Revision
+from gitboot.git.branch_writer import Authorship, OwnedBranch
+from gitboot.publish.targets.sync_steps import (
+    HEAD,
+    UNLISTED,
+    FollowedTree,
+    Holding,
+    Shard,
+    TargetHead,
+    TargetStep,
+    digest_of,
+    held,
+    parse_head,
+    parse_units,
+    parse_unlisted,
+    render_head,
+    render_unlisted,
+)
+from gitboot.text import count
+
+
+class BranchTarget:
+    """A branch to which this instance alone pushes: nothing that was not made by it is ever built upon."""
+
+    most = sys.maxsize  # servers in one step: it is one commit
+
+    def __init__(
+        self,
+        name: str,
+        branch: OwnedBranch,
+        *,
+        ledger: str,
+        heir_of: Callable[[], str | None],
+        follows_default: bool,
+        author_of: Callable[[Revision], Authorship | None],
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._name, self._branch, self._ledger, self._heir_of = name, branch, ledger, heir_of
+        self._follows_default, self._author_of, self._clock = follows_default, author_of, clock
+        self._tip: str | None = None
+        self._uncommitted: dict[str, bytes] = {}  # shards by number, of steps that changed no file
+
+    def load(self) -> Holding:
+        """What the branch holds. Raises `ForeignTree`, `PublishError`, and what fetching raises."""
+        if self._follows_default and self._branch.is_default():
+            raise UsageError(f"{self._name} is the branch that this instance follows; name another")
+        self._uncommitted = {}
+        self._tip = self._branch.fetch()
+        if self._tip is None:
+            return held(TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=""), (), (), gitboot="")
+        try:
+            head = parse_head(self._read(HEAD))
+        except ValueError as error:
+            raise PublishError(f"{self._name}: what the branch has was not made by gitboot (name another)") from error
+        if head.ledger not in (self._ledger, self._heir_of()):
+            raise ForeignTree(
+                f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} (name another, or take it "
+                "over with gitboot records begin)"
+            )
+        try:
+            unlisted = parse_unlisted(self._read(UNLISTED))
+        except ValueError as error:
+            raise self._damaged(UNLISTED) from error
+        shards = [self.shard(head, number) for number in head.shards]
+        return held(replace(head, ledger=self._ledger), shards, unlisted, gitboot=__version__)
+
+    def shard(self, head: TargetHead, number: str) -> Shard:
+        """A shard as it lies there, or will with the next commit."""
+        if (digest := head.shards.get(number)) is None:
+            return {}
+        data = self._uncommitted.get(number) or self._read(_shard_path(number))
+        if digest_of(data) != digest:
+            raise self._damaged(_shard_path(number))
+        return parse_units(data)
+
+    def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:  # noqa: ARG002 - as a bucket has it
+        """Commit a step and push it; one that changes no file that is served waits for the next."""
+        self._uncommitted |= step.shards
+        if not step.placed and not step.removed:
+            return
+        changes: dict[str, Callable[[], bytes] | None] = dict.fromkeys(step.removed)
+        changes |= {path: partial(step.content, path, tree) for path in step.placed}
+        for number, data in self._uncommitted.items():
+            changes[_shard_path(number)] = partial(bytes, data) if data else None
+        changes |= {HEAD: partial(render_head, step.head), UNLISTED: partial(render_unlisted, step.unlisted)}
+        at = self._clock()
+        author = self._author_of(Revision(step.head.commit))
+        author = author or Authorship("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
+        commit = self._branch.commit(self._tip, changes, _message(step), author, at)
+        self._branch.push(self._tip, commit)
+        self._tip, self._uncommitted = commit, {}
+
+    def _read(self, path: str) -> bytes:
+        return (self._branch.read(self._tip, path) if self._tip is not None else None) or b""
+
+    def _damaged(self, path: str) -> PublishError:
+        return PublishError(f"{self._name}: {path} is not what gitboot wrote (delete the branch; it is made anew)")
+
+
+def _message(step: TargetStep) -> str:
+    written, removed = count(len(step.placed), "file"), count(len(step.removed), "file")
+    return (
+        f"Publish {step.head.commit[:12]}\n\n{written} written, {removed} removed\n\n"
+        f"Gitboot-Source: {step.head.commit}\nGitboot-Plan: {step.manifest}\n"
+    )
+
+
+def _shard_path(number: str) -> str:
+    return f"ops/shards/{number}.json"

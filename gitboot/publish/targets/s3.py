@@ -1,0 +1,317 @@
+"""S3 targets: objects below a prefix of a bucket."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final
+
+from gitboot import __version__
+from gitboot.errors import HostUnreachable, PublishError, UsageError
+from gitboot.jsonio import format_instant
+from gitboot.publish.mirror_comparison import headers_of
+from gitboot.publish.targets.follower import BucketAddress
+from gitboot.publish.targets.sync_steps import (
+    MAX_RECORD_BYTES,
+    Expected,
+    FileConflict,
+    ReadFile,
+    StoredFile,
+    TakeFile,
+    digest_of,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig, S3Config
+
+
+try:
+    import obstore
+    from obstore import exceptions
+    from obstore.store import S3Store
+except ImportError as _error:
+    raise UsageError("a target s3:// needs obstore: pip install 'gitboot[s3]'") from _error
+
+
+_PARALLEL: Final = 16
+_RETRIES: Final = 2  # of one request; whoever follows has patience
+_LONGEST_DETAIL: Final = 200
+_PIECE_BYTES: Final = 1 << 20  # that are read at a time
+_MOST_NAMES: Final = 100_000  # of a folder that gitboot itself empties
+_LISTING: Final = 5  # times the timeout of a request, for all pages of a listing
+# AWS, "Error responses" of Amazon S3: the time of the request and of the server differ by more than 15 minutes.
+_SKEWED: Final = "RequestTimeTooSkewed"
+_TIMES: Final = {name: re.compile(rf"<{name}>([^<]+)</{name}>") for name in ("RequestTime", "ServerTime")}
+_NO_BUCKET: Final = "NoSuchBucket"
+_TOKEN_CODES: Final = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # ibid.: with status 400
+_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+# As obstore writes its errors. What follows the source has the headers of the request, which must not be shown.
+_SOURCE: Final = "\n\nDebug source"
+_REQUEST: Final = re.compile(r"Error performing (\w+ \S+) in ")
+_STATUS: Final = re.compile(r"status code: (\d{3}[^:\n]*)")
+
+
+class Bucket:
+    """The objects of one target. Each is written by a single request, so none is ever there in part.
+
+    Requests are signed with ``key``, an id and a secret; without one with what the environment has.
+    """
+
+    def __init__(self, address: BucketAddress, key: tuple[str, str] | None, *, timeout_s: float = 60) -> None:
+        self._name, self._timeout_s = address.name, timeout_s
+        config: S3Config = {
+            "region": address.region,
+            "virtual_hosted_style_request": not address.path_style,
+            "checksum_algorithm": "SHA256",
+            "disable_tagging": True,
+        }
+        # The timeout is for a whole request with its body; retries begin within the retry timeout (ADR 0067).
+        client: ClientConfig = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=timeout_s)}
+        retry: RetryConfig = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=60)}
+        if address.endpoint is not None:
+            config["endpoint"] = address.endpoint
+            client["allow_http"] = address.endpoint.startswith("http:")
+        if key is not None:
+            config["access_key_id"], config["secret_access_key"] = key
+        if address.ca_bundle is not None:
+            try:
+                client["root_certificate"] = address.ca_bundle.read_bytes()
+            except OSError as error:
+                raise UsageError(f"{address.ca_bundle} cannot be read as certificates: {error.strerror}") from error
+        client["user_agent"] = f"gitboot/{__version__}"  # access logs have it: to read an object back is no fetch
+        with self._translated():
+            self._store = S3Store(
+                address.bucket, prefix=address.prefix or None, config=config, client_options=client, retry_config=retry
+            )
+
+    def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
+        """An object; None where there is none. Of one that is larger than ``max_bytes``, the first bytes, and one more
+        than that: it is equal to nothing that fits.
+        """
+        content = bytearray()
+        with self._translated():
+            try:
+                found = obstore.get(self._store, path)
+                for piece in found.stream(min_chunk_size=_PIECE_BYTES):
+                    content += piece
+                    if len(content) > max_bytes:
+                        break
+                return StoredFile(bytes(content[: max_bytes + 1]), found.meta["e_tag"])
+            except FileNotFoundError as error:
+                if _NO_BUCKET in str(error):
+                    raise
+        return None
+
+    def get_each(self, paths: Collection[str], take: TakeFile) -> None:
+        """Read objects, several at a time, and call ``take`` with each."""
+        each_at_once(lambda path: take(path, self.get(path)), paths)
+
+    def create(self, path: str, content: bytes) -> None:
+        """Write a new object. Raises `FileConflict` if it exists."""
+        with self._translated():
+            obstore.put(self._store, path, content, attributes=headers_of(path), mode="create", use_multipart=False)
+
+    def replace(self, path: str, content: bytes, version: str | None = None) -> None:
+        """Write an object in the place of the one with this ETag, or of whatever is there if None.
+
+        Raises `FileConflict` if the object has another ETag.
+        """
+        with self._translated():
+            obstore.put(
+                self._store,
+                path,
+                content,
+                attributes=headers_of(path),
+                mode={"e_tag": version} if version is not None else "overwrite",
+                use_multipart=False,
+            )
+
+    def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
+        """Write objects, several at a time. Leave those of ``fresh`` that are something else, and return their paths.
+
+        An object has the time at which the store received it.
+        """
+        left: set[str] = set()
+
+        def place(path: str) -> None:
+            content = read(path).content
+            if path not in fresh:
+                self.replace(path, content)
+                return
+            try:
+                self.create(path, content)
+            except FileConflict:
+                found = self.get(path, len(content))
+                if found is None or found.content != content:
+                    left.add(path)
+
+        each_at_once(place, paths)
+        return frozenset(left)
+
+    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+        """Return the paths, sorted, of objects that have other content; each object is read."""
+        wrong: list[str] = []
+
+        def compare(path: str) -> None:
+            found = self.get(path, expected[path].size)
+            if found is None or digest_of(found.content) != expected[path].sha256:
+                wrong.append(path)
+
+        each_at_once(compare, expected)
+        return sorted(wrong)
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove objects; one that is not there is no failure."""
+        each_at_once(self._remove, paths)
+
+    def _remove(self, path: str) -> None:
+        with self._translated():
+            try:
+                obstore.delete(self._store, path)
+            except FileNotFoundError as error:
+                if _NO_BUCKET in str(error):
+                    raise
+
+    def names(self, folder: str) -> list[str]:
+        """Return the paths of all objects below a folder, sorted.
+
+        obstore reads pages until it has some names, and each page has the timeout of a request. So a thread lists, and
+        is left to itself at the deadline.
+        """
+        found: SimpleQueue[list[str] | Exception] = SimpleQueue()
+
+        def put_names() -> None:
+            try:
+                found.put(self._names(folder))
+            except Exception as error:  # noqa: BLE001 - `names` raises it
+                found.put(error)
+
+        threading.Thread(target=put_names, name="list", daemon=True).start()
+        listing_s = _LISTING * self._timeout_s
+        try:
+            names = found.get(timeout=listing_s)
+        except Empty:
+            message = f"{self._name}: the listing of {folder} was not complete after {listing_s:g} s"
+            raise HostUnreachable(message) from None
+        if isinstance(names, Exception):
+            raise names
+        return names
+
+    def _names(self, folder: str) -> list[str]:
+        names: list[str] = []
+        with self._translated():
+            for page in obstore.list(self._store, folder):
+                names += (each["path"] for each in page)
+                if len(names) > _MOST_NAMES:
+                    raise HostUnreachable(f"{self._name}: there are more than {_MOST_NAMES:,} objects below {folder}")
+        return sorted(names)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+            if _NO_BUCKET in str(error):  # obstore: a 404 in answer to If-Match is a conflict
+                raise self._fault(str(error)) from None
+            raise FileConflict(str(error)) from None
+        except (exceptions.BaseError, OSError, ValueError) as error:
+            raise self._fault(str(error)) from None
+
+    def _fault(self, text: str) -> PublishError | HostUnreachable:
+        """Return the error to raise, by the text of one of obstore's errors. The cause comes first."""
+        said, _, source = text.partition(_SOURCE)
+        code = _first(_CODE, said)
+        status = _first(_STATUS, said)
+        request = _first(_REQUEST, said)
+        where = f", at {request}" if request else ""
+        if code == _SKEWED:
+            return PublishError(f"{self._name}: {_clock_fault(said)}")
+        if status[:3] in ("401", "403") or code in _TOKEN_CODES:
+            return PublishError(
+                f"{self._name}: it refuses the credentials, or what they may do: {code or status}{where}"
+            )
+        if status.startswith("404"):
+            return PublishError(f"{self._name}: there is no such bucket{where}")
+        cause = f"it answers {status} {code}".rstrip() if status else _cause(source) or _shortened(said)
+        return HostUnreachable(f"{self._name}: {cause}{where}")
+
+
+ReadCredentials = Callable[[Path], tuple[str, str]]  # of a folder: the id and the secret of a key
+
+
+def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> Callable[[], Bucket]:
+    """Return a function that returns the bucket, opened with the credentials of the moment of the call."""
+    opened: list[tuple[tuple[str, str] | None, Bucket]] = []
+
+    def open_bucket() -> Bucket:
+        key = read_credentials(address.credentials) if address.credentials is not None else None
+        if not opened or opened[0][0] != key:
+            opened[:] = [(key, Bucket(address, key))]
+        return opened[0][1]
+
+    return open_bucket
+
+
+def each_at_once(do: Callable[[str], None], paths: Iterable[str]) -> None:
+    """Do it for each path, several at a time; the first failure is raised when no more is under way."""
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        list(pool.map(do, paths))
+
+
+def _clock_fault(text: str) -> str:
+    """Return what is wrong with the clock of this host, from the text of an error of `_SKEWED`."""
+    times = [found[1] for name in ("RequestTime", "ServerTime") if (found := _TIMES[name].search(text)) is not None]
+    behind = "differs from the store's"
+    with suppress(ValueError):
+        ours, theirs = map(datetime.fromisoformat, times)
+        seconds = round((ours - theirs).total_seconds())
+        behind = f"is {abs(seconds):,} s {'ahead of' if seconds > 0 else 'behind'} the store's"
+    return f"the clock of this host {behind}, so the store refuses its requests (correct the clock)"
+
+
+def _cause(source: str) -> str:
+    """Return why a request got no answer, from the values that obstore adds to the text of an error; "" if unknown."""
+    for expression, words in _CAUSES:
+        if (found := expression.search(source)) is not None:
+            return words(found)
+    return ""
+
+
+def _certificate_times(found: re.Match[str]) -> str:
+    here, there = (format_instant(datetime.fromtimestamp(int(found[each]), UTC)) for each in ("here", "there"))
+    words = f"has expired at {there}" if found["which"] == "Expired" else f"is not valid before {there}"
+    return f"the certificate of the store {words}, and the clock of this host shows {here} (correct one of them)"
+
+
+# Rust's debugging text of the errors of rustls, of the standard library and of reqwest.
+_CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...]] = (
+    (
+        re.compile(
+            r"(?P<which>Expired|NotValidYet)Context \{\s*time: UnixTime\(\s*(?P<here>\d+),\s*\),\s*"
+            r"not_\w+: UnixTime\(\s*(?P<there>\d+)"
+        ),
+        _certificate_times,
+    ),
+    (
+        re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)"),
+        lambda found: f"the certificate of the store is not accepted: {found[1]}",
+    ),
+    (re.compile(r'(?:message|error): "([^"]+)"'), lambda found: found[1]),
+    (re.compile(r"\bTimedOut\b"), lambda _: "it has not answered in time"),
+)
+
+
+def _first(expression: re.Pattern[str], text: str) -> str:
+    return found[1] if (found := expression.search(text)) is not None else ""
+
+
+def _shortened(said: str) -> str:
+    """Return the last words of an error on one line."""
+    words = " ".join(said.partition("<?xml")[0].partition("\n")[0].split())
+    return words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"

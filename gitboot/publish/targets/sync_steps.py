@@ -1,0 +1,713 @@
+"""Sync steps: compare a target with the output tree, decide what to copy, and copy it to a store of files."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from gitboot import __version__
+from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError, TryAgain
+from gitboot.jsonio import canonical
+from gitboot.publish.manifest import MANIFEST, leaf_path, node_path, parse_digests, parse_listing, render_listing
+from gitboot.publish.manifest import SHARED as SHARED_LISTING
+from gitboot.publish.manifest import digest_of as manifest_digest_of
+from gitboot.publish.manifest import parse_head as manifest_parse_head
+from gitboot.publish.mirror_comparison import Served, served
+from gitboot.render.endpoint_files import parse, state_path
+from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Stage, is_content, publication_stage
+
+HEAD: Final = "ops/manifest.json"
+UNLISTED: Final = "ops/unlisted.json"
+SHARED: Final = ""  # stands for a server where files are no server's
+LIST: Final = ".list"  # stands for a server if the files are those of the signed list; no server has such a name
+_FORMAT: Final = 1
+_NUMBER: Final = re.compile(r"[0-9a-f]{2}")  # of a shard
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_NO_NAMES: Final = frozenset({"", ".", ".."})
+_SHARDS: Final = "ops/shards/"
+_MAX_SHARDS_BYTES: Final = 1 << 30  # of all shards of a target together
+_MOST: Final = 200  # servers in one step: a window that ends in the meantime does not wait for a whole fleet
+
+
+class Unit(NamedTuple):
+    """The files of one server, or of nobody, which change together."""
+
+    state: str  # the digest of what they were made of
+    files: Mapping[str, str]  # sha256 by path below the output directory
+    withheld: bool = False  # whether a boot that is made once was left out: nobody could record it
+
+
+Shard = Mapping[str, Unit]  # by server
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetHead:
+    """What is read first, and written last."""
+
+    ledger: str
+    commit: str
+    gitboot: str  # its version
+    writer: str  # the process that writes there, by a number that it has drawn
+    shards: Mapping[str, str] = field(default_factory=dict)  # sha256 by number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """What a target holds, as far as deciding needs it."""
+
+    head: TargetHead
+    states: Mapping[str, str]  # by server; one that is in doubt is missing
+    known: frozenset[str]  # the servers that shards list
+    withheld: frozenset[str]  # those of them of whom a boot was left out
+    unlisted: frozenset[str]
+
+
+def number_of(server: str) -> str:
+    """The shard that lists a server."""
+    return sha256(server.encode()).hexdigest()[:2]
+
+
+def held(head: TargetHead, shards: Iterable[Shard], unlisted: Iterable[str], *, gitboot: str) -> Holding:
+    """What all of that comes to. Whose files another version of gitboot has made, or a change that was cut short has
+    touched, is in doubt.
+    """
+    units = {server: unit for shard in shards for server, unit in shard.items()}
+    doubted = frozenset(unlisted)
+    is_known = head.gitboot == gitboot
+    return Holding(
+        head=head,
+        states={
+            server: unit.state for server, unit in units.items() if is_known and doubted.isdisjoint(unit.files.keys())
+        },
+        known=frozenset(units),
+        withheld=frozenset(server for server, unit in units.items() if unit.withheld),
+        unlisted=doubted,
+    )
+
+
+def digest_of(data: bytes) -> str:
+    return sha256(data).hexdigest()
+
+
+def render_head(head: TargetHead) -> bytes:
+    value = {
+        "commit": head.commit,
+        "format": _FORMAT,
+        "gitboot": head.gitboot,
+        "ledger": head.ledger,
+        "shards": dict(head.shards),
+        "writer": head.writer,
+    }
+    return canonical(value) + b"\n"
+
+
+def parse_head(data: bytes) -> TargetHead:
+    """What ``render_head`` wrote; ValueError for anything else."""
+    match _loaded(data):
+        case {
+            "commit": str(commit),
+            "format": int(format),
+            "gitboot": str(gitboot),
+            "ledger": str(ledger),
+            "shards": dict(shards),
+            "writer": str(writer),
+        } if format == _FORMAT and _are_digests(shards.values()) and all(map(_NUMBER.fullmatch, shards)):
+            return TargetHead(ledger=ledger, commit=commit, gitboot=gitboot, writer=writer, shards=shards)
+    raise ValueError(f"not what a target of format {_FORMAT} says of itself")
+
+
+def render_units(shard: Shard) -> bytes:
+    value = {
+        server: {"state": unit.state, "files": dict(unit.files), **({"withheld": True} if unit.withheld else {})}
+        for server, unit in shard.items()
+    }
+    return canonical(value) + b"\n"
+
+
+def parse_units(data: bytes) -> dict[str, Unit]:
+    """What ``render_units`` wrote; ValueError for anything else."""
+    found = _loaded(data)
+    units = {server: _unit(each) for server, each in found.items()} if isinstance(found, dict) else {"": None}
+    if any(unit is None for unit in units.values()):
+        raise ValueError("not a shard of a target")
+    return {server: unit for server, unit in units.items() if unit is not None}
+
+
+def _unit(found: object) -> Unit | None:
+    match found:
+        case {"state": str(state), "files": dict(files), **more} if _are_digests(files.values()) and _are_paths(files):
+            return Unit(state, files, more.get("withheld") is True)
+    return None
+
+
+def render_unlisted(paths: Iterable[str]) -> bytes:
+    return canonical(sorted(paths)) + b"\n"
+
+
+def parse_unlisted(data: bytes) -> frozenset[str]:
+    """What ``render_unlisted`` wrote; ValueError for anything else."""
+    found = _loaded(data)
+    if not isinstance(found, list) or not _are_paths(found):
+        raise ValueError("not a list of paths")
+    return frozenset(found)
+
+
+def _loaded(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)  # rejects lone surrogates, which no path has and no file can store
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+
+
+def _are_digests(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) and _DIGEST.fullmatch(value) for value in values)
+
+
+def _are_paths(values: Iterable[object]) -> bool:
+    """Return whether all are paths of files for machines: whoever writes to a target could name other files."""
+    return all(
+        isinstance(value, str)
+        and value.startswith(BOOT)
+        and "\0" not in value
+        and _NO_NAMES.isdisjoint(value.split("/"))
+        for value in values
+    )
+
+
+ReadShard = Callable[[str], Shard]  # by number; an empty one where there is none
+MAX_RECORD_BYTES: Final = 32 << 20  # of a file below ops/; a shard of a million servers has 12 MiB
+
+
+class FileConflict(Exception):
+    """A file differs from the one that was to be replaced, or exists although it was to be new."""
+
+
+class StoredFile(NamedTuple):
+    """A file that a store has."""
+
+    content: bytes
+    version: str | None  # what `replace` compares; None: the store has no versions
+
+
+class TargetFile(NamedTuple):
+    """A file to be written."""
+
+    content: bytes
+    modified: int  # in seconds since 1970; a web server sends it as Last-Modified
+
+
+class Expected(NamedTuple):
+    """What a path has to have."""
+
+    sha256: str
+    size: int  # in bytes
+
+
+ReadFile = Callable[[str], TargetFile]  # by path; raises `Overtaken`
+TakeFile = Callable[[str, StoredFile | None], None]  # a path, and its file; None: absent
+
+
+class FileStore(Protocol):
+    """The files of one target, by path. Readers of a store see each file whole: its old content, or the new one.
+
+    Every method raises `PublishError`, if a person has to act, and `HostUnreachable`.
+    """
+
+    def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
+        """Return a file; None if it is absent. Of a file larger than ``max_bytes``, return one byte more than that."""
+
+    def get_each(self, paths: Collection[str], take: TakeFile) -> None:
+        """Read files, and call ``take`` with each, perhaps in several threads at a time."""
+
+    def create(self, path: str, content: bytes) -> None:
+        """Write a new file. Raises `FileConflict` if it exists."""
+
+    def replace(self, path: str, content: bytes, version: str | None = None) -> None:
+        """Write a file in the place of the one with this version, or of whatever is there if None.
+
+        Raises `FileConflict` if the file has another version.
+        """
+
+    def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
+        """Write files. Leave those of ``fresh`` at whose path another file is, and return their paths."""
+
+    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+        """Return the paths, sorted, that do not have the content that `place` has just written there."""
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files. A file that is absent is no failure."""
+
+    def names(self, folder: str) -> list[str]:
+        """Return the paths of all files below a folder, which ends in a slash, sorted."""
+
+
+_MORE_TRIES: Final = 3
+_NEVER_CHANGES: Final = re.compile(r"\d+\.(?:snapshot|servers-[0-9a-f]{2})\.json")
+
+
+class Overtaken(TryAgain):
+    """The directory was published to while it was read: what comes of that is read the next time."""
+
+
+class Glance(NamedTuple):
+    """A published tree at a glance."""
+
+    commit: str
+    manifest: str  # the digest of its head
+    states: Mapping[str, str]  # the digest of each server's state, and of what is nobody's
+
+
+class FollowedTree:
+    """The directory at ``root``; what the manifest says has not changed is not read again."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._nodes: dict[str, tuple[str, dict[str, str]]] = {}  # by name: its digest, and the servers below it
+        self._shared: dict[str, str] = {}  # sha256 by path of what is nobody's and for machines
+        self._list: dict[str, str] = {}  # sha256 by path of the signed list
+
+    def look(self) -> Glance | None:
+        """What is published; None where nothing is. Raises `Overtaken`."""
+        for _ in range(_MORE_TRIES):
+            try:
+                return self._look()
+            except Overtaken:
+                continue
+        return self._look()
+
+    def _look(self) -> Glance | None:
+        # Read before the manifest: a list that is newer than what it is of would reach a target first.
+        self._list = self._list_files()
+        try:
+            data = (self._root / MANIFEST).read_bytes()
+            head = manifest_parse_head(data)
+        except (FileNotFoundError, ValueError):  # of an older gitboot: what this one publishes will be read
+            return None
+        for node, digest in head.nodes.items():
+            if self._nodes.get(node, ("",))[0] != digest:
+                self._nodes[node] = digest, self._servers(node, digest)
+        for node in self._nodes.keys() - head.nodes.keys():
+            del self._nodes[node]
+        states = {server: state for _, servers in self._nodes.values() for server, state in servers.items()}
+        if head.shared is not None:
+            listing = parse_listing(self._part(SHARED_LISTING, head.shared))
+            listing = {path: each for path, each in listing.items() if path.startswith(BOOT)}
+            self._shared = {path: each.sha256 for path, each in listing.items()}
+            states[SHARED] = manifest_digest_of(render_listing(listing))
+        if self._list:
+            states[LIST] = manifest_digest_of(canonical(self._list))
+        return Glance(commit=head.stamp.commit, manifest=manifest_digest_of(data), states=states)
+
+    def _list_files(self) -> dict[str, str]:
+        """Return the sha256 of each file of the signed list that no server's state lists, by path.
+
+        A bin and a snapshot have a version in their names and never change. The root metadata of a new root key has the
+        names of the one before. Raises `Overtaken`.
+        """
+        found = {}
+        try:
+            for file in sorted((self._root / SIGNED).iterdir()):
+                path = f"{SIGNED}{file.name}"
+                if file.suffix == ".json":
+                    is_known = path in self._list and _NEVER_CHANGES.fullmatch(file.name) is not None
+                    found[path] = self._list[path] if is_known else manifest_digest_of(file.read_bytes())
+        except FileNotFoundError as error:
+            if (self._root / LIST_TIMESTAMP).exists():
+                raise Overtaken(f"{SIGNED} is being published") from error
+        return found if LIST_TIMESTAMP in found else {}
+
+    def _servers(self, node: str, digest: str) -> dict[str, str]:
+        leaves = parse_digests(self._part(node_path(node), digest))
+        return {
+            server: state
+            for leaf, expected in leaves.items()
+            for server, state in parse_digests(self._part(leaf_path(node, leaf), expected)).items()
+        }
+
+    def served(self, server: str, digest: str) -> Served:
+        """What a target has of a server whose state has this digest. Raises `Overtaken`."""
+        if server == SHARED:
+            return Served(self._shared, {}, frozenset())
+        if server == LIST:
+            return Served(self._list, {}, frozenset())
+        return served(parse(self._part(state_path(server), digest)))
+
+    def file(self, path: str, digest: str) -> TargetFile:
+        """Return a file that has to have this digest, with its time. Raises `Overtaken`."""
+        try:
+            return self._file(path, digest)
+        except Overtaken:
+            self._list.pop(path, None)  # somebody replaced it, whatever its name is
+            raise
+
+    def stands(self, path: str) -> bool:
+        """Whether a file is published there, by whomever."""
+        return (self._root / path).is_file()
+
+    def _part(self, path: str, digest: str) -> bytes:
+        return self._file(path, digest).content
+
+    def _file(self, path: str, digest: str) -> TargetFile:
+        try:
+            with (self._root / path).open("rb") as file:
+                found = TargetFile(file.read(), int(os.fstat(file.fileno()).st_mtime))
+        except OSError as error:
+            raise Overtaken(f"{path}: {error.strerror}") from error
+        if manifest_digest_of(found.content) != digest:
+            raise Overtaken(f"{path} is being published")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetStep:
+    """What is written to a target and removed from it, before its head says so."""
+
+    head: TargetHead  # what it says afterwards
+    manifest: str  # the digest of the published tree's own
+    placed: Mapping[str, str]  # sha256 by path, sorted
+    fresh: frozenset[str]  # those of them at which nothing of gitboot's lies yet, unless it is another server's
+    instead: Mapping[str, bytes]  # the content of those that lie otherwise in the tree
+    removed: tuple[str, ...]  # sorted
+    shards: Mapping[str, bytes]  # by number, those that change; empty: it goes
+    units: Mapping[str, Unit | None]  # by server, those that change; None: it is gone
+    doubtful: frozenset[str]  # what is in doubt until the head is written
+    unlisted: frozenset[str]  # and what stays, unlisted, afterwards
+
+    def content(self, path: str, tree: FollowedTree) -> bytes:
+        """Return what is written to a path. Raises `Overtaken` if the tree has another file by now."""
+        return self.file(path, tree).content
+
+    def file(self, path: str, tree: FollowedTree) -> TargetFile:
+        """Return what is written to a path, with its time. Raises `Overtaken` if the tree has another file by now.
+
+        A file that the tree does not have has the time 0: a log that has the time of the tree's file would show that a
+        machine fetched the boot that was left out.
+        """
+        if path in self.instead:
+            return TargetFile(self.instead[path], 0)
+        return tree.file(path, self.placed[path])
+
+
+def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: ReadShard, most: int) -> TargetStep | None:
+    """What brings up to ``most`` servers of a target to what is published; None: it holds all of that.
+
+    Those that it has already come first: what it serves of them is out of date, of others it only serves nothing yet.
+    The shared scripts follow when it has all servers: until then a machine whose boot script is not there yet would
+    boot what unknown machines boot. Servers that are gone follow, and the signed list, which names all files, comes
+    last. Content that nothing names any more stays for as long as it stays in the tree, and so does a path that moves
+    to another server until that server's turn.
+    """
+    going = held.known - glance.states.keys()
+
+    def order(server: str) -> tuple[bool, bool, bool, bool, str, str]:
+        # Servers of one shard follow one another: each step writes the shards of its servers whole.
+        return server == LIST, server in going, server == SHARED, server not in held.known, number_of(server), server
+
+    changed = sorted(outdated(glance, held), key=order)
+    if not changed and held.head.commit == glance.commit and all(map(tree.stands, held.unlisted)):
+        return None
+    shards: dict[str, dict[str, Unit]] = {}
+    units: dict[str, Unit | None] = {}
+    was: dict[str, str] = {}
+    wanted: dict[str, str] = {}
+    instead: dict[str, bytes] = {}
+    left_out: set[str] = set()
+    for server in changed[:most]:
+        if (number := number_of(server)) not in shards:
+            shards[number] = {**read_shard(number)}
+        if (before := shards[number].pop(server, None)) is not None:
+            was |= before.files
+        units[server] = None
+        if (state := glance.states.get(server)) is not None:
+            found = tree.served(server, state)
+            units[server] = shards[number][server] = Unit(state, found.files, found.lacks_boots)
+            wanted |= found.files
+            instead |= found.instead
+            left_out |= found.left_out
+    gone = (was.keys() | held.unlisted) - wanted.keys()
+    stand = {path for path in gone if path not in left_out and tree.stands(path)}
+    taken_over = _listed({path for path in stand if not is_content(path)}, {**shards}, held, read_shard)
+    stay = stand - taken_over
+    of_others = _files_of(going.intersection(changed[most:]), {**shards}, read_shard)
+    placed = {path: wanted[path] for path in sorted(wanted) if was.get(path) != wanted[path] or path in held.unlisted}
+    rendered = {number: render_units(shard) if shard else b"" for number, shard in shards.items()}
+    return TargetStep(
+        manifest=glance.manifest,
+        head=_head(held.head, glance.commit, rendered, is_last=len(changed) <= most),
+        placed=placed,
+        fresh=frozenset(placed.keys() - was.keys() - held.unlisted - of_others),
+        instead={path: content for path, content in instead.items() if path in placed},
+        removed=tuple(sorted(gone - stand)),
+        shards=rendered,
+        units=units,
+        doubtful=held.unlisted | placed.keys() | gone,
+        unlisted=frozenset(stay),
+    )
+
+
+def outdated(glance: Glance, held: Holding) -> set[str]:
+    """Return the servers of which a target holds something else than what is published, or that are gone."""
+    differing = {server for server, state in glance.states.items() if held.states.get(server) != state}
+    return differing | (held.known - glance.states.keys())
+
+
+def _files_of(servers: Collection[str], shards: Mapping[str, Shard], read_shard: ReadShard) -> set[str]:
+    """Return the paths that the target has of these servers."""
+    numbers = {number_of(server) for server in servers}
+    found = (shards[number] if number in shards else read_shard(number) for number in sorted(numbers))
+    return {path for shard in found for server in shard.keys() & servers for path in shard[server].files}
+
+
+def _listed(paths: set[str], shards: Mapping[str, Shard], held: Holding, read_shard: ReadShard) -> set[str]:
+    """Those of ``paths`` that another server has on the target: one that was given what this one gave up."""
+    if not paths:
+        return set()
+    others = (read_shard(number) for number in held.head.shards if number not in shards)
+    return {
+        path for shard in (*shards.values(), *others) for unit in shard.values() for path in unit.files.keys() & paths
+    }
+
+
+def _head(before: TargetHead, commit: str, rendered: Mapping[str, bytes], *, is_last: bool) -> TargetHead:
+    """What it says then; it is this version's when nothing is left that another has made."""
+    digests = {number: digest_of(data) for number, data in rendered.items() if data}
+    others = {number: digest for number, digest in before.shards.items() if number not in rendered}
+    version = __version__ if is_last else before.gitboot
+    return replace(before, commit=commit, gitboot=version, shards=dict(sorted({**others, **digests}.items())))
+
+
+def after(held: Holding, step: TargetStep) -> Holding:
+    """What a target holds when the step was made."""
+    there = {server: unit for server, unit in step.units.items() if unit is not None}
+    others = {server: state for server, state in held.states.items() if server not in step.units}
+    return Holding(
+        head=step.head,
+        states={**others, **{server: unit.state for server, unit in there.items()}},
+        known=(held.known - step.units.keys()) | there.keys(),
+        withheld=(held.withheld - step.units.keys()) | {server for server, unit in there.items() if unit.withheld},
+        unlisted=step.unlisted,
+    )
+
+
+class Claim:
+    """The head as this process has written it last. Each replaces exactly that one."""
+
+    def __init__(self, name: str, *, ledger: str, heir_of: Callable[[], str | None], writer: str) -> None:
+        self._name, self._ledger, self._heir_of, self._writer = name, ledger, heir_of, writer
+        self._stands: StoredFile | None = None
+
+    def make(self, store: FileStore) -> TargetHead:
+        """The head that lies there, with this process as its writer. Raises `ForeignTree` and `LockedByAnother`."""
+        found = store.get(HEAD)
+        if found is None:
+            return self._begin(store)
+        head = self._own(found.content, "choose another place, or take it over with gitboot records begin")
+        if self._stands is not None and head.writer != self._writer:
+            raise self._contended(head)
+        self._stands = found
+        return self.write(store, replace(head, ledger=self._ledger, writer=self._writer))
+
+    def observe(self, store: FileStore, hint: str) -> TargetHead | None:
+        """Return the head that a target has, and write nothing; None if it has none. Raises `ForeignTree`."""
+        self._stands = store.get(HEAD)
+        return self._own(self._stands.content, hint) if self._stands is not None else None
+
+    def is_as_observed(self, found: StoredFile | None) -> bool:
+        """Return whether a head that was read again is the one that this process has observed or written last."""
+        return (found and found.content) == (self._stands and self._stands.content)
+
+    def _begin(self, store: FileStore) -> TargetHead:
+        head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
+        data = render_head(head)
+        with suppress(FileConflict):  # of another, or of this one, whose first try was answered too late
+            store.create(HEAD, data)
+        self._stands = store.get(HEAD)
+        if self._stands is None or self._stands.content != data:
+            self._stands = None
+            raise HostUnreachable(f"{self._name}: another has just begun to write there")
+        return head
+
+    def check(self, store: FileStore) -> None:
+        """See that nobody else has written the head since."""
+        found = store.get(HEAD)
+        if found is None or not self.is_as_observed(found):
+            raise self._contended(self._parse(found.content) if found is not None else None)
+
+    def write(self, store: FileStore, head: TargetHead) -> TargetHead:
+        """Replace the head. Where the answer to that was lost, what stands there says whether it was replaced."""
+        data, stands = render_head(head), self._stands
+        if stands is None or stands.content != data:
+            with suppress(FileConflict):
+                store.replace(HEAD, data, stands.version if stands is not None else None)
+            found = store.get(HEAD)
+            if found is None or found.content != data:
+                raise self._contended(self._parse(found.content) if found is not None else None)
+            self._stands = found
+        return head
+
+    def _own(self, content: bytes, hint: str) -> TargetHead:
+        """Return a head of this ledger, or of the one that it goes on from. Raises `ForeignTree`."""
+        head = self._parse(content)
+        if head.ledger not in (self._ledger, self._heir_of()):
+            raise ForeignTree(f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} ({hint})")
+        return head
+
+    def _contended(self, head: TargetHead | None) -> OperatorError:
+        if head is None:
+            return PublishError(f"{self._name}: somebody has removed {HEAD}")
+        if head.ledger != self._ledger:
+            return ForeignTree(f"{self._name} belongs to the ledger {head.ledger} by now, not to {self._ledger}")
+        return LockedByAnother(
+            f"{self._name}: another process with this ledger writes there ({head.writer}; this is {self._writer}): end "
+            "one of the two, then start this one anew"
+        )
+
+    def _parse(self, content: bytes) -> TargetHead:
+        try:
+            return parse_head(content)
+        except ValueError as error:
+            raise PublishError(f"{self._name}: {HEAD} is {error} (choose another place)") from error
+
+
+class StoreTarget:
+    """A target whose files this process alone writes, from `load` on.
+
+    ``open_store`` returns the store as it can be reached at this moment: with the credentials of now.
+    """
+
+    def __init__(self, name: str, claim: Claim, open_store: Callable[[], FileStore], *, most: int = _MOST) -> None:
+        self.most = most
+        self._name, self._claim, self._open = name, claim, open_store
+        self._observed: StoredFile | None = None  # `UNLISTED`, as `observe` found it
+
+    def load(self) -> Holding:
+        """Return what the target holds, and claim it for this process.
+
+        Raises `ForeignTree`, `LockedByAnother`, `PublishError` and `HostUnreachable`.
+        """
+        store = self._open()
+        head = self._claim.make(store)
+        found = self._holding(store, head, store.get(UNLISTED))
+        kept = set(map(_shard_path, head.shards.values()))
+        store.remove(path for path in store.names(_SHARDS) if path not in kept)
+        return found
+
+    def observe(self, hint: str) -> Holding | None:
+        """Return what the target holds, and write nothing; None if no process has claimed it.
+
+        ``hint`` says what to do about a target of another ledger. Raises `ForeignTree`, `Overtaken` if a process writes
+        a step meanwhile, `PublishError` and `HostUnreachable`.
+        """
+        store = self._open()
+        head = self._claim.observe(store, hint)
+        self._observed = store.get(UNLISTED)
+        if head is None:
+            return None
+        try:
+            return self._holding(store, head, self._observed)
+        except PublishError:
+            if self.is_as_observed():
+                raise
+            raise Overtaken(f"{self._name}: an instance is writing there") from None
+
+    def is_as_observed(self) -> bool:
+        """Return whether no process has begun, or ended, a step since `observe`."""
+        found: dict[str, StoredFile | None] = {}
+        self._open().get_each((HEAD, UNLISTED), found.__setitem__)
+        before = self._observed and self._observed.content
+        after = (unlisted := found[UNLISTED]) and unlisted.content
+        return before == after and self._claim.is_as_observed(found[HEAD])
+
+    def _holding(self, store: FileStore, head: TargetHead, listed: StoredFile | None) -> Holding:
+        """Return what the target holds by this head and by this list of paths that no shard vouches for."""
+        numbers = {_shard_path(digest): number for number, digest in head.shards.items()}
+        shards: dict[str, Shard] = {}
+        size, counting = 0, threading.Lock()
+
+        def take(path: str, found: StoredFile | None) -> None:
+            nonlocal size
+            content = self._checked(head, numbers[path], found)
+            with counting:
+                size += len(content)
+            if size > _MAX_SHARDS_BYTES:
+                raise self._damaged(HEAD)
+            shards[numbers[path]] = self._parsed(content, path)
+
+        store.get_each(sorted(numbers), take)
+        try:
+            unlisted = parse_unlisted(listed.content) if listed is not None else frozenset()
+        except ValueError as error:
+            raise self._damaged(UNLISTED) from error
+        return held(head, shards.values(), unlisted, gitboot=__version__)
+
+    def shard(self, head: TargetHead, number: str) -> Shard:
+        """Return a shard as the target has it; an empty one if the head has none."""
+        if (digest := head.shards.get(number)) is None:
+            return {}
+        path = _shard_path(digest)
+        return self._parsed(self._checked(head, number, self._open().get(path)), path)
+
+    def _checked(self, head: TargetHead, number: str, found: StoredFile | None) -> bytes:
+        digest = head.shards[number]
+        if found is None or digest_of(found.content) != digest:
+            raise self._damaged(_shard_path(digest))
+        return found.content
+
+    def _parsed(self, content: bytes, path: str) -> Shard:
+        try:
+            return parse_units(content)
+        except ValueError as error:  # the writer of the head wrote this too
+            raise self._damaged(path) from error
+
+    def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
+        """Write a step. Whatever stops it, each file is whole, and a target that `load` reads comes to the same end."""
+        store = self._open()
+        self._claim.check(store)
+        if step.doubtful != before.unlisted:
+            store.replace(UNLISTED, render_unlisted(step.doubtful))
+        sizes: dict[str, int] = {}
+
+        def read(path: str) -> TargetFile:
+            file = step.file(path, tree)
+            sizes[path] = len(file.content)
+            return file
+
+        for stage in Stage:
+            paths = [path for path in step.placed if publication_stage(path) is stage]
+            in_the_way = store.place(paths, read, step.fresh.intersection(paths))
+            if theirs := sorted(path for path in in_the_way if not self._is_listed(path, before.head)):
+                raise PublishError(
+                    f"{self._name}: expected nothing or a file of gitboot's own at {theirs[0]}, found something else "
+                    "(move it away)"
+                )
+            store.place(sorted(in_the_way), read, ())
+        if wrong := store.differing({path: Expected(digest, sizes[path]) for path, digest in step.placed.items()}):
+            raise HostUnreachable(f"{self._name}: {wrong[0]} was written, and is read as something else")
+        store.remove(step.removed)
+        shards = {_shard_path(digest_of(data)): data for data in step.shards.values() if data}
+        store.place(sorted(shards), lambda path: TargetFile(shards[path], 0), ())
+        self._claim.write(store, step.head)
+        if step.unlisted != step.doubtful:
+            store.replace(UNLISTED, render_unlisted(step.unlisted))
+        kept = set(step.head.shards.values())
+        store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
+
+    def _is_listed(self, path: str, head: TargetHead) -> bool:
+        """Return whether a server had a path that another server has by now."""
+        return any(path in unit.files for number in head.shards for unit in self.shard(head, number).values())
+
+    def _damaged(self, path: str) -> PublishError:
+        return PublishError(f"{self._name}: {path} is not what gitboot wrote (empty the target; it is filled anew)")
+
+
+def _shard_path(digest: str) -> str:
+    return f"{_SHARDS}{digest}.json"

@@ -1,0 +1,715 @@
+"""Tree changes: decide which files of the output tree change, also when windows end."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from stat import S_IMODE
+from typing import Final, NamedTuple
+
+from gitboot.errors import PublishError
+from gitboot.publish.durable_files import Disk, InTheWay, TreeModes, holds, is_file
+from gitboot.publish.manifest import (
+    INDEX,
+    MANIFEST,
+    Head,
+    Pair,
+    Shard,
+    Stamp,
+    changed,
+    digest_of,
+    index_of,
+    is_of_index,
+    leaf_path,
+    node_path,
+    parse_shard,
+    part_of,
+    place_of,
+    render_digests,
+    render_head,
+    render_listing,
+    shard_path,
+)
+from gitboot.publish.manifest import SHARED as MANIFEST_SHARED
+from gitboot.publish.tree_reader import LOCK, Tree, check_path, damaged
+from gitboot.render.endpoint_files import Listed, PublishedServer, Turn, outline, parse, server_of, state_path, turn_of
+from gitboot.render.paths import BOOT, File, Files, is_content
+from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles, is_of_part
+from gitboot.text import some
+
+GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that nothing names any more
+_SHOWN: Final = 10  # of the paths in the way
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publication:
+    """What a publication is to bring a tree to."""
+
+    servers: Mapping[str, Files | None]  # those that may have changed; None: the server is gone
+    shared: Files | None  # the files that are no server's, but for those in parts; None: as they are
+    complete: bool  # whether these are all servers
+    parts: PartFiles = AS_IT_WAS  # of those in parts, what may have changed
+
+    def __iter__(self) -> Iterator[Files]:
+        """The files of each server, and those that are no server's."""
+        yield from (files for files in self.servers.values() if files is not None)
+        yield self.no_servers
+
+    @property
+    def no_servers(self) -> dict[str, File]:
+        """The files that are no server's, as far as they may have changed."""
+        return {**(self.shared or {}), **self.parts.files}
+
+    def shares(self, before: Mapping[str, Listed]) -> dict[str, Listed]:
+        """The files that are no server's from now on, by what they were."""
+        kept = {
+            path: each
+            for path, each in before.items()
+            if (self.shared is None and not is_of_part(path))
+            or (not self.parts.is_whole and is_of_part(path) and path not in self.parts.gone)
+        }
+        return {**kept, **{path: Listed(file.sha256, len(file.content)) for path, file in self.no_servers.items()}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreeChanges:
+    """What one publication does; paths are sorted, but for states."""
+
+    at: datetime  # UTC, in whole seconds
+    digests: Mapping[str, str | None]  # of the states that the manifest lists anew, by server; None: no more
+    shared: Mapping[str, Listed] | None  # what the manifest says of shared files; None: what it says now
+    content: Mapping[str, tuple[str, ...]]  # what the entries of each server name from now on
+    planned: int  # files that were looked at
+    written: tuple[str, ...]
+    states: tuple[str, ...]  # of those written, in the order in which no identity is without its server
+    beside: tuple[str, ...]  # states that stand, of servers of which something else is written
+    withdrawn: tuple[str, ...]
+    retired: tuple[str, ...]  # content that leaves the tree, and stays for GRACE
+    expired: tuple[str, ...]  # content that has stayed for GRACE
+    batches: tuple[datetime, ...]  # whose lists of retired content are done with
+    passed_on: tuple[str, ...]  # content that who named it names no more, and that stays because others do
+    joined: Mapping[str, Shard]  # shards of the index that have who came, and still who goes
+    parted: Mapping[str, Shard]  # and then without these; empty: the shard goes
+    indexed: frozenset[Pair]  # what the index may have until the publication ends
+
+    @property
+    def paths(self) -> set[str]:
+        """The paths that are between two versions until the publication ends."""
+        content = {*self.retired, *self.passed_on, *self.expired}
+        return {*self.written, *self.withdrawn, *content, *self.joined, *self.parted}
+
+    @property
+    def is_nothing(self) -> bool:
+        return not (self.paths or self.batches or self.digests or self.shared is not None)
+
+
+class NamedContent:
+    """Which content each server names: it goes when nobody does any more."""
+
+    def __init__(self) -> None:
+        self._by_server: dict[str, tuple[str, ...]] = {}
+        self._counts = Counter[str]()
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._counts
+
+    def note(self, server: str, paths: tuple[str, ...]) -> None:
+        """What ``server`` names from now on."""
+        for path in self._by_server.pop(server, ()):
+            self._counts[path] -= 1
+            if not self._counts[path]:
+                del self._counts[path]
+        self._counts.update(paths)
+        if paths:
+            self._by_server[server] = paths
+
+    def note_all(self, content: Mapping[str, tuple[str, ...]], *, complete: bool) -> None:
+        """What each of these names from now on; ``complete``: no other names any."""
+        if complete:
+            self._by_server.clear()
+            self._counts.clear()
+        for server, paths in content.items():
+            self.note(server, paths)
+
+    @property
+    def by_server(self) -> Mapping[str, tuple[str, ...]]:
+        """What each names that names any."""
+        return self._by_server
+
+    def by_others(self, servers: Collection[str], paths: Iterable[str]) -> set[str]:
+        """Those of ``paths`` that a server names which is none of ``servers``."""
+        own = Counter(path for server in servers for path in self._by_server.get(server, ()))
+        return {path for path in paths if self._counts[path] > own[path]}
+
+
+SHARED: Final = ""  # stands for a server where files are no server's
+
+
+def decide(
+    disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, indexed: Collection[Pair], at: datetime
+) -> TreeChanges:
+    """What brings a tree, and what a crash left between two versions, to what is wanted.
+
+    Each file of a server that changed is compared with what lies there by its content, so that nothing is written
+    that stands already; of a server whose state stands, by existence and size. What was between two versions when a
+    publication ended early is written anew: after a failed sync the kernel may show what the disk does not have.
+    ``indexed`` is what the index may have besides, and goes unless it is wanted. Raises
+    PublishError with everything that is in the way.
+    """
+    decision = _Decision(disk, tree, named, wanted, at.astimezone(UTC).replace(microsecond=0))
+    decision.look()
+    decision.compare()
+    decision.withdraw()
+    decision.expire()
+    return decision.changes(frozenset(indexed))
+
+
+class _Decision:
+    """Changes in the making."""
+
+    def __init__(self, disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, at: datetime) -> None:
+        self._disk, self._tree, self._named, self._wanted, self._at = disk, tree, named, wanted, at
+        self._digests: dict[str, str | None] = {}
+        self._shared: Mapping[str, Listed] | None = None
+        self._content: dict[str, tuple[str, ...]] = {}
+        self._suspects: dict[str, File] = {}  # planned files that may not stand
+        self._planned = 0
+        self._owned: set[str] = set()  # what these servers had
+        self._given_up: set[str] = set()  # content that these servers had, and have no more
+        self._identities: dict[str, tuple[str, ...]] = {}  # what each is found by from now on
+        self._gone: set[Pair] = set()
+        self._come: set[Pair] = set()
+        self._written: list[str] = []
+        self._withdrawn: list[str] = []
+        self._retired: list[str] = []
+        self._expired: list[str] = []
+        self._batches: list[datetime] = []
+        self._passed_on: list[str] = []
+
+    # What may have changed
+
+    def look(self) -> None:
+        for server, digest in self._listed():
+            files = self._wanted.servers.get(server)
+            if files is None:
+                self._take_leave(server)
+            else:
+                self._look_at(server, files, digest)
+        if self._wanted.shared is not None or not self._wanted.parts.is_as_it_was:
+            self._look_at_shared(self._wanted.no_servers)
+
+    def _listed(self) -> Iterator[tuple[str, str | None]]:
+        """Each server in question, with the digest that the manifest has of its state."""
+        if not self._wanted.complete:
+            yield from ((server, self._tree.digest(server)) for server in self._wanted.servers)
+            return
+        listed = dict(self._tree.servers())
+        cut_short = (server_of(path) for path in self._tree.pending_files)
+        for server in sorted({*self._wanted.servers, *listed, *(each for each in cut_short if each is not None)}):
+            yield server, listed.get(server)
+
+    def _look_at(self, server: str, files: Files, digest: str | None) -> None:
+        path = state_path(server)
+        now = files[path].sha256
+        self._planned += len(files)
+        self._content[server] = tuple(filter(is_content, files))
+        self._identities[server] = outline(files[path].content).identities
+        if now != digest:
+            self._digests[server] = now
+        if self._wanted.complete and now == digest:
+            differing = {path: file for path, file in files.items() if self._may_differ(path, file)}
+            self._owned.update(differing)
+            self._suspects |= differing
+            return
+        self._suspects |= files
+        indexed = self._note_before(server, digest)
+        if now == digest:  # somebody doubts that all stands
+            indexed = frozenset()
+        self._come |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
+
+    def _take_leave(self, server: str) -> None:
+        self._content[server] = ()
+        if (digest := self._tree.digest(server)) is not None:
+            self._digests[server] = None
+        self._note_before(server, digest)
+
+    def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
+        """What the server had is gitboot's, and goes where it is no longer planned; return what it is indexed by."""
+        path = state_path(server)
+        if digest is None and path not in self._tree.pending:
+            return frozenset()
+        self._owned.add(path)
+        if (before := self._tree.outline(server)) is None:
+            # Damaged: what it listed is most likely what is planned now.
+            self._owned.update(self._wanted.servers.get(server) or ())
+            return frozenset()
+        self._owned.update(before.files)
+        self._given_up.update(_given_up(before.files, self._wanted.servers.get(server) or {}))
+        self._gone |= {(identity, server) for identity in before.identities}
+        if path in self._tree.pending:
+            return frozenset()
+        return frozenset(each for each in before.identities if shard_path(each) not in self._tree.pending)
+
+    def _look_at_shared(self, files: Files) -> None:
+        before = self._tree.shared()
+        now = self._wanted.shares(before)
+        if now != before:
+            self._shared = now
+        self._planned += len(files)
+        if self._wanted.shared is not None:
+            self._content[SHARED] = tuple(filter(is_content, files))
+        self._owned.update(before)
+        self._given_up.update(_given_up(before, now))
+        differing = files
+        if self._wanted.complete:
+            differing = {
+                path: file
+                for path, file in files.items()
+                if now[path] != before.get(path) or self._may_differ(path, file)
+            }
+        self._suspects |= differing
+
+    def _may_differ(self, path: str, file: File) -> bool:
+        return path in self._tree.pending or self._disk.size(path) != len(file.content)
+
+    # What has
+
+    def compare(self) -> None:
+        ours = (self._owned, self._tree.pending, self._tree.retired, self._named)  # what gitboot wrote
+        in_the_way: set[str] = set()
+        for path, file in sorted(self._suspects.items()):
+            check_path(path)
+            try:
+                stands = self._disk.look(path)
+            except InTheWay as error:
+                in_the_way.add(error.path)
+                continue
+            if path not in self._tree.pending and holds(self._disk, path, stands, file.content):
+                continue
+            if stands is None or (is_file(stands) and any(path in each for each in ours)):
+                self._written.append(path)
+            else:
+                in_the_way.add(path)
+        if in_the_way:
+            raise _obstructed(self._disk, sorted(in_the_way))
+
+    # What goes
+
+    def withdraw(self) -> None:
+        for path in sorted(self._left_over({*self._owned, *self._tree.pending_files})):
+            if not _is_file_at(self._disk, path):
+                continue
+            if not is_content(path):
+                self._withdrawn.append(path)
+            elif path in self._owned or path not in self._tree.retired:
+                self._retired.append(path)
+        self._passed_on = sorted(self._given_up.difference(self._retired))
+
+    def _left_over(self, paths: set[str]) -> set[str]:
+        """Those of ``paths`` that nobody has from now on."""
+        for files in self._wanted:
+            paths -= files.keys()
+        if paths:
+            shared = self._wanted.shares(self._tree.shared())
+            paths = {path for path in paths if path not in shared}
+        return paths if self._wanted.complete else paths - self._named.by_others(self._content, paths)
+
+    def expire(self) -> None:
+        """Content that is named again stays; the list that has it is done with all the same."""
+        self._batches = sorted(since for since in self._tree.batches if since + GRACE <= self._at)
+        over = {path for path, since in self._tree.retired.items() if since in self._batches}
+        retired = set(self._retired)
+        left = self._left_over(over) - retired
+        self._expired = sorted(path for path in left if _is_file_at(self._disk, path))
+
+    # The index
+
+    def changes(self, also: frozenset[Pair]) -> TreeChanges:
+        indexed = self._gone | self._come | also
+        gone = {(identity, server) for identity, server in indexed if identity not in self._identities.get(server, ())}
+        joined: Mapping[str, Shard]
+        parted: Mapping[str, Shard]
+        if self._wanted.complete:
+            joined, parted = reindexed_wholly(self._disk, self._identities, self._tree.pending)
+        else:
+            joined, parted = reindexed(self._disk, gone, self._come, self._tree.pending)
+        # A state that claims what another gives up comes first, so that there is always one that does.
+        given_up = {identity for identity, _ in gone}
+        claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
+        states = [path for path in self._written if server_of(path) is not None]
+        return TreeChanges(
+            at=self._at,
+            digests=self._digests,
+            shared=self._shared,
+            content=self._content,
+            planned=self._planned,
+            written=tuple(self._written),
+            states=tuple(sorted(states, key=lambda path: path not in claimed)),
+            beside=tuple(_beside(self._wanted.servers, {*self._written})),
+            withdrawn=tuple(self._withdrawn),
+            retired=tuple(self._retired),
+            expired=tuple(self._expired),
+            batches=tuple(self._batches),
+            passed_on=tuple(self._passed_on),
+            joined=joined,
+            parted=parted,
+            indexed=frozenset(indexed),
+        )
+
+
+def _beside(servers: Mapping[str, Files | None], written: set[str]) -> Iterator[str]:
+    for server, files in servers.items():
+        path = state_path(server)
+        if files is not None and path not in written and not written.isdisjoint(files):
+            yield path
+
+
+def _given_up(before: Iterable[str], now: Collection[str]) -> Iterator[str]:
+    return (path for path in before if path not in now and is_content(path))
+
+
+def _is_file_at(disk: Disk, path: str) -> bool:
+    try:
+        return is_file(disk.look(path))
+    except InTheWay:
+        return False
+
+
+def _obstructed(disk: Disk, paths: list[str]) -> PublishError:
+    shown = some([str(disk.root / path) for path in paths], _SHOWN)
+    return PublishError(f"expected nothing or a file of gitboot's own, found something else at {shown} (move it away)")
+
+
+Shards = dict[str, Shard]  # by path
+
+
+def reindexed(
+    disk: Disk, gone: Collection[Pair], come: Collection[Pair], pending: Collection[str]
+) -> tuple[Shards, Shards]:
+    """The shards with who comes, and then those without who goes; only those that change, or may have been changed."""
+    joined: Shards = {}
+    parted: Shards = {}
+    leaving, coming = _by_shard(gone), _by_shard(come)
+    for path in sorted({*leaving, *coming, *filter(is_of_index, pending)}):
+        data = disk.read(path)
+        try:
+            before = parse_shard(data) if data is not None else {}
+        except ValueError as error:
+            raise damaged(disk, path) from error
+        union = changed(before, (), coming.get(path, ()))
+        after = changed(union, leaving.get(path, ()), ())
+        if union != before or (union and path in pending):
+            joined[path] = union
+        if after != union:
+            parted[path] = after
+    return joined, parted
+
+
+def reindexed_wholly(
+    disk: Disk, identities: Mapping[str, tuple[str, ...]], pending: Collection[str]
+) -> tuple[Shards, Shards]:
+    """The same where these are all servers: what is there besides goes, what is damaged is made anew."""
+    wanted: dict[str, dict[str, tuple[str, ...]]] = index_of(identities)
+    joined: Shards = {}
+    parted: Shards = {}
+    for path in sorted({*wanted, *(f"{INDEX}/{name}" for name in disk.names(INDEX))}):
+        before = _shard(disk, path)
+        after = wanted.get(path, {})
+        if before is not None and before == after and after and path not in pending:
+            continue
+        union = changed(before or {}, (), ((identity, name) for identity, names in after.items() for name in names))
+        if union != before or (union and path in pending):
+            joined[path] = union
+        if after != union or not after:
+            parted[path] = after
+    return joined, parted
+
+
+def _shard(disk: Disk, path: str) -> Shard | None:
+    """A shard as it stands; None where there is none, or something that is none."""
+    try:
+        return parse_shard(disk.read(path) or b"")
+    except ValueError:
+        return None
+
+
+def _by_shard(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
+    found: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        found.setdefault(shard_path(pair[0]), []).append(pair)
+    return found
+
+
+Parts = dict[str, bytes | None]  # by path, the head last; None: it lists nothing any more, and so has no file
+
+
+def amended(
+    tree: Tree, stamp: Stamp, digests: Mapping[str, str | None], shared: Mapping[str, Listed] | None
+) -> tuple[Head, Parts]:
+    """The head with these states and these shared files, and the files of the manifest that change with it.
+
+    What a publication that was cut short may have replaced is written anew.
+    """
+    leaves: dict[tuple[str, str], dict[str, str | None]] = {}
+    for server, digest in digests.items():
+        leaves.setdefault(place_of(server), {})[server] = digest
+    nodes: dict[str, dict[str, str | None]] = {}
+    for node, leaf in map(part_of, tree.pending):
+        if node is not None:
+            nodes.setdefault(node, {})
+            if leaf is not None:
+                leaves.setdefault((node, leaf), {})
+    before = {node: tree.node(node) for node in sorted({*nodes, *(node for node, _ in leaves)})}
+    parts: Parts = {}
+    for (node, leaf), changes in sorted(leaves.items()):
+        was = tree.leaf(node, leaf, before[node].get(leaf))
+        nodes.setdefault(node, {})[leaf] = _amend(parts, leaf_path(node, leaf), was, changes)
+    top: dict[str, str | None] = {}
+    for node, changes in sorted(nodes.items()):
+        top[node] = _amend(parts, node_path(node), before[node], changes)
+    head = Head(
+        stamp=stamp,
+        nodes=_changed(tree.head.nodes if tree.head else {}, top),
+        shared=_amend_shared(parts, tree, shared),
+    )
+    return head, {**dict.fromkeys(tree.outdated), **parts, MANIFEST: render_head(head)}
+
+
+def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> str | None:
+    """Add a part to those that are written, and return its digest; None where it lists nothing."""
+    now = _changed(before, changes)
+    parts[path] = data = render_digests(now) if now else None
+    return digest_of(data) if data is not None else None
+
+
+def _amend_shared(parts: Parts, tree: Tree, shared: Mapping[str, Listed] | None) -> str | None:
+    if shared is None and MANIFEST_SHARED in tree.pending:
+        shared = tree.shared()
+    if shared is None:
+        return tree.head.shared if tree.head else None
+    parts[MANIFEST_SHARED] = data = render_listing(shared) if shared else None
+    return digest_of(data) if data is not None else None
+
+
+def _changed(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    now = {**before, **changes}
+    return {name: digest for name, digest in now.items() if digest is not None}
+
+
+_SERVERS: Final = "ops/servers"
+_IN_WINDOW: Final = b'"inWindow":true'  # is in each state that has a window
+_FILE_MODE: Final = 0o666  # the bits of a folder's permissions that its files have, too
+# `WindowEnds` reads all states during at most one of so many seconds.
+_IF_CHANGED: Final = 20
+_IF_UNCHANGED: Final = 200
+_A_SECOND_LATER: Final = datetime.fromtimestamp(0, UTC)  # dates a file one second after the version that it replaces
+
+
+class EndedWindows(NamedTuple):
+    """The windows that were ended in a tree, and when the next one ends."""
+
+    servers: tuple[str, ...]  # whose files were replaced, sorted
+    next_end: datetime | None  # None: no window in the tree is known to end
+
+
+class WindowsNotEnded(PublishError):
+    """A window could not be ended. gitboot replaced files of ``servers`` all the same, maybe not all."""
+
+    def __init__(self, message: str, servers: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.servers = servers
+
+
+class WindowEnds:
+    """When the windows of a published tree end, so that each can be ended at that time.
+
+    Reading all states of a large tree takes seconds, so gitboot reads them again only now and then: soon if another
+    process has replaced a state, which changes the time of their folder, and rarely otherwise. Between, it reads only
+    the states of servers whose window ends.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._ends: dict[str, datetime] = {}  # when a file of a server may have to be replaced next, by server
+        self._was_read: _Reading | None = None  # when all states were read last
+        self._replaced: set[str] = set()  # servers with replaced files that `end` has not returned yet
+
+    @property
+    def next_end(self) -> datetime | None:
+        """Return when the next known window ends."""
+        return min(self._ends.values(), default=None)
+
+    def is_due(self, root: Path, at: datetime) -> bool:
+        """Return whether `end` has anything to do at ``at`` in the tree at ``root``."""
+        return self._reads_all(root) or any(end <= at for end in self._ends.values())
+
+    def end(self, disk: Disk, at: datetime, dated: datetime) -> EndedWindows:
+        """Replace each file of a window that is over at ``at``. No other process may publish to the tree meanwhile.
+
+        The file becomes what its path answers at ``at``. If that is another window, the file becomes what the path
+        answers outside of windows, because a newer commit may have cancelled that window. In place of a boot that
+        writes a disk, the file becomes the fallback of that boot. A file whose content is not known to be of a window
+        stays as it is. New files are ``dated`` then, or one second after the version before if that is later.
+        Raises `WindowsNotEnded`. Then the next call tries again, and reads only the states that are still due.
+        """
+        began_s, version, reads_all = self._monotonic(), _version(disk.root), self._reads_all(disk.root)
+        due = _server_names(disk) if reads_all else sorted(name for name, end in self._ends.items() if end <= at)
+        ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
+        contents: dict[str, dict[str, bytes | None]] = {}
+        settled: dict[str, datetime | None] = {}  # when each server is due next, if that does not wait for its files
+        after: dict[str, datetime | None] = {}  # when each server is due next, once its files are replaced
+        try:
+            for name in due:
+                state = _state_with_windows(disk, name)
+                files = dict(_files_of_ended_windows(disk, state, at)) if state is not None else {}
+                next_turn = _next_turn(state, at) if state is not None else None
+                if files:
+                    contents[name], after[name] = files, next_turn
+                else:
+                    settled[name] = next_turn
+            _replace(disk, contents, dated, self._replaced)
+            settled |= after
+        except PublishError as error:
+            raise WindowsNotEnded(str(error), tuple(sorted(self._replaced))) from error
+        finally:
+            times = {name: settled.get(name, min(self._ends.get(name, at), at)) for name in due}
+            self._ends = ends | {name: time for name, time in times.items() if time is not None}
+            if reads_all:
+                now_s = self._monotonic()
+                self._was_read = _Reading(version=version, ended_s=now_s, took_s=now_s - began_s)
+        servers = tuple(sorted(self._replaced))
+        self._replaced.clear()
+        return EndedWindows(servers, self.next_end)
+
+    def _reads_all(self, root: Path) -> bool:
+        if (last := self._was_read) is None:
+            return True
+        pause = _IF_UNCHANGED if last.version == _version(root) else _IF_CHANGED
+        return self._monotonic() >= last.ended_s + pause * last.took_s
+
+
+class _Reading(NamedTuple):
+    """A time at which all states of a tree were read."""
+
+    version: tuple[int, ...] | None  # of the folder of states, before it was read
+    ended_s: float  # of the monotonic clock
+    took_s: float
+
+
+def _version(root: Path) -> tuple[int, ...] | None:
+    """Return what changes whenever a state is replaced, or another tree is put in place; None: there is no tree."""
+    try:
+        found = (root / _SERVERS).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
+    """End the windows that are over at ``at`` in the tree at ``root``, unless another process publishes to that tree.
+
+    ``ends`` is of this tree. Raises `PublishError`.
+    """
+    if not (root / BOOT).is_dir():
+        return EndedWindows((), None)
+    if not ends.is_due(root, at):
+        return EndedWindows((), ends.next_end)
+    with closing(Disk(root, _modes(root))) as disk:
+        if disk.lock(LOCK):
+            return EndedWindows((), None)
+        # At the end of a window, another host may publish a boot at the same path with the date of this second. An
+        # access log of this host must not count as evidence of that boot.
+        return ends.end(disk, at, _A_SECOND_LATER)
+
+
+def _modes(root: Path) -> TreeModes:
+    """Return the permissions of the tree."""
+    try:
+        found = (root / BOOT).stat()
+    except OSError as error:
+        raise PublishError(f"{root / BOOT}: {error.strerror}") from error
+    folder = S_IMODE(found.st_mode) & 0o777
+    return TreeModes(folder=folder, file=folder & _FILE_MODE, group=found.st_gid)
+
+
+def _server_names(disk: Disk) -> list[str]:
+    """Return the names of the servers that have a state, sorted."""
+    found = (server_of(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
+    return [name for name in found if name is not None]
+
+
+def _state_with_windows(disk: Disk, name: str) -> PublishedServer | None:
+    """Return the state of a server if it has windows. The next publication replaces a damaged state."""
+    data = disk.read(state_path(name))
+    if data is None or _IN_WINDOW not in data:
+        return None
+    try:
+        return parse(data)
+    except ValueError:
+        return None
+
+
+def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:
+    """Yield each file that is of an ended window of a server, with its new content; None: gitboot removes it."""
+    for path, turns in sorted(state.paths.items()):
+        now, _ = turn_of(turns, at)
+        windows = {turn.content for turn in turns if turn.in_window and turn is not now}
+        if now is not None and now.in_window:
+            windows.discard(now.content)  # the same maintenance, or one that boots the same
+        if not windows:
+            continue
+        found = disk.read(path)
+        if found is not None and hashlib.sha256(found).hexdigest() in windows:
+            if now is not None and now.in_window:
+                now = next((turn for turn in reversed(turns) if not turn.in_window), None)
+            yield path, _instead(disk, state, now)
+
+
+def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
+    """Return when a path that has windows answers something else next."""
+    with_windows = (turns for turns in state.paths.values() if any(turn.in_window for turn in turns))
+    times = (turn.since for turns in with_windows for turn in turns)
+    return min((since for since in times if since is not None and since > at), default=None)
+
+
+def _replace(
+    disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], dated: datetime, replaced: set[str]
+) -> None:
+    """Put all contents in place of the files at these paths, by server, durably; None: remove the file.
+
+    Each server is added to ``replaced`` before its first file changes.
+    """
+    if not contents:
+        return
+    for files in contents.values():
+        for path, content in files.items():
+            if content is not None:
+                disk.stage(path, content, dated)
+    disk.sync()
+    for name, files in contents.items():
+        replaced.add(name)
+        for path, content in files.items():
+            if content is None:
+                disk.remove(path)
+            else:
+                disk.place(path)
+    disk.sync()
+
+
+def _instead(disk: Disk, state: PublishedServer, turn: Turn | None) -> bytes | None:
+    """Return what a path answers by a turn, without a boot that writes a disk; None: nothing."""
+    if turn is None:
+        return None
+    digest = turn.content if turn.writes is None else turn.writes.fallback
+    if digest is None:
+        return None
+    text, stored = state.contents.get(digest), state.stored.get(digest)
+    if text is not None:
+        return text.encode()
+    return disk.read(stored) if stored is not None else None

@@ -1,0 +1,614 @@
+"""Tree reader: read an output tree and check it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from gitboot.errors import PublishError, UsageError
+from gitboot.files import write_whole
+from gitboot.jsonio import canonical, format_instant
+from gitboot.model.scalars import SystemUuid, is_placeholder_uuid, parse_instant
+from gitboot.publish.durable_files import Disk, InTheWay, is_file, split
+from gitboot.publish.manifest import (
+    MANIFEST,
+    SHARED,
+    STATUS,
+    UNKNOWN,
+    Digests,
+    Head,
+    Manifest,
+    Pair,
+    Shard,
+    Stamp,
+    digest_of,
+    index_of,
+    is_of_index,
+    is_of_manifest,
+    leaf_path,
+    node_path,
+    parse_digests,
+    parse_head,
+    parse_listing,
+    parse_shard,
+    place_of,
+    render_shard,
+    shard_path,
+)
+from gitboot.render.endpoint_files import (
+    Listed,
+    Outline,
+    PublishedServer,
+    is_list_record,
+    outline,
+    parse,
+    server_of,
+    state_path,
+)
+from gitboot.render.page import INDEX, SAID
+from gitboot.render.paths import BOOT, is_content
+from gitboot.render.plan_and_record_files import RECORDS, is_of_part
+from gitboot.resolve.provisioning_record import Record, imported
+from gitboot.resolve.server_plan import Stoppage
+from gitboot.status.conditions import remedy
+
+OWN: Final = "ops/.gitboot"
+LOCK: Final = f"{OWN}/lock"
+PENDING: Final = f"{OWN}/pending.json"
+_OPERATORS: Final = frozenset({"assets"})  # what stands in boot/ without having been published
+_NO_NAMES: Final = frozenset({"", ".", ".."})
+_RETIRED: Final = f"{OWN}/retired"
+_SAID: Final = frozenset({STATUS, UNKNOWN, *(on_page for _, on_page in SAID.values())})
+_S = TypeVar("_S")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """A file that is not what the manifest lists."""
+
+    path: str
+    expected: str
+    found: str
+
+
+class Tree:
+    """What a tree says of itself, read from the disk as far as it is asked for."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        older = read_older(disk)
+        self.head = _read(disk, MANIFEST, parse_head) if older is None else None
+        self.stamp = self.head.stamp if self.head is not None else older.stamp if older is not None else None
+        self._shared: tuple[str | None, dict[str, Listed]] | None = None  # by its digest, once it was read
+        self._held: dict[tuple[str, str], Digests] = {}  # nodes and leaves of one publication, by path and digest
+        self.pending = frozenset(_read(disk, PENDING, _parse_paths) or ())
+        self.outdated: frozenset[str] = frozenset()  # parts of a manifest of another version
+        if older is not None:  # all of it is between two versions
+            self.pending, self.outdated = self.pending | older.files, older.parts
+        self.batches = {
+            _parse(disk, f"{_RETIRED}/{name}", name.removesuffix(".json"), parse_instant)
+            for name in disk.names(_RETIRED)
+            if name.endswith(".json")
+        }
+        self.retired = {  # path -> since when nothing names it
+            path: since for since in sorted(self.batches) for path in _read(disk, batch_path(since), _parse_paths) or ()
+        }
+
+    @property
+    def pending_files(self) -> set[str]:
+        """The files that a publication which was cut short has changed, or has not."""
+        return {path for path in self.pending if not is_record(path)}
+
+    def servers(self) -> Iterator[tuple[str, str]]:
+        """Each server that is listed, with its state's digest."""
+        for node in sorted(self.head.nodes if self.head else ()):
+            for leaf, expected in sorted(self.node(node).items()):
+                yield from sorted((self._part(leaf_path(node, leaf), expected, parse_digests) or {}).items())
+
+    def node(self, node: str) -> Digests:
+        """The digests of a node's leaves."""
+        return self._digests(node_path(node), self.head.nodes.get(node) if self.head else None)
+
+    def leaf(self, node: str, leaf: str, expected: str | None) -> Digests:
+        """The digests of the states that a leaf lists, which has the digest that its node says."""
+        return self._digests(leaf_path(node, leaf), expected)
+
+    def digest(self, server: str) -> str | None:
+        """What a server's state has to be; None: it is not listed."""
+        node, leaf = place_of(server)
+        return self.leaf(node, leaf, self.node(node).get(leaf)).get(server)
+
+    def shared(self) -> dict[str, Listed]:
+        """The files that are no server's; their listing is read again once it is another, or in doubt."""
+        expected = self.head.shared if self.head else None
+        if self._shared is not None and self._shared[0] == expected and SHARED not in self.pending:
+            return self._shared[1]
+        found = self._part(SHARED, expected, parse_listing) or {}
+        self._shared = (expected, found) if SHARED not in self.pending else None
+        return found
+
+    def outline(self, server: str) -> Outline | None:
+        """What a server had when it was published last; None where nothing is known of it, or its state is damaged."""
+        data = self._disk.read(state_path(server))
+        if data is None:
+            return None
+        with suppress(ValueError):
+            return outline(data)
+        return None
+
+    def _digests(self, path: str, expected: str | None) -> Digests:
+        """A part that lists digests; many servers of one publication ask for the same one."""
+        if expected is None or path in self.pending:
+            return self._part(path, expected, parse_digests) or {}
+        if (held := self._held.get((path, expected))) is None:
+            held = self._held[path, expected] = self._part(path, expected, parse_digests) or {}
+        return held
+
+    def _part(self, path: str, expected: str | None, parse_part: Callable[[bytes], _T]) -> _T | None:
+        data = self._disk.read(path) if path not in self.outdated else None
+        # A publication replaces its parts before the head; what one that was cut short has left is no damage.
+        if (digest_of(data) if data else None) != expected and path not in self.pending:
+            raise damaged(self._disk, path)
+        return _parse(self._disk, path, data, parse_part) if data is not None else None
+
+    def begin(self, paths: Iterable[str]) -> None:
+        """Trust the manifest no more about these paths, until ``settle``."""
+        self.pending = self.pending.union(paths)
+        self._held.clear()
+
+    def settle(self, head: Head) -> None:
+        """Take note that a publication has ended, and all is as the manifest says."""
+        self.pending = self.outdated = frozenset()
+        self.head, self.stamp = head, head.stamp
+
+    def retire(self, paths: Collection[str], since: datetime, over: Collection[datetime]) -> None:
+        """Take note of content that nothing names since then, and of the batches that are done with."""
+        if paths:
+            self.batches.add(since)
+            self.retired |= dict.fromkeys(paths, since)
+        if over:
+            self.batches.difference_update(over)
+            self.retired = {path: since for path, since in self.retired.items() if since in self.batches}
+
+
+def is_bare(disk: Disk, tree: Tree) -> bool:
+    """Whether nothing stands where files are published, and nothing is known of any that did."""
+    if tree.stamp is not None or tree.pending or tree.batches:
+        return False
+    own = {split(path)[1] for path in (OWN, STATUS)}
+    return _OPERATORS.issuperset(disk.names("boot")) and own.issuperset(disk.names("ops"))
+
+
+def check_path(path: str) -> None:
+    """Raise ValueError where no file of a tree can be."""
+    top, *names = path.split("/")
+    if top not in ("boot", "ops") or not names or not _NO_NAMES.isdisjoint(names) or is_record(path):
+        raise ValueError(f"no file of a tree can be at {path}")
+
+
+def is_record(path: str) -> bool:
+    """Whether ``path`` is taken by what is written about the tree."""
+    if path.startswith(BOOT):
+        return is_list_record(path)
+    return path.startswith(f"{OWN}/") or is_of_manifest(path) or is_of_index(path) or path in _SAID
+
+
+def batch_path(since: datetime) -> str:
+    """Where the content is listed that nothing names since that instant."""
+    return f"{_RETIRED}/{format_instant(since)}.json"
+
+
+def read_manifest(root: Path) -> Manifest | None:
+    """What the tree at ``root`` should hold; None if no publication has ended there.
+
+    It may be read while somebody publishes: what the publication has not reached yet is then as it was before.
+    """
+    if not root.is_dir():
+        return None
+    with closing(Disk(root)) as disk:
+        found = _read_whole(disk)
+        if found is not None and found.differences and found.is_settled:
+            raise damaged(disk, found.differences[0].path)
+    return found.manifest if found is not None else None
+
+
+def read_state(root: Path, server: str) -> PublishedServer | None:
+    """A server as it stands published; None where there is none of that name. ValueError for what is damaged."""
+    try:
+        return parse((root / state_path(server)).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def verify(root: Path) -> tuple[Difference, ...]:
+    """Every file that is not what the manifest lists, sorted by path; each is read in full.
+
+    While somebody publishes, or after a crash, these are the files that the publication has changed so far.
+    """
+    with closing(Disk(root)) as disk:
+        found = _read_whole(disk)
+        if found is None:
+            raise PublishError(f"{root}: expected a tree that gitboot published, found no {MANIFEST}")
+        differences = list(found.differences)
+        for path, listed in found.manifest.files.items():
+            if difference := _compare(path, listed.sha256, _content(disk, path)):
+                differences.append(difference)
+        for path, shard in index_of(found.identities).items():
+            if difference := _compare(path, digest_of(render_shard(shard)), _content(disk, path)):
+                differences.append(difference)
+    return tuple(sorted(set(differences), key=lambda difference: difference.path))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Whole:
+    """All that a tree says of itself."""
+
+    manifest: Manifest
+    identities: Mapping[str, tuple[str, ...]]  # by server
+    differences: list[Difference]  # parts of the manifest, and states, that are not what is said above them
+    is_settled: bool  # whether no publication is under way or was cut short
+
+
+class _Reading:
+    """A manifest on its way from the head to the files, with what is not as it is said above."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.differences: list[Difference] = []
+        self.files: dict[str, Listed] = {}
+        self.identities: dict[str, tuple[str, ...]] = {}
+
+    def read(self, head: Head) -> None:
+        for node, node_digest in head.nodes.items():
+            for leaf, leaf_digest in self._digests(node_path(node), node_digest).items():
+                for server, digest in self._digests(leaf_path(node, leaf), leaf_digest).items():
+                    self._server(server, digest)
+        if head.shared is not None:
+            self.files |= self._part(SHARED, head.shared, parse_listing) or {}
+
+    def _server(self, server: str, digest: str) -> None:
+        path = state_path(server)
+        state = self._part(path, digest, parse)
+        if state is not None:
+            size = self._disk.size(path)
+            self.files |= {**state.files, path: Listed(digest, size or 0)}
+            self.identities[server] = state.identities
+
+    def _digests(self, path: str, expected: str) -> Digests:
+        return self._part(path, expected, parse_digests) or {}
+
+    def _part(self, path: str, expected: str, parse_part: Callable[[bytes], _T]) -> _T | None:
+        data = _content(self._disk, path)
+        if difference := _compare(path, expected, data):
+            self.differences.append(difference)
+        with suppress(ValueError):
+            return parse_part(data or b"")
+        return None
+
+
+def _read_whole(disk: Disk) -> _Whole | None:
+    while (data := disk.read(MANIFEST)) is not None:
+        head = _parse(disk, MANIFEST, data, parse_head)
+        reading = _Reading(disk)
+        reading.read(head)
+        is_settled = disk.look(PENDING) is None
+        # A publication may have ended since the head was read.
+        if not (reading.differences and is_settled) or disk.read(MANIFEST) == data:
+            return _Whole(
+                manifest=Manifest(stamp=head.stamp, files=dict(sorted(reading.files.items()))),
+                identities=reading.identities,
+                differences=reading.differences,
+                is_settled=is_settled,
+            )
+    return None
+
+
+def _compare(path: str, expected: str, content: bytes | None) -> Difference | None:
+    found = "no file" if content is None else digest_of(content)
+    return None if found == expected else Difference(path=path, expected=expected, found=found)
+
+
+def _content(disk: Disk, path: str) -> bytes | None:
+    """The content of a file; None if there is none, or something else."""
+    try:
+        return disk.read(path) if is_file(disk.look(path)) else None
+    except InTheWay:
+        return None
+
+
+def _read(disk: Disk, path: str, parse_file: Callable[[bytes], _T]) -> _T | None:
+    data = disk.read(path)
+    return None if data is None else _parse(disk, path, data, parse_file)
+
+
+def _parse(disk: Disk, path: str, data: _S, parse_file: Callable[[_S], _T]) -> _T:
+    try:
+        return parse_file(data)
+    except ValueError as error:
+        raise damaged(disk, path) from error
+
+
+def _parse_paths(data: bytes) -> list[str]:
+    paths = json.loads(data)
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        raise ValueError("not a list of paths")
+    return paths
+
+
+def damaged(disk: Disk, path: str) -> PublishError:
+    """What is raised where the tree's word on itself does not hold."""
+    return PublishError(
+        f"{disk.root / path}: expected what gitboot wrote, found something else "
+        "(bring it back from a copy, or move boot/ and ops/ away and publish anew)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OlderTree:
+    """What a manifest of version 1 says."""
+
+    stamp: Stamp
+    files: frozenset[str]
+    parts: frozenset[str]  # of the manifest itself
+
+
+def read_older(disk: Disk) -> OlderTree | None:
+    """The tree if it is one of 0.1.0; what has taken the place of a shard by now is passed over."""
+    head = _parse_older(disk.read(MANIFEST))
+    match head:
+        case {
+            "version": 1,
+            "commit": str(commit),
+            "gitboot": str(gitboot),
+            "ledger": str(ledger),
+            "shards": dict(shards),
+        }:
+            parts = {node_path(name): _parse_older(disk.read(node_path(name))) for name in shards}
+            listed = (path for part in parts.values() for path, each in part.items() if isinstance(each, dict))
+            return OlderTree(
+                stamp=Stamp(commit=commit, gitboot=gitboot, ledger=ledger),
+                files=frozenset(listed),
+                parts=frozenset(parts),
+            )
+    return None
+
+
+def _parse_older(data: bytes | None) -> dict[str, object]:
+    with suppress(ValueError):
+        found = json.loads(data or b"")
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def read_records(path: Path) -> dict[SystemUuid, Record]:
+    """Exported records in a file, or in the files of a folder, as ``ops/records`` of a tree.
+
+    Raises OSError, and `UsageError` naming the file that is something else.
+    """
+    if not path.is_dir():
+        return _imported(path)
+    files = sorted(path.glob("*.json"))
+    if not files:
+        raise UsageError(f"{path}: no exported records are in it; take ops/records of a published tree")
+    return {uuid: record for file in files for uuid, record in _imported(file).items()}
+
+
+def _imported(file: Path) -> dict[SystemUuid, Record]:
+    """Return the records of a file. Raises `UsageError` for a record of a UUID that identifies no machine."""
+    records = imported(file.read_bytes(), str(file))
+    for uuid in sorted(filter(is_placeholder_uuid, records)):
+        raise UsageError(
+            f"{file}: a record is of the UUID {uuid}, which identifies no machine: remove the record, and set a UUID "
+            "in the machine's firmware"
+        )
+    return records
+
+
+def records_in(tree: Path) -> Mapping[SystemUuid, Record]:
+    """What the tree knows of servers, as far as it can be read; nothing where there is none."""
+    found: dict[SystemUuid, Record] = {}
+    for file in sorted((tree / RECORDS).glob("*.json")):
+        with suppress(OSError, UsageError):
+            found |= imported(file.read_bytes(), str(file))
+    return found
+
+
+ALL: Final = ""  # stands for a server where the files of all are meant, or those that are no server's
+PARTS: Final = "/"  # where those are meant that are in parts, all of them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inventory:
+    """Each server's state, and the content that it names; and the listing of the files that are no server's."""
+
+    states: Mapping[str, str]  # sha256 by server
+    content: Mapping[str, tuple[str, ...]]  # paths by server; of the files that are no server's by `ALL`
+    shared: str | None  # sha256 of the listing
+    has_page: bool
+
+
+def now_named(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
+    """What each server names by now of which a tree holds something else than before; None: it cannot be gone on from.
+
+    Whom a publication that was cut short has reached, or was to reach, is among them. Only what the tree says of itself
+    is read: whether that holds is for `suspects` to find out.
+    """
+    if tree.head is None or tree.outdated or not _tells_whom(tree):
+        return None
+    found: dict[str, tuple[str, ...]] = {}
+    with suppress(PublishError):
+        now, reached = dict(tree.servers()), _reached(tree)
+        if tree.head.shared != before.shared or not tree.pending.isdisjoint((SHARED, *tree.shared())):
+            found[ALL] = tuple(filter(is_content, tree.shared()))
+        if any(map(is_of_part, tree.pending)) or (INDEX in tree.shared()) is not before.has_page:
+            found[PARTS] = ()
+        for server in now.keys() | before.states.keys() | reached:
+            if server not in reached and now.get(server) == before.states.get(server):
+                continue
+            state = tree.outline(server) if server in now or server in reached else None
+            if state is None and server in now and server not in reached:
+                return None
+            found[server] = tuple(filter(is_content, state.files)) if state is not None else ()
+        return found
+    return None
+
+
+def left_in_index(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
+    """By what the index still finds, or finds already, whom a publication that was cut short was to reach.
+
+    None: what it was to put right there cannot be read.
+    """
+    reached = _reached(tree)
+    states = {server: tree.outline(server) for server in reached}
+    claimed = {server: state.identities for server, state in states.items() if state is not None}
+    found: set[Pair] = set()
+    for path in filter(is_of_index, tree.pending):
+        if (shard := _shard(disk, path)) is None:
+            return None
+        pairs = ((identity, server) for identity, servers in shard.items() for server in reached.intersection(servers))
+        found.update((identity, server) for identity, server in pairs if identity not in claimed.get(server, ()))
+    return frozenset(found)
+
+
+def _tells_whom(tree: Tree) -> bool:
+    """Whether all that may be between two versions is a server's whose state is, or no server's: see `change`."""
+    return not tree.pending or PENDING in tree.pending
+
+
+def _reached(tree: Tree) -> frozenset[str]:
+    return frozenset(filter(None, map(server_of, tree.pending)))
+
+
+def suspects(root: Path) -> Iterator[str | None]:
+    """The servers whose files do not stand in a tree as it says, `ALL` where that is no server's; None: a step.
+
+    Files are looked at by their existence and size, states in full. What somebody publishes meanwhile may be among
+    them: publishing it once more writes nothing.
+    """
+    with closing(Disk(root)) as disk:
+        tree = Tree(disk)
+        shards: dict[str, Shard | None] = {}
+        if any(not _stands(disk, path, each) for path, each in tree.shared().items()):
+            yield ALL
+        for server, digest in tree.servers():
+            state = _state(disk, server, digest)
+            if state is None or any(not _stands(disk, path, each) for path, each in state.files.items()):
+                yield server
+            else:
+                yield _missing_in(disk, shards, state)
+
+
+def _missing_in(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
+    """A server that the index does not have by all that it is found by; `ALL` where that cannot be read."""
+    for identity in state.identities:
+        if (path := shard_path(identity)) not in shards:
+            shards[path] = _shard(disk, path)
+        shard = shards[path]
+        if shard is None or state.server not in shard.get(identity, ()):
+            return ALL if shard is None else state.server
+    return None
+
+
+def _state(disk: Disk, server: str, digest: str) -> PublishedServer | None:
+    """A server's state, if it is the one that is listed."""
+    with suppress(PublishError, ValueError):
+        data = disk.read(state_path(server))
+        return parse(data) if data is not None and digest_of(data) == digest else None
+    return None
+
+
+def _stands(disk: Disk, path: str, listed: Listed) -> bool:
+    return disk.size(path) == listed.size
+
+
+def _shard(disk: Disk, path: str) -> Shard | None:
+    with suppress(PublishError, ValueError):
+        return parse_shard(disk.read(path) or b"{}")
+    return None
+
+
+WORD: Final = "stopped.json"
+
+
+def folders(output: Path, spool: Path | None) -> tuple[Path, ...]:
+    """Where the word is read and left for the endpoints of a tree."""
+    return (output / "ops",) if spool is None else (output / "ops", spool)
+
+
+class Stopped(NamedTuple):
+    """What is stopped, and since when."""
+
+    stoppage: Stoppage
+    at: datetime
+
+
+def say(folder: Path, stoppage: Stoppage, at: datetime) -> None:
+    """Leave the word in ``folder``, durably, in place of one that is there; raises OSError.
+
+    Whoever may read what else is there may read it, whoever has left it.
+    """
+    facts = {**stoppage._asdict(), "at": format_instant(at)}
+    write_whole(folder / WORD, canonical(facts) + b"\n", mode=0o644)
+
+
+def take_back(folder: Path) -> None:
+    """Take the word away again, whoever has left it; raises OSError where one goes on standing."""
+    (folder / WORD).unlink(missing_ok=True)
+
+
+class Words:
+    """The words in some folders, each read again where it has changed."""
+
+    def __init__(self, *folders: Path) -> None:
+        self._paths = tuple(folder / WORD for folder in folders)
+        self._read: dict[Path, tuple[tuple[int, int], Stopped]] = {}  # by inode and nanoseconds since 1970
+
+    @property
+    def now(self) -> Stopped | None:
+        """The word that stops most; None: nothing is stopped. One that cannot be read stops what writes disks."""
+        found = [each for each in map(self._look, self._paths) if each is not None]
+        return max(found, key=lambda each: each.stoppage.everything, default=None)
+
+    def _look(self, path: Path) -> Stopped | None:
+        try:
+            stat = path.stat()
+        except OSError:
+            return None
+        signature = stat.st_ino, stat.st_mtime_ns
+        if path not in self._read or self._read[path][0] != signature:
+            self._read[path] = signature, _parsed(path, datetime.fromtimestamp(stat.st_mtime).astimezone())
+        return self._read[path][1]
+
+
+def _parsed(path: Path, at: datetime) -> Stopped:
+    with suppress(OSError, ValueError, RecursionError):
+        match json.loads(path.read_bytes()):
+            case {"who": str(who), "reason": str(reason), "everything": bool(everything), "at": str(said)}:
+                return Stopped(Stoppage(who, reason, everything), datetime.fromisoformat(said))
+    return Stopped(Stoppage("somebody", f"{path} cannot be read", everything=False), at)
+
+
+def with_stop(conditions: Iterable[Mapping[str, Any]], stopped: Stopped | None) -> list[dict[str, Any]]:
+    """An instance's conditions, as it has left them, with what was stopped since."""
+    found = [dict(each) for each in conditions]
+    if stopped is None or any((each["type"], each["status"]) == (_TYPE, False) for each in found):
+        return found
+    facts = {
+        "type": _TYPE,
+        "status": False,
+        "reason": "Stopped",
+        "message": str(stopped.stoppage),
+        "since": format_instant(stopped.at),
+        "remedy": remedy(_TYPE, "Stopped"),
+    }
+    return sorted([*(each for each in found if each["type"] != _TYPE), facts], key=lambda each: str(each["type"]))
+
+
+_TYPE: Final = "BootsOffered"

@@ -1,0 +1,424 @@
+"""DHCP configuration: dnsmasq and Kea."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from gitboot.model.fleet import Output
+from gitboot.model.server import Lifecycle, Loader
+from gitboot.render.paths import ContentType, File
+from gitboot.resolve.server_decision import Decisions, Host
+
+Element = Mapping[str, Any]
+
+
+def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
+    """``ops/dhcp/kea-dhcp{4,6}-{classes,reservations}.json``."""
+    for name, content in (
+        ("dhcp4-classes", _listed(_classes(decisions, _V4))),
+        ("dhcp4-reservations", _all_reserved(decisions.hosts, _V4)),
+        ("dhcp6-classes", _listed(_classes(decisions, _V6))),
+        ("dhcp6-reservations", _all_reserved(decisions.hosts, _V6)),
+    ):
+        yield f"ops/dhcp/kea-{name}.json", File(content, ContentType.TEXT)
+
+
+def _listed(elements: Iterable[Element]) -> bytes:
+    """One element a line, ASCII alone."""
+    return "".join([",\n".join(map(json.dumps, elements)), "\n"]).encode()
+
+
+# Classes
+
+
+class _V4:
+    """What kea-dhcp4 tells machines apart by, and gives them."""
+
+    # iPXE sends its user class plain; RFC 3004 has a byte of its length before it.
+    ipxe = "option[175].exists or option[77].hex == 'iPXE' or substring(option[77].hex, 1, 4) == 'iPXE'"
+    architecture = "option[93].hex"
+
+    @staticmethod
+    def addresses(reservation: Reservation) -> Element:
+        return {"ip-address": reservation.ipv4} if reservation.ipv4 else {}
+
+    @staticmethod
+    def script(mirror: Mirror) -> Element:
+        return _named(mirror.url("boot.ipxe"))
+
+    @staticmethod
+    def offered(offer: LoaderOffer, mirror: Mirror) -> Element | None:
+        if offer.client.http:
+            vendor = {"name": "vendor-class-identifier", "data": "HTTPClient", "always-send": True}
+            return _named(mirror.loader_url(offer.path), vendor)
+        given: dict[str, Any] = {"boot-file-name": offer.path}
+        address = mirror.address
+        if address is not None and address.version == 4:
+            given["next-server"] = str(address)
+        if offer.loader is Output.PXELINUX:
+            prefix = mirror.url("").encode().hex()
+            given["option-data"] = [{"code": 210, "csv-format": False, "data": prefix, "always-send": True}]
+        return given
+
+
+def _named(url: str, *options: Element) -> Element:
+    """A URL in the header's field, which has 128 bytes, and as option 67 for those who ask for it."""
+    field = {"boot-file-name": url} if len(url) < 128 else {}
+    return {**field, "option-data": [{"name": "boot-file-name", "data": _in_csv(url)}, *options]}
+
+
+class _V6:
+    """What kea-dhcp6 tells machines apart by, and gives them."""
+
+    ipxe = "substring(option[15].hex, 2, 4) == 'iPXE'"  # RFC 8415, 21.15: two bytes of its length before it
+    architecture = "option[61].hex"
+
+    @staticmethod
+    def addresses(reservation: Reservation) -> Element:
+        return {"ip-addresses": list(reservation.ipv6)} if reservation.ipv6 else {}
+
+    @staticmethod
+    def script(mirror: Mirror) -> Element:
+        return {"option-data": [_bootfile(mirror.url("boot.ipxe"))]}
+
+    @staticmethod
+    def offered(offer: LoaderOffer, mirror: Mirror) -> Element | None:
+        if not offer.client.ipv6:
+            return None
+        if not offer.client.http:
+            return {"option-data": [_bootfile(mirror.tftp_url(offer.path))]}
+        return {"option-data": [_bootfile(mirror.loader_url(offer.path)), _VENDOR_CLASS6]}
+
+
+def _bootfile(url: str) -> Element:
+    return {"name": "bootfile-url", "data": _in_csv(url)}
+
+
+def _in_csv(text: str) -> str:
+    """Kea splits an option's data at commas without a backslash before them."""
+    return text.replace(",", r"\,")
+
+
+# RFC 8415, 21.16: an enterprise number (343, Intel's, which EDK II sends), and HTTPClient behind its length.
+_VENDOR_CLASS6: Final[Element] = {
+    "code": 16,
+    "csv-format": False,
+    "data": ((343).to_bytes(4) + (10).to_bytes(2) + b"HTTPClient").hex(),
+    "always-send": True,
+}
+
+
+def _classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[Element]:
+    """Each class after those that its test names; of the last ones a machine is in one at most."""
+    yield {"name": "gitboot_ipxe", "test": version.ipxe}
+    yield from ({"name": f"gitboot_site_{site}"} for site in sorted(decisions.sites))
+    if decisions.sites:
+        members = " or ".join(f"member('gitboot_site_{site}')" for site in sorted(decisions.sites))
+        # KNOWN lets Kea decide this and what names it only when it has looked the reservation up.
+        yield {"name": "gitboot_site", "test": f"member('KNOWN') and ({members})"}
+    loaders = [f"gitboot_loader_{each.lower()}" for each in wanted(decisions)]
+    yield from ({"name": name} for name in loaders)
+    if loaders:
+        members = " or ".join(f"member('{name}')" for name in loaders)
+        yield {"name": "gitboot_loader", "test": f"member('KNOWN') and ({members})"}
+    ipxe = Output.IPXE in decisions.outputs
+    for mirror in mirrors(decisions):
+        name = f"gitboot_site_{mirror.site}_" if mirror.site else "gitboot_"
+        at = _at(mirror, decisions)
+        if ipxe:
+            yield {"name": f"{name}script", "test": f"{at}member('gitboot_ipxe')", **version.script(mirror)}
+        firmware = "not member('gitboot_ipxe') and " if ipxe else ""
+        for loader, word, of_loader in _by_loader(decisions):
+            for offer in offers(decisions, loader):
+                if (given := version.offered(offer, mirror)) is not None:
+                    test = f"{at}{of_loader}{firmware}{_asks(offer.client, version.architecture)}"
+                    yield {"name": name + word + offer.client.name, "test": test, **given}
+
+
+def _by_loader(decisions: Decisions) -> Iterator[tuple[Loader | None, str, str]]:
+    """Those who want no loader by name, then those who want each: a part of their classes' names, and of their test."""
+    yield None, "", "not member('gitboot_loader') and " if wanted(decisions) else ""
+    for each in wanted(decisions):
+        own = f"gitboot_loader_{each.lower()}"
+        yield each, f"{each.lower()}_", f"member('gitboot_loader') and member('{own}') and "
+
+
+def _at(mirror: Mirror, decisions: Decisions) -> str:
+    if mirror.site is not None:
+        return f"member('gitboot_site') and member('gitboot_site_{mirror.site}') and "
+    return "not member('gitboot_site') and " if decisions.sites else ""
+
+
+def _asks(client: Client, option: str) -> str:
+    """Whether the first architecture that a machine names is one of the client's."""
+    tests = " or ".join(f"substring({option}, 0, 2) == 0x{number:04x}" for number in client.types)
+    return f"({tests})"
+
+
+# Reservations: Kea takes none that reserves nothing.
+
+
+@lru_cache(maxsize=2)  # one for each version: most commits change no interface
+def _all_reserved(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
+    elements = (_reserved(each, version.addresses(each)) for each in reservations(hosts))
+    return _listed(element for element in elements if element is not None)
+
+
+def _reserved(reservation: Reservation, addresses: Element) -> Element | None:
+    reserved = dict(addresses)
+    if reservation.hostname is not None:
+        reserved["hostname"] = reservation.hostname
+    classes = [
+        *([f"gitboot_site_{reservation.site}"] if reservation.site is not None else []),
+        *([f"gitboot_loader_{reservation.loader.lower()}"] if reservation.loader is not None else []),
+    ]
+    if classes:
+        reserved["client-classes"] = classes
+    return {"hw-address": reservation.mac, **reserved} if reserved else None
+
+
+_HEADER: Final = """\
+# gitboot: the fleet's reservations and loaders. Read it from dnsmasq's own configuration: conf-file=THIS-FILE
+# It names no range, no interface and no TFTP root; the tags that it sets begin with gitboot_.
+"""
+
+
+def shared_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
+    """``ops/dhcp/dnsmasq.conf``."""
+    lines = "\n".join([*_kinds(), *_loaders(decisions), "", "# Reservations"])
+    text = f"{_HEADER}{lines}\n{_all_reserved_dnsmasq(decisions.hosts)}"
+    yield "ops/dhcp/dnsmasq.conf", File(text.encode(), ContentType.TEXT)
+
+
+def _kinds() -> Iterator[str]:
+    """Who asks, as tags."""
+    yield "\n# iPXE, whichever way it was started: without this it would be given itself again and again"
+    yield "dhcp-match=set:gitboot_ipxe,175"
+    yield "dhcp-userclass=set:gitboot_ipxe,iPXE"
+    yield "\n# Firmware by its architecture: option 93, of DHCPv6 61"
+    for client in CLIENTS:
+        for number in client.types:
+            yield f"dhcp-match=set:gitboot_{client.name},option:client-arch,{number}"
+            if client.ipv6:
+                yield f"dhcp-match=set:gitboot_{client.name},option6:61,{number >> 8:02x}:{number & 255:02x}"
+
+
+def _loaders(decisions: Decisions) -> Iterator[str]:
+    offered = list(offers(decisions))
+    ipxe = Output.IPXE in decisions.outputs
+    firmware = "tag:!gitboot_ipxe," if ipxe else ""
+    yield from ("", "# UEFI HTTP boot takes an answer only if that says HTTPClient as well")
+    for offer in offered:
+        if offer.client.http:
+            tags = f"{firmware}tag:gitboot_{offer.client.name}"
+            yield f"dhcp-option-force={tags},60,HTTPClient"
+            if offer.client.ipv6:
+                yield f"dhcp-option-force={tags},option6:16,{_VENDOR_CLASS}"
+    for mirror in mirrors(decisions):
+        yield f"\n# Machines at the site {mirror.site}" if mirror.site else "\n# Machines at no site of their own"
+        at = f"tag:gitboot_site_{mirror.site}," if mirror.site else "tag:!gitboot_site," if decisions.sites else ""
+        if ipxe:
+            script = _quoted(mirror.url("boot.ipxe"))
+            yield f"dhcp-boot={at}tag:gitboot_ipxe,{script}"
+            yield f"dhcp-option={at}tag:gitboot_ipxe,option6:bootfile-url,{script}"
+        for loader, tag in _by_loader_dnsmasq(decisions):
+            for offer in offers(decisions, loader):
+                yield from _offered(offer, mirror, f"{at}{firmware}{tag}tag:gitboot_{offer.client.name}")
+
+
+def _by_loader_dnsmasq(decisions: Decisions) -> Iterator[tuple[Loader | None, str]]:
+    """Those who want no loader by name, then those who want each, by their tags."""
+    yield None, "tag:!gitboot_loader," if wanted(decisions) else ""
+    yield from ((each, f"tag:gitboot_loader_{each.lower()},") for each in wanted(decisions))
+
+
+# dnsmasq knows no enterprise number in DHCPv6's vendor class (RFC 8415, 21.16): it writes strings, each behind two
+# bytes of its length. The first of these two stands where the number is expected, which firmware does not look at.
+_VENDOR_CLASS: Final = "ed,HTTPClient"
+
+
+def _offered(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
+    client, path = offer.client, offer.path
+    if client.http:
+        yield f"dhcp-boot={tags},{_quoted(mirror.loader_url(path))}"
+    else:
+        # Where only the host's name is known, dnsmasq names itself as the TFTP server.
+        address = mirror.address
+        server = f",,{address}" if address is not None and address.version == 4 else ""
+        yield f"dhcp-boot={tags},{path}{server}"
+    if client.ipv6:
+        url = mirror.loader_url(path) if client.http else mirror.tftp_url(path)
+        yield f"dhcp-option={tags},option6:bootfile-url,{_quoted(url)}"
+    if offer.loader is Output.PXELINUX:
+        yield f"dhcp-option-force={tags},210,{_quoted(mirror.url(''))}"
+
+
+@lru_cache(maxsize=1)  # most commits change no interface
+def _all_reserved_dnsmasq(hosts: tuple[Host, ...]) -> str:
+    return "".join(f"{_reserved_dnsmasq(each)}\n" for each in reservations(hosts))
+
+
+def _reserved_dnsmasq(reservation: Reservation) -> str:
+    site, loader = reservation.site, reservation.loader
+    words = (
+        reservation.mac,
+        f"set:gitboot_site,set:gitboot_site_{site}" if site else None,
+        f"set:gitboot_loader,set:gitboot_loader_{loader.lower()}" if loader else None,
+        reservation.ipv4,
+        *(f"[{address}]" for address in reservation.ipv6),
+        reservation.hostname,
+    )
+    return "dhcp-host=" + ",".join(word for word in words if word is not None)
+
+
+def _quoted(url: str) -> str:
+    """In double quotes, in which a comma does not end the value; a URL here holds no quote and no backslash."""
+    return f'"{url}"'
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reservation:
+    """One interface."""
+
+    mac: str  # with colons
+    ipv4: str | None  # a lease has one
+    ipv6: tuple[str, ...]
+    hostname: str | None
+    site: str | None
+    loader: Loader | None
+
+
+def reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
+    """Of every boot interface, by server; retired servers have given their addresses back."""
+    for host in hosts:
+        if host.lifecycle is Lifecycle.RETIRED:
+            continue
+        for nic in host.nics:
+            if nic.boots:
+                yield Reservation(
+                    mac=nic.mac.replace("-", ":"),
+                    ipv4=next((address for address in nic.addresses if ":" not in address), None),
+                    ipv6=tuple(address for address in nic.addresses if ":" in address),
+                    hostname=_hostname(host.server),
+                    site=host.site,
+                    loader=host.loader,
+                )
+
+
+# Names of servers that DHCP servers take for something else: lease times, addresses, keywords of dnsmasq's dhcp-host.
+_NOT_A_HOSTNAME: Final = re.compile(r"[0-9.]+[smhdw]?|infinite|ignore")
+
+
+def _hostname(server: str) -> str | None:
+    """A server's name where it can be a host name: labels of at most 63 characters (RFC 1035, 2.3.4)."""
+    fits = all(len(label) <= 63 for label in server.split("."))
+    return server if fits and not _NOT_A_HOSTNAME.fullmatch(server) else None
+
+
+class Platform(StrEnum):
+    """What a loader is built for."""
+
+    BIOS = "bios"
+    X86_64 = "x86_64"
+    AARCH64 = "aarch64"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Client:
+    """How a machine asks by DHCP: option 93, of DHCPv6 61 (IANA: Processor Architecture Types, RFC 5970)."""
+
+    name: str
+    platform: Platform
+    types: tuple[int, ...]
+    http: bool = False  # it says HTTPClient and wants a URL; else PXEClient, and TFTP
+
+    @property
+    def ipv6(self) -> bool:
+        """Whether such firmware boots by IPv6, too."""
+        return self.platform is not Platform.BIOS
+
+
+# 9 is EFI byte code to IANA, but x64 to the firmware that was written by RFC 4578 as it stood before its erratum.
+CLIENTS: Final = (
+    Client(name="bios", platform=Platform.BIOS, types=(0,)),
+    Client(name="uefi_x86_64", platform=Platform.X86_64, types=(7, 9)),
+    Client(name="uefi_aarch64", platform=Platform.AARCH64, types=(11,)),
+    Client(name="http_x86_64", platform=Platform.X86_64, types=(16,), http=True),
+    Client(name="http_aarch64", platform=Platform.AARCH64, types=(19,), http=True),
+    Client(name="http_bios", platform=Platform.BIOS, types=(20,), http=True),
+)
+# Of the loaders that the Fleet's outputs have entries for, the first that there is for the platform. Where a package
+# has it, iPXE with the firmware's own driver: Debian 12's, with its own drivers, hangs when it goes back to firmware.
+LOADERS: Final = (
+    (Output.IPXE, Platform.BIOS, "loaders/undionly.kpxe"),
+    (Output.IPXE, Platform.X86_64, "loaders/snponly-x86_64.efi"),
+    (Output.IPXE, Platform.AARCH64, "loaders/ipxe-aarch64.efi"),
+    (Output.GRUB, Platform.X86_64, "loaders/grub-x86_64.efi"),
+    (Output.GRUB, Platform.AARCH64, "loaders/grub-aarch64.efi"),
+    (Output.PXELINUX, Platform.BIOS, "loaders/lpxelinux.0"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mirror:
+    """Where machines fetch from: the fleet's base URL, or a site's own."""
+
+    site: str | None  # None: for machines at no site
+    base_url: str
+
+    def url(self, path: str) -> str:
+        return f"{self.base_url}/{path}"
+
+    def loader_url(self, path: str) -> str:
+        return self.url(f"assets/{path}")
+
+    @property
+    def address(self) -> IPv4Address | IPv6Address | None:
+        """The address of the host, which serves TFTP as well; None where only its name is known."""
+        try:
+            return ip_address(urlsplit(self.base_url).hostname or "")
+        except ValueError:
+            return None
+
+    def tftp_url(self, path: str) -> str:
+        host = urlsplit(self.base_url).hostname or ""
+        return f"tftp://[{host}]/{path}" if ":" in host else f"tftp://{host}/{path}"
+
+
+def mirrors(decisions: Decisions) -> tuple[Mirror, ...]:
+    """The fleet's own, then each site's."""
+    sites = (Mirror(site=name, base_url=url) for name, url in sorted(decisions.sites.items()))
+    return (Mirror(site=None, base_url=decisions.base_url), *sites)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderOffer:
+    """What a client's machines are given."""
+
+    client: Client
+    path: str
+    loader: Output
+
+
+def offers(decisions: Decisions, wanted: Loader | None = None) -> Iterator[LoaderOffer]:
+    """The loader of each client that there is one for: where there is one, the ``wanted``."""
+    for client in CLIENTS:
+        found = [
+            LoaderOffer(client=client, path=path, loader=loader)
+            for loader, platform, path in LOADERS
+            if loader in decisions.outputs and platform is client.platform
+        ]
+        yield from [*(each for each in found if wanted is not None and each.loader == wanted.lower()), *found][:1]
+
+
+def wanted(decisions: Decisions) -> tuple[Loader, ...]:
+    """The loaders that any server wants by name, sorted."""
+    return tuple(sorted({each.loader for each in decisions.hosts if each.loader is not None}))

@@ -1,0 +1,429 @@
+"""Endpoint files: what an endpoint reads of a server and of the fleet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from hashlib import sha256
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from gitboot.jsonio import canonical, format_instant
+from gitboot.render.paths import (
+    BOOT,
+    IMMUTABLE,
+    MEDIUM,
+    SIGNED,
+    ContentType,
+    File,
+    Files,
+    Role,
+    is_immutable,
+    means,
+    token_in,
+)
+
+if TYPE_CHECKING:
+    from msgspec.json import Decoder
+
+    from gitboot.model.fleet import Provisioning
+
+
+FORMAT: Final = 2
+_SERVERS: Final = "ops/servers/"
+
+
+class Listed(NamedTuple):
+    """What is known of one file."""
+
+    sha256: str
+    size: int  # in bytes
+
+
+class Need(NamedTuple):
+    """A file that a boot fetches."""
+
+    path: str  # below boot/
+    size: int | None  # in bytes; None: the image does not say
+
+
+class DiskWrite(NamedTuple):
+    """How a boot that writes a disk is given, and what is answered where it is not."""
+
+    once: bool  # whether it is given for a key: only where that stands recorded
+    offer: str | None  # what is given by it then, whatever else of the plan is changed; None: it is given each time
+    fallback: str | None  # the sha256 of what is answered instead; None: 404
+    hop: str | None = None  # the sha256 of what sends on to who gives it; None: nobody is named, or there is no way
+    needs: tuple[Need, ...] = ()  # what it fetches next, as far as who answers it may have that itself
+    report: str | None = None  # the token by which its installer reports: after that no boot of its attempt is given
+    in_copies: bool = False  # whether OUTPUT and its copies serve it too, though it is a one-time boot
+
+
+class Turn(NamedTuple):
+    """What a path answers from an instant on."""
+
+    since: datetime | None  # None: from before all transitions
+    content: str | None  # its sha256; None: 404
+    content_type: str
+    role: Role
+    digest: str | None = None  # of the plan whose boot it is, or a report's token; None: a fetch is no evidence
+    writes: DiskWrite | None = None  # None: what it boots writes no disk
+    in_window: bool = False  # whether a maintenance says so
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedServer:
+    """One server's state; all of its paths turn by it together."""
+
+    server: str
+    identities: tuple[str, ...]  # what it is found by, sorted
+    shows: Mapping[str, tuple[str, ...]]  # what its firmware may say of who it is: uuid, serial
+    summary: Mapping[str, Any]  # as the API shows it
+    plan: Mapping[str, Any]  # decision and plan, with their digests
+    files: Mapping[str, Listed]  # all of its files but this one, by path below the output directory
+    contents: Mapping[str, str]  # what is answered in place, by sha256, but for what lies in o/
+    paths: Mapping[str, tuple[Turn, ...]]  # by path below the output directory, in the order of their instants
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """Where content lies that is not held here: path by sha256."""
+        return {
+            each.sha256: path
+            for path, each in self.files.items()
+            if path.startswith(IMMUTABLE) or means(path) is MEDIUM
+        }
+
+
+def state_path(server: str) -> str:
+    """Where a server's state lies."""
+    return f"{_SERVERS}{server}.json"
+
+
+def server_of(path: str) -> str | None:
+    """Whose state lies at ``path``; None: it is no state."""
+    return path[len(_SERVERS) : -len(".json")] if path.startswith(_SERVERS) and path.endswith(".json") else None
+
+
+def turn_of(versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
+    """The version that is answered at ``at``, if any, and the instant of the next."""
+    found = None
+    for version in versions:
+        if version.since is not None and at < version.since:
+            return found, version.since
+        found = version
+    return found, None
+
+
+def render(state: PublishedServer) -> bytes:
+    """The document; the same state gives the same bytes."""
+    document = {
+        "format": FORMAT,
+        "server": state.server,
+        "identities": list(state.identities),
+        "shows": {what: list(values) for what, values in state.shows.items()},
+        "summary": state.summary,
+        "plan": state.plan,
+        "files": {path: {"sha256": each.sha256, "size": each.size} for path, each in state.files.items()},
+        "contents": state.contents,
+        "paths": {path.removeprefix(BOOT): list(map(_version, each)) for path, each in state.paths.items()},
+    }
+    return canonical(document) + b"\n"
+
+
+def _version(version: Turn) -> dict[str, Any]:
+    facts: dict[str, Any] = {"content": version.content, "type": version.content_type, "role": version.role}
+    if version.since is not None:
+        facts["since"] = format_instant(version.since)
+    if version.digest is not None:
+        facts["digest"] = version.digest
+    if version.in_window:
+        facts["inWindow"] = True
+    if version.writes is not None:
+        writes = version.writes._asdict()
+        in_copies = {"inCopies": True} if writes.pop("in_copies") else {}
+        facts["writes"] = {**writes, "needs": list(map(list, version.writes.needs)), **in_copies}
+    return facts
+
+
+class Outline(NamedTuple):
+    """What a publisher must know of a server that it has published."""
+
+    identities: tuple[str, ...]
+    files: tuple[str, ...]  # the paths of all of its files but the state
+
+
+def outline(data: bytes) -> Outline:
+    """The outline alone of what ``render`` wrote, quickly; ValueError for anything else."""
+    from msgspec import DecodeError  # only here: an endpoint answers entries without it
+
+    try:
+        found = _outlines().decode(data)
+    except DecodeError as error:
+        raise ValueError(f"not a server's state: {error}") from error
+    return Outline(found.identities, tuple(found.files))
+
+
+@cache
+def _outlines() -> Decoder[Any]:
+    from msgspec import Raw, defstruct
+    from msgspec.json import Decoder
+
+    known = [("format", Literal[FORMAT]), ("identities", tuple[str, ...]), ("files", dict[str, Raw])]
+    return Decoder(defstruct("_Outline", known))
+
+
+def parse(data: bytes) -> PublishedServer:
+    """What ``render`` wrote; ValueError for anything else, another format's included."""
+    document = json.loads(data)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError(f"not a server's state of format {FORMAT}")
+    try:
+        return PublishedServer(
+            server=document["server"],
+            identities=tuple(document["identities"]),
+            shows={what: tuple(values) for what, values in document["shows"].items()},
+            summary=document["summary"],
+            plan=document["plan"],
+            files={path: Listed(each["sha256"], each["size"]) for path, each in document["files"].items()},
+            contents=document["contents"],
+            paths={BOOT + path: tuple(map(_parse_version, each)) for path, each in document["paths"].items()},
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"not a server's state: {error!r}") from error
+
+
+def _parse_version(facts: Mapping[str, Any]) -> Turn:
+    return Turn(
+        since=datetime.fromisoformat(facts["since"]) if "since" in facts else None,
+        content=facts["content"],
+        content_type=facts["type"],
+        role=Role(facts["role"]),
+        digest=facts.get("digest"),
+        writes=_parse_writes(facts["writes"]) if "writes" in facts else None,
+        in_window=facts.get("inWindow", False),
+    )
+
+
+def _parse_writes(facts: Mapping[str, Any]) -> DiskWrite:
+    return DiskWrite(
+        once=facts["once"],
+        offer=facts["offer"],
+        fallback=facts["fallback"],
+        hop=facts["hop"],
+        needs=tuple(Need(path, size) for path, size in facts["needs"]),
+        report=facts.get("report"),
+        in_copies=facts.get("inCopies", False),
+    )
+
+
+TERMS: Final = "ops/serving.json"
+TERMS_FORMAT: Final = 1
+Networks = tuple[IPv4Network | IPv6Network, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """What holds for every boot that an endpoint gives."""
+
+    clients: Networks = ()  # from where machines boot; (): from anywhere
+    monitors: Networks = ()  # whose fetches never count
+    giver: str | None = None  # the spool by which what is made once may be given; None: nobody may
+    forgotten: int = 0  # how often that spool had forgotten something, all of which this tree knows
+    sends_on: bool = False  # whether who may not give it sends every machine on to who may
+    prepared: bool = False  # for a host that is yet to act: nobody is answered from it
+
+
+def terms_of(
+    provisioning: Provisioning, giver: str | None, *, endpoint: str | None = None, forgotten: int = 0
+) -> Terms:
+    """The terms of a Fleet that names an ``endpoint``, whose instance takes in the spool of this identity."""
+    return Terms(
+        clients=tuple(map(ip_network, provisioning.clients)),
+        monitors=tuple(map(ip_network, provisioning.monitors)),
+        giver=giver,
+        forgotten=forgotten,
+        sends_on=endpoint is not None,
+    )
+
+
+def render_terms(terms: Terms) -> dict[str, File]:
+    """The file, by its path."""
+    facts = {
+        "format": TERMS_FORMAT,
+        "clients": list(map(str, terms.clients)),
+        "monitors": list(map(str, terms.monitors)),
+        "giver": terms.giver,
+        "forgotten": terms.forgotten,
+        "sendsOn": terms.sends_on,
+        **({"prepared": True} if terms.prepared else {}),
+    }
+    return {TERMS: File(canonical(facts) + b"\n", ContentType.JSON)}
+
+
+def parse_terms(data: bytes) -> Terms:
+    """What ``render`` wrote; ValueError for anything else, another format's included."""
+    match json.loads(data):
+        case {
+            "format": 1,
+            "clients": list(clients),
+            "monitors": list(monitors),
+            "giver": str() | None as giver,
+            **more,
+        }:
+            return Terms(
+                clients=tuple(map(ip_network, clients)),
+                monitors=tuple(map(ip_network, monitors)),
+                giver=giver,
+                forgotten=forgotten if isinstance(forgotten := more.get("forgotten"), int) else 0,
+                sends_on=more.get("sendsOn") is True,
+                prepared=more.get("prepared") is True,
+            )
+    raise ValueError(f"not the terms of format {TERMS_FORMAT} by which boots are given")
+
+
+_LISTING_SERVERS: Final = f"{SIGNED}servers/"
+SHARED_LISTING: Final = f"{SIGNED}shared.json"  # of the files that are no server's
+
+
+class FileVersion(NamedTuple):
+    """What a path has from an instant on, until the next version."""
+
+    since: datetime | None  # None: now, when the tree was made
+    sha256: str | None  # None: there is no file
+    size: int  # bytes
+
+
+class ListedFile(NamedTuple):
+    """The digest and the size of a file."""
+
+    sha256: str
+    size: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WindowEnd:
+    """What a copy turns its files to at the end of a maintenance window if nobody copies the tree any more."""
+
+    since: datetime
+    files: Mapping[str, File | None]  # by path below the output directory, those that change; None: the file goes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """The files of one server, or the files that belong to no server."""
+
+    server: str | None  # None: the files belong to no server
+    files: Mapping[str, tuple[FileVersion, ...]]  # by path below the output directory, in the order of the instants
+    end: WindowEnd | None = None  # of the maintenance window that is open now
+
+
+def listing_path(server: str) -> str:
+    """Return the path of a server's listing."""
+    return f"{_LISTING_SERVERS}{server}.json"
+
+
+def target_name(path: str) -> str:
+    """Return the name by which TUF metadata knows the listing at ``path``."""
+    return path.removeprefix(SIGNED)
+
+
+def is_listing(path: str) -> bool:
+    """Return whether ``path`` is the listing of a server, which the manifest lists as a file of this server."""
+    return path.startswith(_LISTING_SERVERS)
+
+
+def is_list_record(path: str) -> bool:
+    """Return whether the publisher writes ``path`` besides the files of servers: metadata, or the shared listing."""
+    return path.startswith(SIGNED) and not is_listing(path)
+
+
+def name_in_listing(path: str) -> str:
+    """Return how a listing names a path: below ``boot/``, or by the path's sha256 if the path has a token.
+
+    Anyone who can read the list learns every path in it, and a path with a token tells the token of an installation.
+    """
+    below = path.removeprefix(BOOT)
+    if token_in(path) is None and means(path) is not MEDIUM:
+        return below
+    return f"sha256:{sha256(below.encode()).hexdigest()}"
+
+
+def window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
+    """Return what a copy changes at the end of a window, from the files that lie in the tree before and after it.
+
+    Paths with a token stay as they are: the list must not have them, and nothing that boots names them any more.
+    """
+    digests = {path: (file.sha256 if (file := after.get(path)) else None) for path in sorted({*before, *after})}
+    changed = {
+        path: after.get(path)
+        for path, digest in digests.items()
+        if _is_in_clear(path) and (path not in before or before[path].sha256 != digest)
+    }
+    return WindowEnd(since, changed)
+
+
+def _is_in_clear(path: str) -> bool:
+    """Return whether a listing has the path of a file that changes in place, below ``boot/``."""
+    return path.startswith(BOOT) and not is_immutable(path) and name_in_listing(path) == path.removeprefix(BOOT)
+
+
+def versions(lying: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
+    """Return the versions of each path, from the files that lie in the tree from each instant on."""
+    if len(lying) == 1:  # as for most servers
+        [(since, files)] = lying
+        return {
+            path: (FileVersion(since, file.sha256, len(file.content)),)
+            for path, file in files.items()
+            if path.startswith(BOOT)
+        }
+    found: dict[str, tuple[FileVersion, ...]] = {}
+    for path in sorted({path for _, files in lying for path in files if path.startswith(BOOT)}):
+        kept: list[FileVersion] = []
+        for since, files in lying:
+            file = files.get(path)
+            version = FileVersion(since, file.sha256, len(file.content)) if file else FileVersion(since, None, 0)
+            if version[1:] != (kept[-1][1:] if kept else (None, 0)):
+                kept.append(version)
+        found[path] = tuple(kept)
+    return found
+
+
+def shared_listing(files: Iterable[tuple[str, ListedFile]]) -> Listing:
+    """Return the listing of the files for machines that belong to no server."""
+    lasting = {path: (FileVersion(None, *each),) for path, each in files if path.startswith(BOOT)}
+    return Listing(server=None, files=lasting)
+
+
+def render_listing(listing: Listing) -> bytes:
+    """Return the listing as canonical JSON. The same listing gives the same bytes."""
+    document = {
+        "contents": _contents(listing.end),
+        "ends": _end(listing.end),
+        "files": {name_in_listing(path): list(map(_version_listing, each)) for path, each in listing.files.items()},
+        "server": listing.server,
+    }
+    return canonical(document) + b"\n"
+
+
+def _version_listing(version: FileVersion) -> list[str | int | None]:
+    since = format_instant(version.since) if version.since is not None else None
+    return [since, version.sha256, version.size]
+
+
+def _end(end: WindowEnd | None) -> dict[str, object] | None:
+    if end is None:
+        return None
+    files = {
+        path.removeprefix(BOOT): [file.sha256, len(file.content)] if file is not None else [None, 0]
+        for path, file in end.files.items()
+    }
+    return {"since": format_instant(end.since), "files": files}
+
+
+def _contents(end: WindowEnd | None) -> dict[str, str]:
+    """Return the texts that a copy needs to end the open window, by sha256."""
+    files = end.files.values() if end is not None else ()
+    return {file.sha256: file.content.decode() for file in files if file is not None}

@@ -1,0 +1,102 @@
+"""Page: the files of the page for operators, and the data of one server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
+
+from gitboot.jsonio import canonical, format_instant
+from gitboot.render.paths import File
+from gitboot.render.plan_and_record_files import PAGE
+from gitboot.resolve.server_decision import Written
+from gitboot.resolve.server_plan import BootPlan, Cause
+
+if TYPE_CHECKING:
+    from gitboot.fleet.identities import Machine
+
+DATA: Final = f"{PAGE}data/"
+INDEX: Final = f"{PAGE}index.html"
+# What no manifest lists: the instance's word on itself, and the machines that no document describes.
+SAID: Final[Mapping[str, tuple[str, str]]] = {
+    "ops/status.json": ("status", f"{DATA}status.js"),
+    "ops/unknown.json": ("seen", f"{DATA}seen.js"),
+}
+SCRIPT: Final = "text/javascript; charset=utf-8"
+FORMAT: Final = 2
+MADE_OF: Final[Mapping[str, str]] = {
+    "index.html": "text/html; charset=utf-8",
+    "data.js": SCRIPT,
+    "draw.js": SCRIPT,
+    "page.css": "text/css; charset=utf-8",
+    "page.js": SCRIPT,
+    "rows.js": SCRIPT,
+}
+
+
+def static(name: str) -> bytes:
+    """One of the files that the page is made of."""
+    return (Path(__file__).with_name("page_files") / name).read_bytes()
+
+
+def shard_of(server: str) -> str:
+    """Return the shard of a server: two hexadecimal digits."""
+    return f"{crc32(server.encode()) & 0xFF:02x}"
+
+
+def script_of(name: str, content: bytes) -> bytes:
+    """A JSON value as the page is given it, under a name of ASCII letters."""
+    return b'gitboot("%b",%b);\n' % (name.encode(), content.strip())
+
+
+def server_file(
+    summary: Mapping[str, Any],
+    document: Mapping[str, Any],
+    now: BootPlan | None,
+    later: Iterable[tuple[datetime, BootPlan | None]],
+    machine: Machine | None,
+    written: Written | None,
+) -> tuple[str, File]:
+    """All that the page shows of one server."""
+    bmc = machine.bmc if machine is not None else None
+    name = f"server/{summary['server']}"
+    facts = {
+        **{key: value for key, value in summary.items() if key != "server"},
+        "name": summary["server"],
+        "bmc": {"address": bmc.address, "system": bmc.system} if bmc is not None else None,
+        "later": [_later(since, plan) for since, plan in changes(now, later)],
+        "shard": shard_of(summary["server"]),
+        "lines": written.lines if written is not None else None,
+        "document": document,
+    }
+    return f"{DATA}{name}.js", File(script_of(name, canonical(facts)), SCRIPT)
+
+
+def changes(
+    now: BootPlan | None, later: Iterable[tuple[datetime, BootPlan | None]]
+) -> Iterator[tuple[datetime, BootPlan | None]]:
+    """Yield the transitions after which the server boots something else, or boots it for another maintenance.
+
+    Leave out what is served only if no instance renders the server again until then.
+    """
+    before = _boots(now)
+    for since, plan in later:
+        if _boots(plan) != before and (plan is None or plan.cause is not Cause.UNHEARD):
+            before = _boots(plan)
+            yield since, plan
+
+
+def _boots(plan: BootPlan | None) -> tuple[object, ...]:
+    return (plan.phase, plan.maintenance, plan.boot) if plan is not None else ()
+
+
+def _later(since: datetime, plan: BootPlan | None) -> dict[str, Any]:
+    return {
+        "from": format_instant(since),
+        "phase": plan.phase if plan else None,
+        "image": plan.boot.image if plan and plan.boot else None,
+        "by": (plan.maintenance or plan.policy) if plan else None,
+        "cause": plan.cause if plan else None,
+    }

@@ -1,0 +1,528 @@
+// The operators' page: its views, and which of them is asked for.
+"use strict";
+
+const REFRESH_MS = 5000;
+const REFRESH_LARGE_MS = 15000; // of 15,000 servers and more; fewer are read more often
+const STALE_MINUTES = 2.5; // an instance that runs writes its status at least once a minute
+const NAMED = 12; // servers that one line names
+const $ = (id) => document.getElementById(id);
+
+function some(names) {
+  return names.slice(0, NAMED).join(", ") + (names.length > NAMED ? ` and ${names.length - NAMED} more` : "");
+}
+
+// The forge's pages, where the instance tells one of its commits
+
+function forge(page, facts) {
+  const template = fleet.status?.links?.[page];
+  if (!template) return null;
+  const filled = Object.entries(facts).reduce(
+    (text, [name, value]) => text.replace(`{${name}}`, String(value).split("/").map(encodeURIComponent).join("/")), template);
+  return /^https?:/.test(filled) ? filled : null;
+}
+
+function commit(revision) {
+  const address = forge("commit", { commit: revision });
+  const shown = element(address ? "a" : "span", revision.slice(0, 12), "mono commit");
+  if (address) shown.href = address;
+  return shown;
+}
+
+function line(revision, path, number) {
+  if (!path) return element("span", "not published", "quiet");
+  const address = forge("line", { commit: revision, path, line: number });
+  const made = element("span");
+  made.append(address ? link(`${path}:${number}`, address) : `${path}:${number}`);
+  const blame = forge("blame", { commit: revision, path, line: number });
+  if (blame) made.append(" · ", link("who and when", blame));
+  return made;
+}
+
+// How the instance fares
+
+function branch(status) {
+  return status?.branch ? [" of ", element("span", status.branch.replace(/^refs\/heads\//, ""), "mono")] : [];
+}
+
+// What is typed, with a button that copies it; where a browser may not copy, it is selected.
+function typed(text) {
+  const made = element("div", undefined, "typed");
+  const said = element("pre", text);
+  const button = element("button", "Copy");
+  button.type = "button";
+  button.addEventListener("click", async () => {
+    getSelection().selectAllChildren(said);
+    await navigator.clipboard?.writeText(text).then(() => { button.textContent = "Copied"; }, () => {});
+  });
+  made.append(said, button);
+  return made;
+}
+
+// The servers of which install boots are withheld, and what each boots instead.
+function withheld(servers) {
+  return table("Servers without the install boot that the newer commits do not offer", ["Server", "Boots", "Not offered by", "Why"],
+    servers.map(({ server, boots, by, why }) => [server, boots ?? "its disk", by.map((each) => each.slice(0, 12)).join(", "), why]));
+}
+
+function held({ commit: revision, held: { digest, guards, lines, reinstalls } }) {
+  const what = element("p");
+  if (reinstalls?.length) what.append(`It may reinstall ${reinstalls.join(", ")}. `);
+  what.append("It waits. Install boots that it does not offer are withheld, and all other machines boot as before. Digest of what it changes: ", element("code", digest));
+  const review = forge("commit", { commit: revision });
+  if (review) what.append(" · ", link("look at the commit", review));
+  const ways = lines?.length
+    ? ["To let it pass, put into the message of a commit on top of it:", typed(lines.join("\n")), "or type in a shell where the instance runs:"]
+    : ["No line of a commit acknowledges it. To let it pass, type in a shell where the instance runs:"];
+  const options = guards.map((each) => `--guard ${each}`).join(" ");
+  return note("bad", "Held", `commit ${(revision ?? "").slice(0, 12)}, by ${guards.join(", ")}`, what, ...ways,
+    typed(`gitboot approve ${digest} ${options} --reason … --state …`));
+}
+
+// A status that is stale: all that the page shows may be old. A live endpoint compares by its own clock (StatusCurrent).
+function stale(at) {
+  if (!at || Date.now() - Date.parse(at) < STALE_MINUTES * 60000) return [];
+  return [note("bad", "Stale", `the instance has said nothing since ${away(at)}; all that is below may be old`,
+    source.live ? "Look whether it runs: systemctl status gitboot, journalctl -u gitboot" : "These files lie here since then; the instance's endpoint shows what is live.")];
+}
+
+function lacking() {
+  const { shared, all, missing } = fleet;
+  if (!missing) return [];
+  const lost = Math.max(0, shared.servers - all.length).toLocaleString("en");
+  return [note("bad", "Incomplete", `${missing} of ${shared.shards.length} files of the table could not be read: ${lost} of ${shared.servers.toLocaleString("en")} servers are not shown`,
+    "They are copied or published only in part: look for data/shard/ beside this page.")];
+}
+
+function notes(status) {
+  const { attempted, conditions, progress } = status;
+  const found = stale(status.at);
+  if (attempted?.held) found.push(held(attempted));
+  for (const each of attempted?.problems ?? []) {
+    found.push(note(each.severity === "error" ? "bad" : "busy", each.code, `${each.path}:${each.line}: ${each.message}`, each.hint));
+  }
+  found.push(...failing(conditions ?? []));
+  const { installations = [], installing = {} } = status;
+  const count = Object.values(installing).reduce((sum, each) => sum + each, 0);
+  if (count) {
+    const first = installations.slice(0, 5).map((each) => element("p", `${each.server}: ${each.message}`));
+    found.push(note("busy", "Installing", `${count} ${count === 1 ? "server" : "servers"} without evidence of completion`, ...first));
+  }
+  if (progress) found.push(note("busy", progress.work, progress.message));
+  if (!found.length) {
+    const told = conditions?.length > 0 && status.applied?.commit;
+    found.push(told ? note("good", "Healthy:", "all conditions are true") : note("busy", "Unknown", "no instance has said yet how it fares"));
+  }
+  return found;
+}
+
+// What fails, the instance's own first; what is the same of many servers is one note that names them.
+function failing(conditions) {
+  const groups = new Map();
+  for (const each of conditions.filter((each) => !each.status)) {
+    const [kind, server] = each.type.split("/");
+    const key = [server ? 1 : 0, kind, each.reason, each.message].join("\n");
+    groups.set(key, [...(groups.get(key) ?? []), { ...each, kind, server }]);
+  }
+  return [...groups.entries()].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, [first, ...more]]) => {
+    if (!more.length) return note("bad", `${first.type}: ${first.reason}`, first.message, first.remedy);
+    const names = [first, ...more].map((each) => each.server);
+    return note("bad", `${names.length} × ${first.kind}: ${first.reason}`, first.message, some(names), first.remedy);
+  });
+}
+
+// What other views say of it.
+function brief(wrong) {
+  const made = element("p", undefined, "note bad");
+  made.append(link(`${wrong} ${wrong === 1 ? "thing needs" : "things need"} attention`, "#/"));
+  return made;
+}
+
+function showStatus() {
+  const { status, shared } = fleet;
+  const applied = status?.applied?.commit ?? shared?.commit;
+  $("commit").replaceChildren(...(applied ? ["boots commit ", commit(applied), ...branch(status)] : ["no commit is applied"]));
+  $("at").replaceChildren(...(status?.at ? [source.live ? "live, " : "published, ", "as of ", instant(status.at)] : []));
+  const said = status ? notes(status) : [note("busy", "Files", "as they were rendered: no instance runs by them")];
+  const told = [...lacking(), ...said];
+  const wrong = told.filter((each) => each.classList.contains("bad")).length;
+  $("state").replaceChildren(...(asked().title === null ? told : wrong ? [brief(wrong)] : []));
+}
+
+// What differs once servers may boot something else; null: no instance says so, and the fleet is read each time.
+function version(status) {
+  if (!status?.at) return null;
+  const { applied, changes, installing, installs, nextTransition, phases, records } = status;
+  return JSON.stringify([applied, changes, installing, installs, nextTransition, phases, records]);
+}
+
+async function readFleet() {
+  if (fleet.version !== null && fleet.version === version(fleet.status)) return;
+  const was = fleet.all.length;
+  fleet.shared = await readShared();
+  fleet.all = await readServers(fleet.shared, (read) => { if (was === 0) $("count").textContent = `${read} servers read`; });
+  fleet.version = version(fleet.status);
+  fleet.missing = readServers.missing;
+  FIELDS.forEach(offer);
+  sort();
+  choose();
+}
+
+// One server
+
+// Why it boots what it boots, in a sentence or two.
+function lead(server) {
+  const made = element("p", undefined, "lead");
+  const image = imageOf(server);
+  const boots = image ? `boots ${image} from the network` : server.phase ? "boots its own disk" : "is given no boot";
+  made.append(phase(server), " It ", element("strong", boots), `: ${server.cause}.`);
+  const [then] = server.later ?? [];
+  if (then) made.append(` Next, ${away(then.from)}: ${then.image ?? "its own disk"}${then.by ? ` by ${then.by}` : ""}; ${then.cause ?? "no plan"}.`);
+  return made;
+}
+
+function facts(server) {
+  const labels = Object.entries(server.labels).map(([key, value]) => `${key}=${value}`).join("  ");
+  return [
+    ["Image", imageOf(server)],
+    ["Profile", server.profile], ["Policy", server.policy], ["Maintenance", server.maintenance], ["Method", server.method],
+    ["Installation", server.installing?.message ?? server.step], ["Next change", nextChange(server)], ["Site", server.site], ["Labels", labels],
+    ["UUID", mono(server.uuid)], ["MAC", mono(server.macs.join(" "))], ["Kernel arguments", mono(server.kernelArguments.join(" "))],
+    ["Differs", Object.values(server.drift ?? {}).join("; ")], ["Plan's digest", mono(server.digest)],
+  ];
+}
+
+function nextChange(server) {
+  return instant(server.later ? server.later[0]?.from : server.nextTransition);
+}
+
+function mono(text) {
+  return text ? element("span", text, "mono") : null;
+}
+
+function described(pairs) {
+  const list = element("dl");
+  for (const [key, value] of pairs) {
+    if (!value) continue;
+    const said = element("dd");
+    said.append(value);
+    list.append(element("dt", key), said);
+  }
+  return list;
+}
+
+function why(server) {
+  const { lines } = server;
+  const revision = fleet.shared.commit;
+  const groups = [...new Set(lines.map((each) => each[4]))].sort((one) => (one === (server.maintenance ?? null) ? -1 : 1));
+  const tables = groups.map((under) => {
+    const caption = under ? `Under the maintenance ${under}` : "Under its policy";
+    const rows = lines.filter((each) => each[4] === under)
+      .map(([field, value, rule, reason, , resource, path, number]) =>
+        [field, element("span", value, "mono"), resource ? line(revision, path, number) : element("span", "a rule adds it", "quiet"), resource, rule === "-" ? reason : `${reason} (${rule})`]);
+    return table(caption, ["Field", "Value", "Written at", "In", "Why"], rows);
+  });
+  const as = element("p", "Lines as of commit ", "quiet");
+  as.append(commit(revision), ".");
+  return part("Why", as, ...tables);
+}
+
+function commits(server) {
+  const own = server.lines.find((each) => each[5] === `Server/${server.name}`)?.[6];
+  const address = own ? forge("history", { commit: fleet.shared.commit, path: own }) : null;
+  const document = element("p");
+  if (address) document.append("Commits that changed its document: ", link(own, address));
+  return part("History", ...(address ? [document] : []),
+    element("p", "Commits that changed what it boots, in whichever document:", "quiet"), typed(`gitboot history ${server.name}`));
+}
+
+// The facts of a record that the page shows, and their names.
+const RECORDED = {
+  provision: "Provision number", image: "Installed image", pool: "Pool", evidence: "Evidence", provisionedAt: "Provisioned",
+  consumedAt: "Override consumed", overwrittenBy: "Overwritten by",
+};
+
+function record(known) {
+  const pairs = Object.entries(RECORDED).filter(([key]) => known[key] !== null && known[key] !== undefined)
+    .map(([key, words]) => [words, key.endsWith("At") ? instant(known[key]) : String(known[key])]);
+  const attempts = (known.attempts ?? []).map((each) => {
+    const { at } = each.boots.at(-1);
+    const hasEnded = !each.failed && known.provisionedAt && known.provisionedAt >= at;
+    return [String(each.number), hasEnded ? "Provisioned" : each.step, instant(each.boots[0].at), instant(each.started?.at)];
+  });
+  const content = pairs.length ? [described(pairs)] : attempts.length ? [] : [element("p", "No installation was seen.")];
+  if (attempts.length) content.push(table("Attempts", ["Attempt", "Step", "Boot fetched", "Installer started"], attempts));
+  return part("Record", ...content);
+}
+
+function bmc(server) {
+  const says = fleet.status?.conditions?.find((each) => each.type === `Bmc/${server.name}`);
+  const wanted = server.override && `${server.override.enabled} ${server.override.target}, for ${server.override.reason}`;
+  return part("BMC", described([
+    ["Address", server.bmc?.address], ["System", server.bmc?.system], ["Is to boot", wanted ?? "nothing but what it is set to"],
+    ["Condition", says && `${says.reason}: ${says.message}`], ["Way out", says && !says.status && says.remedy],
+  ]));
+}
+
+function later(server) {
+  const rows = server.later.map((each) => [instant(each.from), each.phase ?? "no plan", each.image ?? "local disk", each.by, each.cause]);
+  return part("Next", rows.length ? table("Changes without another commit", ["From", "Phase", "Boots", "By", "Because"], rows)
+    : element("p", "Nothing changes without another commit."));
+}
+
+async function showServer(asked) {
+  const server = await readServer(asked);
+  const more = element("details");
+  const said = element("pre", JSON.stringify(server.document, null, 2));
+  said.tabIndex = 0;
+  more.append(element("summary", "Decision and plan"), said);
+  const columns = element("div", undefined, "columns");
+  const beside = element("div");
+  beside.append(...(server.later ? [later(server)] : []), ...(server.bmc || server.override ? [bmc(server)] : []),
+    ...(server.provisioned ? [record(server.provisioned)] : []));
+  columns.append(part("Now", described(facts(server))), beside);
+  return [lead(server), columns, ...(server.lines && fleet.shared ? [why(server), commits(server)] : []), more];
+}
+
+// What needs the published page
+
+function unpublished() {
+  return [note("busy", "Not published", "the Fleet's outputs have no pages: outputs: [ipxe, grub, pages] in its document shows this")];
+}
+
+function count(name) {
+  const found = new Map();
+  for (const server of fleet.all) {
+    for (const each of [server[name]].flat()) if (each) found.set(each, (found.get(each) ?? 0) + 1);
+  }
+  return found;
+}
+
+function joining(stream) {
+  const found = new Map();
+  for (const { name, stream: own, joins } of fleet.all) {
+    if (own === stream.name && joins) found.set(joins, [...(found.get(joins) ?? []), name]);
+  }
+  return [...found].sort(([a], [b]) => a - b);
+}
+
+function next(stream) {
+  const [first] = joining(stream);
+  return first ? `at ${first[0]} %: ${some(first[1])}` : "nobody waits";
+}
+
+async function showImages() {
+  const { shared } = fleet;
+  if (shared === null) return unpublished();
+  const [decided, provisioned, kept] = ["decided", "provisioned", "kept"].map(count);
+  const streams = (image) => shared.streams.filter((each) => [each.current, each.rollout].includes(image)).map((each) => each.name).join(", ");
+  const images = Object.entries(shared.images).map(([image, version]) =>
+    [image, version, String(decided.get(image) ?? 0), String(provisioned.get(image) ?? 0), streams(image) || null]);
+  const behind = [...shared.optOuts].sort((a, b) => ((a.until ?? "9") < (b.until ?? "9") ? -1 : 1)).map((each) => {
+    const overdue = each.until && Date.parse(each.until) <= Date.now();
+    const until = element("span");
+    until.append(overdue ? element("span", "overdue ", "word bad") : "", instant(each.until));
+    return [each.what, each.image, until, String(kept.get(each.id) ?? 0), each.reason];
+  });
+  return [
+    part("Images", table("Who boots which", ["Image", "Version", "Decided for", "Provisioned with", "In streams"], images)),
+    part("Streams", shared.streams.length ? table("Where each stream is", ["Stream", "Current", "Rollout", "Percent", "Next", "Written at"],
+      shared.streams.map((each) => [each.name, each.current, each.rollout, each.rollout && `${each.percent} %`, each.rollout && next(each), line(shared.commit, each.path, each.line)]))
+      : element("p", "There is no stream.")),
+    part("Pins and holds", behind.length ? table("Who stays where it is, and until when", ["What", "At", "Until", "Servers", "Reason"], behind)
+      : element("p", "Nobody is kept back.")),
+  ];
+}
+
+async function showTimeline() {
+  const { shared } = fleet;
+  if (shared === null) return unpublished();
+  const servers = count("windows");
+  const rows = [...shared.maintenances].sort((a, b) => ((a.start ?? "") < (b.start ?? "") ? -1 : 1));
+  const rollouts = shared.streams.filter((each) => each.rollout).flatMap((each) => {
+    const waits = joining(each);
+    const upcoming = waits.slice(0, 8).map(([percent, names]) => [`${percent} %`, String(names.length), some(names)]);
+    return [
+      element("h4", `${each.name}: ${each.rollout} at ${each.percent} %`),
+      ladder(`${each.name} is at ${each.percent} percent; ${next(each)}`, each.percent, waits),
+      upcoming.length ? table(`Who is next in ${each.name}`, ["From", "Servers", "Which"], upcoming) : element("p", "Nobody waits for it."),
+    ];
+  });
+  return [
+    part("Windows", ...(rows.length ? [windows("Windows of maintenances in time; the table below says the same", rows),
+      table("Windows of maintenances", ["Maintenance", "From", "Until", "Servers", "Profile", "Priority", "Written at"], rows.map((each) =>
+        [each.name, instant(each.start), instant(each.end), String(servers.get(each.name) ?? 0), each.profile, String(each.priority), line(shared.commit, each.path, each.line)]))]
+      : [element("p", "There is no maintenance.")])),
+    part("Rollouts", ...(rollouts.length ? rollouts : [element("p", "No stream rolls anything out.")])),
+  ];
+}
+
+const KINDS = [["reinstalled", "reinstalled"], ["changed", "changed otherwise"], ["less", "offer less"], ["added", "added"], ["removed", "removed or retired"]];
+
+function key(kind, words) {
+  const made = element("span");
+  made.append(element("span", "■ ", `key ${kind}`), words);
+  return made;
+}
+
+async function showChanges() {
+  const { status } = fleet;
+  if (!status) return [note("busy", "Not known", "no instance has accepted these files")];
+  const areas = status.accepted?.changed ?? [];
+  const commits = [...new Set(areas.map((each) => each.commit))];
+  const legend = element("p", undefined, "legend");
+  for (const [kind, words] of KINDS) legend.append(key(kind, words));
+  const known = status.accepted?.lately ?? [];
+  const lately = known.map((each) =>
+    [instant(each.at), commit(each.commit), each.subject || null, approvals(each).join("; ") || null, ...KINDS.map(([kind]) => String(sizeOf(each, kind)))]);
+  return [
+    part("Held", ...(status.attempted?.held ? [held(status.attempted)] : [element("p", "No commit is held.")]),
+      ...(status.attempted?.withheld?.length ? [withheld(status.attempted.withheld)] : [])),
+    part("Accepted last", ...(commits.length ? [legend] : [element("p", "What it changed is not known: nothing was accepted since this instance began.")]),
+      ...commits.flatMap((each) => extent(known.find(({ commit: other }) => other === each) ?? { commit: each }, areas.filter((area) => area.commit === each)))),
+    ...(lately.length ? [part("Lately", table("Accepted commits, the newest first, and how many servers each has changed",
+      ["When", "Commit", "Subject", "Approved by", ...KINDS.map(([, words]) => words)], lately))] : []),
+  ];
+}
+
+// Who approved a commit that guards held, how and why.
+function approvals({ acknowledged }) {
+  const guards = new Map();
+  for (const { by, guard } of acknowledged ?? []) guards.set(by, [...(guards.get(by) ?? []), guard]);
+  return [...guards].map(([by, all]) => `${by} (${all.join(", ")})`);
+}
+
+function sizeOf(area, kind) {
+  return kind === "changed" ? Math.max(0, area.changed - area.reinstalled) : area[kind];
+}
+
+function extent(accepted, areas) {
+  const sizes = (area) => KINDS.map(([kind]) => [kind, sizeOf(area, kind)]);
+  const rows = areas.map((area) => [area.label || "whole fleet", sizes(area)]);
+  const touched = (sizes) => sizes.reduce((sum, [, size]) => sum + size, 0);
+  const title = element("h4", "Commit ");
+  title.append(commit(accepted.commit), accepted.subject ? `: ${accepted.subject}` : "");
+  return [
+    title,
+    ...approvals(accepted).map((each) => element("p", `Approved by ${each}`)),
+    bars("How many servers the commit changed, by group and kind; the table below says the same",
+      rows.map(([label, parts], place) => [label, parts, areas[place].size, areas[place].size ? `${touched(parts)} of ${areas[place].size}` : `${touched(parts)}`])),
+    table("The same in numbers", ["Group", "Servers before", ...KINDS.map(([, words]) => words)],
+      rows.map(([label, parts], place) => [label, String(areas[place].size), ...parts.map(([, size]) => String(size))])),
+  ];
+}
+
+async function showUnknown() {
+  const found = await readSeen();
+  if (!found.length) return [element("p", "No machine asked for a boot that no document describes.")];
+  return [table("Machines that no document describes", ["MAC", "UUID", "Address", "Last asked", "Times", "Found in it"], found.map((each) =>
+    [each.macs.join(" ") || null, each.uuid, each.client, instant(each.last), String(each.times), inventoryOf(each.inventory)]))];
+}
+
+// What an image has sent of a machine, in a line; gitboot/fetchlog/unknown_machines.py says it likewise
+function inventoryOf(found) {
+  if (!found) return null;
+  const size = (bytes) => !bytes ? "" : bytes < 1e12 ? ` ${Math.round(bytes / 1e9)} GB` : ` ${(bytes / 1e12).toPrecision(3)} TB`;
+  const kind = [found.manufacturer, found.product].filter(Boolean).join(" ");
+  const how = [found.architecture, found.firmware].filter(Boolean).join(" ");
+  const disks = (found.disks ?? []).map((each) => each.name + size(each.bytes));
+  return [kind, how, found.cpus && `${found.cpus} CPUs`, found.memoryMiB && `${Math.round(found.memoryMiB / 1024)} GiB`, ...disks].filter(Boolean).join(", ");
+}
+
+// What is asked for stands in the address
+
+const VIEWS = { images: ["Images and streams", showImages], timeline: ["Windows and rollouts", showTimeline], changes: ["Changes", showChanges], unknown: ["Unknown machines", showUnknown] };
+
+function asked() {
+  const [, view, rest] = /^#\/([a-z]*)(?:\/(.+))?$/.exec(location.hash) ?? [];
+  try {
+    if (view === "servers" && rest) return { title: decodeURIComponent(rest), show: () => showServer(decodeURIComponent(rest)) };
+  } catch {
+    return { title: null };
+  }
+  return view in VIEWS ? { title: VIEWS[view][0], show: VIEWS[view][1] } : { title: null };
+}
+
+async function show() {
+  const wanted = location.hash;
+  const { title, show: made } = asked();
+  $("servers").hidden = title !== null;
+  $("view").hidden = title === null;
+  document.title = title === null ? "gitboot" : `${title} – gitboot`;
+  for (const each of document.querySelectorAll("nav a")) {
+    each.toggleAttribute("aria-current", each.hash === wanted || (each.hash === "#/" && title === null));
+    if (each.hasAttribute("aria-current")) each.setAttribute("aria-current", "page");
+  }
+  showStatus();
+  if (title === null) {
+    recall();
+    showAhead();
+    return choose();
+  }
+  const heading = element("h2", title);
+  heading.tabIndex = -1;
+  const content = await made().catch((error) => [note("bad", "Not known", error.message)]);
+  if (location.hash === wanted) fill($("view"), heading, content); // another was asked for meanwhile
+}
+
+// Put a view in its place. Of the view that is there already, replace only what changed, and keep the focus on its heading.
+function fill(view, heading, content) {
+  const shown = view.querySelector("h2");
+  if (shown?.textContent !== heading.textContent) return view.replaceChildren(heading, ...content);
+  const details = content.find((each) => each.matches("details"));
+  if (details && view.querySelector("details")?.open) details.open = true;
+  const before = [...view.children].slice(1);
+  content.forEach((each, place) => {
+    if (before[place] === undefined) view.append(each);
+    else if (!before[place].isEqualNode(each)) before[place].replaceWith(each);
+  });
+  for (const each of before.slice(content.length)) each.remove();
+}
+
+async function refresh() {
+  try {
+    fleet.status = await readStatus();
+    if (document.documentElement.dataset.read === undefined) showStatus();
+    await readFleet();
+    await show();
+    document.documentElement.dataset.read = ""; // for whoever waits for it
+  } catch (error) {
+    $("state").replaceChildren(note("bad", "Not read", `${error.message}; what is below may be old`));
+  }
+}
+
+async function go() {
+  await show();
+  ($("view").hidden ? $("servers-title") : $("view").querySelector("h2"))?.focus();
+}
+
+// Whether somebody uses a control or selects text in the view: a refresh would take it away.
+function isUsed(view) {
+  const focused = document.activeElement;
+  const selection = getSelection();
+  return (view.contains(focused) && focused.tagName !== "H2") || (!selection.isCollapsed && view.contains(selection.anchorNode));
+}
+
+function watchLater() {
+  setTimeout(watch, Math.min(REFRESH_LARGE_MS, Math.max(REFRESH_MS, fleet.all.length)));
+}
+
+async function watch() {
+  if (!document.hidden && source.live && !isUsed($("view"))) await refresh();
+  watchLater();
+}
+
+for (const id of ["search", ...FIELDS]) $(id).addEventListener("input", askAnew);
+$("none").querySelector("button").addEventListener("click", () => { location.hash = "#/"; });
+addEventListener("keydown", (event) => {
+  if (event.key !== "/" || $("servers").hidden || event.target.matches("input, select")) return;
+  event.preventDefault();
+  $("search").focus();
+});
+$("filters").addEventListener("submit", (event) => event.preventDefault());
+$("window").addEventListener("scroll", drawRows, { passive: true });
+addEventListener("resize", drawRows);
+addEventListener("hashchange", go);
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); $("main").focus(); });
+addEventListener("beforeprint", () => { fleet.printing = true; drawRows(); });
+addEventListener("afterprint", () => { fleet.printing = false; drawRows(); });
+refresh().then(watchLater);

@@ -1,0 +1,135 @@
+"""Plans and provisioning records as JSON files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gitboot.jsonio import format_instant
+from gitboot.model.scalars import SystemUuid
+from gitboot.render.paths import ContentType, File, Files
+from gitboot.resolve.provisioning_record import Record, exported, shard_of
+from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.server_plan import BootPlan, InstallProgress
+
+Members = Mapping[str, frozenset[SystemUuid]]  # by shard, whose records are in it; none is empty
+
+
+def members_of(machines: Iterable[SystemUuid]) -> Members:
+    """In which shards the records of these are."""
+    found: dict[str, set[SystemUuid]] = {}
+    for uuid in machines:
+        found.setdefault(shard_of(uuid), set()).add(uuid)
+    return {shard: frozenset(each) for shard, each in sorted(found.items())}
+
+
+def changed_members(
+    before: Members, changed: Collection[SystemUuid], has_record: Callable[[SystemUuid], bool]
+) -> Members:
+    """The same where ``changed`` have a record by now, or none any more."""
+    now = dict(before)
+    for uuid in changed:
+        shard = shard_of(uuid)
+        others = now.pop(shard, frozenset()) - {uuid}
+        if here := others | {uuid} if has_record(uuid) else others:
+            now[shard] = here
+    return now
+
+
+def record_files(
+    members: Members, record: Callable[[SystemUuid], Record | None], changed: Collection[SystemUuid] | None
+) -> PartFiles:
+    """The files of the shards that have, or had, one of ``changed``; None: of all."""
+    shards = sorted(members if changed is None else {shard_of(uuid) for uuid in changed})
+    return PartFiles(
+        files={_path(each): _file(members[each], record) for each in shards if each in members},
+        gone=frozenset(_path(each) for each in shards if each not in members),
+        is_whole=changed is None,
+    )
+
+
+def _file(machines: Iterable[SystemUuid], record: Callable[[SystemUuid], Record | None]) -> File:
+    known = {uuid: found for uuid in machines if (found := record(uuid)) is not None}
+    return File(exported(known), ContentType.JSON)
+
+
+def _path(shard: str) -> str:
+    return f"{RECORDS}{shard}.json"
+
+
+def document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
+    """The decision, the plan, and their digests."""
+    return {
+        "apiVersion": "gitboot.dev/v1alpha1",
+        "decision": decision.facts(),
+        "decisionDigest": decision.digest,
+        "plan": plan.facts() if plan else None,
+        "digest": plan.digest if plan else None,
+        "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
+    }
+
+
+def summary(
+    decision: Decision, plan: BootPlan | None, files: Mapping[str, str], progress: InstallProgress | None
+) -> dict[str, Any]:
+    """Return one server's plan as the command line and the API show it; what is absent is null.
+
+    ``files`` are the plan's boot files: path -> sha256. ``progress`` is of an installation that has begun.
+    """
+    boot = plan.boot if plan else None
+    return {
+        "server": decision.server,
+        "uuid": decision.uuid,
+        "macs": list(decision.macs),
+        "phase": plan.phase if plan else None,
+        "cause": plan.cause if plan else None,
+        "installing": progress.facts() if progress is not None else None,
+        "policy": decision.policy.policy if decision.policy else None,
+        "maintenance": plan.maintenance if plan else None,
+        "profile": boot.profile if boot else None,
+        "image": boot.image if boot else None,
+        "version": boot.version if boot else None,
+        "method": boot.method if boot else None,
+        "kernelArguments": list(boot.kernel_arguments) if boot else [],
+        "files": dict(sorted(files.items())),
+        "override": plan.override.facts() if plan and plan.override else None,
+        "digest": plan.digest if plan else None,
+        "decisionDigest": decision.digest,
+        "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
+    }
+
+
+PAGE: Final = "ops/pages/"
+RECORDS: Final = "ops/records/"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartFiles:
+    """Such files, as far as they may have changed."""
+
+    files: Files = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()  # paths that there were
+    is_whole: bool = False  # whether there are no others
+
+    @property
+    def is_as_it_was(self) -> bool:
+        return not (self.files or self.gone or self.is_whole)
+
+    def then(self, later: PartFiles) -> PartFiles:
+        """Both of them, the later one last."""
+        if later.is_whole:
+            return later
+        return PartFiles(
+            files={path: file for path, file in {**self.files, **later.files}.items() if path not in later.gone},
+            gone=(self.gone - later.files.keys()) | later.gone,
+            is_whole=self.is_whole,
+        )
+
+
+AS_IT_WAS: Final = PartFiles()
+
+
+def is_of_part(path: str) -> bool:
+    """Whether a file that is no server's is one of these."""
+    return path.startswith((PAGE, RECORDS))

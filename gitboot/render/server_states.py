@@ -1,0 +1,617 @@
+"""Server states: all files of a server, now and after each transition of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import count
+from typing import Final, NamedTuple
+
+from gitboot.fleet.identities import Machine
+from gitboot.jsonio import Digest
+from gitboot.model.fleet import Output
+from gitboot.model.scalars import MacAddress, is_placeholder_serial, lookup_uuids
+from gitboot.render import endpoint_files
+from gitboot.render.boot_files import asking_scripts, copy_files, may_ask_for_end, server_files, tombstones
+from gitboot.render.endpoint_files import (
+    DiskWrite,
+    Listed,
+    Listing,
+    Need,
+    PublishedServer,
+    Turn,
+    listing_path,
+    render_listing,
+    state_path,
+    versions,
+    window_end,
+)
+from gitboot.render.page import server_file
+from gitboot.render.paths import (
+    BOOT,
+    HTTP_BOOT,
+    IGNITION,
+    IPXE_BY_SERIAL,
+    MEDIUM,
+    NOCLOUD,
+    REPORTS,
+    SECRET,
+    USER_DATA,
+    ContentType,
+    File,
+    Files,
+    Kind,
+    PathKind,
+    Role,
+    identity_of,
+    is_content,
+    is_immutable,
+    kind_of,
+    means,
+    token_in,
+)
+from gitboot.render.plan_and_record_files import document, summary
+from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
+from gitboot.resolve.install_attempts import disk_boot_token, progress_of, step_of
+from gitboot.resolve.plan_at_time import fallback, plan, transition, without_left
+from gitboot.resolve.provisioning_record import Record, drift, record_facts
+from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions, Written
+from gitboot.resolve.server_plan import BootPlan, Cause, Halt, InstallProgress, Phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """What a commit says of a server that decides nothing: operators and the network find it by this."""
+
+    site: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
+    idle: tuple[MacAddress, ...] = ()  # interfaces that it may not boot from
+    machine: Machine | None = None  # who it is besides; None: what its decision says is all
+    written: Written | None = None  # where that is written, for the page
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerState:
+    """One server as it was planned last; its files are made of this where they are asked for, see `rendered`."""
+
+    decision: Decision
+    record: Record | None
+    about: About
+    stop: Halt
+    absent: frozenset[BootFile]  # of the files that any of its boots is made by
+    at: datetime  # when it was planned
+    plan: BootPlan | None
+    later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, and the plans from them on
+    refresh_at: datetime | None = None  # when it is to be rendered anew, though its plan is the same
+
+    @property
+    def transition(self) -> datetime | None:
+        """The next instant at which the plan changes by itself, or is to be rendered anew."""
+        dues = (self.later[0][0] if self.later else None, self.refresh_at)
+        return min((due for due in dues if due is not None), default=None)
+
+    @property
+    def installs_at(self) -> datetime | None:
+        """From when on a boot is offered that may write its disk, `at` or later; None: at no planned instant."""
+        if self.plan is not None and self.plan.writes_disk:
+            return self.at
+        return next((since for since, plan in self.later if plan is not None and plan.writes_disk), None)
+
+    @property
+    def progress(self) -> InstallProgress | None:
+        """How far the installation that has begun has come; None: no installation is under way."""
+        return progress_of(self.record, self.at)
+
+    @property
+    def tokens(self) -> frozenset[Digest]:
+        """Every token by which something of its plans is fetched or reported."""
+        plans = (self.plan, *(planned for _, planned in self.later))
+        here = [(planned.token, planned.data) for planned in plans if planned is not None]
+        return frozenset(token for each in (*here, (self.decision.token,)) for token in each if token is not None)
+
+    def holds(
+        self,
+        decision: Decision,
+        record: Record | None,
+        at: datetime,
+        about: About = About(),
+        stop: Halt = Halt.NONE,
+        absent: frozenset[BootFile] = frozenset(),
+    ) -> bool:
+        """Whether planning anew at ``at``, not before this state was planned, gives the same."""
+        return (
+            self.decision.digest == decision.digest
+            and self.decision.withheld == decision.withheld
+            and self.record == record
+            and self.about == about
+            and self.stop is stop
+            and self.absent == absent
+            and (self.transition is None or at < self.transition)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenderedState(ServerState):
+    """The same with its files."""
+
+    files: Mapping[str, File]  # all of the server's: its state, and what comes next, included
+    published: PublishedServer  # what its state says
+
+    @property
+    def entries(self) -> dict[str, Digest]:
+        """Of which plan, or which report, a completed GET of a file is evidence: by the file's path."""
+        found = {path: versions[0] for path, versions in self.published.paths.items()}
+        return {
+            path: Digest(version.digest)
+            for path, version in found.items()
+            if version.since is None
+            and version.digest is not None
+            and version.role is not Role.OFFER
+            # What only sends on says nothing by being fetched from the tree.
+            and path in self.files
+            and self.files[path].sha256 == version.content
+        }
+
+
+_OF_A_STATE: Final = tuple(each.name for each in fields(ServerState))
+
+# How many transitions are known ahead. An endpoint whose instance is held up, or gone, still opens the next windows
+# and, what matters more, ends them.
+AHEAD: Final = 4
+
+
+def server_state(
+    decisions: Decisions,
+    decision: Decision,
+    record: Record | None,
+    at: datetime,
+    about: About = About(),
+    stop: Halt = Halt.NONE,
+    left: datetime | None = None,
+    keys: TokenKeys = NO_KEYS,
+    absent: frozenset[BootFile] = frozenset(),
+) -> RenderedState:
+    """Plan and render one server: `planned`, and then `rendered`."""
+    return rendered(planned(decision, record, at, about, stop, left, keys, absent), decisions, keys)
+
+
+def planned(
+    decision: Decision,
+    record: Record | None,
+    at: datetime,
+    about: About = About(),
+    stop: Halt = Halt.NONE,
+    left: datetime | None = None,
+    keys: TokenKeys = NO_KEYS,
+    absent: frozenset[BootFile] = frozenset(),
+) -> ServerState:
+    """Plan one server for ``at`` and for the transitions after it.
+
+    ``left`` is an instant later than ``at`` that the clock has shown already: what ended before it is over. What is
+    made by a file that is ``absent`` is not offered.
+    """
+    asked = without_left(decision, left)
+    now = plan(asked, at, record, stop=stop, absent=absent)
+    later, refresh_at = _bounded(asked, now, tuple(_later(asked, now, at, record, stop, absent)), at, stop, absent)
+    if (progress := progress_of(record, at)) is not None and progress.until is not None:
+        refresh_at = min(filter(None, (refresh_at, progress.until)))
+    state = ServerState(
+        decision=decision,
+        record=record,
+        about=about,
+        stop=stop,
+        absent=absent,
+        at=at,
+        plan=now,
+        later=later,
+        refresh_at=refresh_at,
+    )
+    if keys.turns_after(at) is None or not state.tokens:
+        return state
+    return replace(state, refresh_at=min(filter(None, (refresh_at, keys.turns_after(at)))))
+
+
+def halted(state: ServerState, keys: TokenKeys) -> ServerState:
+    """The same server as it is planned while everything is stopped: it goes to its disk."""
+    return planned(*(state.decision, state.record, state.at, state.about, Halt.ALL), keys=keys, absent=state.absent)
+
+
+def limited_to(
+    state: ServerState, may_offer: Callable[[BootPlan], bool], tokens: Collection[Digest] = frozenset()
+) -> ServerState:
+    """Return the server with `fallback` in place of each boot, now and later, that may not be offered.
+
+    A system that runs goes on finding its user data if that has one of ``tokens``.
+    """
+
+    def limited(plan: BootPlan | None) -> BootPlan | None:
+        if plan is None or plan.boot is None or may_offer(plan):
+            return plan
+        instead = fallback(state.decision, plan, state.stop, state.absent)
+        if instead.boot is None and plan.data in tokens:
+            return replace(instead, data=plan.data, user_data=plan.user_data)
+        return instead
+
+    later = tuple((since, limited(plan)) for since, plan in state.later)
+    return replace(state, plan=limited(state.plan), later=later)
+
+
+def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> RenderedState:
+    """A planned server with its files, by what ``decisions`` say of all servers.
+
+    What the next transitions will name is among them already, so that nothing is missing when they come. Plans, and
+    what is said of them, have tokens as decisions do; ``keys`` make what machines are told.
+    """
+    decision, record, about, now = planned.decision, planned.record, planned.about, planned.plan
+    names = keys.names(planned.tokens, planned.at)
+    renderings = [
+        _rendered(decisions, planned, instant, each, names)._replace(
+            disk_boot=disk_boot_token(decision.uuid, progress_of(record, instant or planned.at))
+        )
+        for instant, each in ((None, now), *planned.later)
+    ]
+    announced = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
+    unused = tombstones(decisions.outputs, decision, about.idle)
+    end = _end_of_window(decisions, planned, renderings, names)
+    announced |= {path: file for path, file in end.after.items() if is_content(path)} if end is not None else {}
+    files = {**announced, **renderings[0].in_tree, **unused}
+    turns = dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items()))
+    named = _names_of_peers(decisions, decision.server, about, turns)
+    facts = {
+        **{name: value for name, value in summary(decision, now, {}, planned.progress).items() if name != "files"},
+        "site": about.site,
+        "role": about.labels.get("role"),
+        "labels": dict(about.labels),
+        "step": step_of(decision, record),
+        "provisioned": record_facts(record) if record is not None else None,
+        "drift": drift(decision, record),
+    }
+    said = document(decision, now)
+    files[listing_path(decision.server)] = _listing_file(decision.server, renderings, {**announced, **unused}, end)
+    if Output.PAGES in decisions.outputs:
+        files |= [server_file(facts, said, now, planned.later, about.machine, about.written)]
+    published = PublishedServer(
+        server=decision.server,
+        identities=tuple(sorted({*_identities(decision, about), *named})),
+        shows=_shows(decision, about.machine),
+        summary=facts,
+        plan=said,
+        files={path: Listed(file.sha256, len(file.content)) for path, file in sorted(files.items())},
+        contents=_contents(renderings, announced) | {each.sha256: each.content.decode() for each in unused.values()},
+        paths=turns,
+    )
+    return RenderedState(
+        **{name: getattr(planned, name) for name in _OF_A_STATE},
+        files={**files, state_path(decision.server): File(endpoint_files.render(published), ContentType.JSON)},
+        published=published,
+    )
+
+
+def _later(
+    decision: Decision,
+    planned: BootPlan | None,
+    at: datetime,
+    record: Record | None,
+    stop: Halt,
+    absent: frozenset[BootFile],
+) -> Iterator[tuple[datetime, BootPlan | None]]:
+    """The next transitions; the last of them opens no window, where windows have ends."""
+    for number in count():
+        if number >= AHEAD and (planned is None or planned.maintenance is None):
+            return
+        if (instant := transition(decision, at, record, stop=stop, absent=absent)) is None:
+            return
+        planned = plan(decision, instant, record, stop=stop, absent=absent)
+        yield instant, planned
+        at = instant
+
+
+def _bounded(
+    decision: Decision,
+    now: BootPlan | None,
+    later: tuple[tuple[datetime, BootPlan | None], ...],
+    at: datetime,
+    stop: Halt,
+    absent: frozenset[BootFile],
+) -> tuple[tuple[tuple[datetime, BootPlan | None], ...], datetime | None]:
+    """What comes next, where a maintenance without an end comes last: it is answered for an hour, and then no more.
+
+    An instance that is alive renders it anew before that. The hour is counted from a full quarter of one, so that
+    rendering twice gives the same.
+    """
+    opens, last = later[-1] if later else (None, now)
+    if last is None or last.maintenance is None or last.boot is None:
+        return later, None
+    until = at - (at - _EPOCH) % _QUARTER + _HOUR
+    if opens is not None and opens >= until:  # whoever is alive then will open it
+        return later[:-1], opens - _HOUR + _QUARTER
+    unheard = replace(fallback(decision, last, stop, absent), cause=Cause.UNHEARD)
+    return (*later, (until, unheard)), until - _HOUR + _QUARTER
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_HOUR: Final = timedelta(hours=1)
+_QUARTER: Final = timedelta(minutes=15)
+
+
+class _End(NamedTuple):
+    """The end of the window that is open now."""
+
+    since: datetime
+    after: Files  # the files of the server from then on
+
+
+def _listing_file(server: str, renderings: list[_Rendering], lasting: Files, end: _End | None) -> File:
+    """Return the listing of a server, with what a copy changes at the ``end`` of the window that is open now."""
+    files = {**versions([(each.since, each.in_tree) for each in renderings]), **versions([(None, lasting)])}
+    change = window_end(end.since, renderings[0].in_tree, end.after) if end is not None else None
+    listing = Listing(server=server, files=dict(sorted(files.items())), end=change)
+    return File(render_listing(listing), ContentType.JSON)
+
+
+def _end_of_window(
+    decisions: Decisions, server: ServerState, renderings: list[_Rendering], names: PublishedNames
+) -> _End | None:
+    """Return the end of the window that is open now; None: no window is open, or it has no end.
+
+    If another window follows at once, the files are those of a boot without any maintenance: a copy that ends windows
+    without a publisher opens none. A copy takes back a one-time boot that writes the disk before the window ends.
+    """
+    now = renderings[0]
+    if now.maintenance is None:
+        return None
+    for then in renderings[1:]:
+        is_taken_back = now.writes_disk and not then.writes_disk
+        if then.since is None or (then.maintenance == now.maintenance and not is_taken_back):
+            continue
+        if then.maintenance is None or then.plan is None:
+            return _End(then.since, then.in_tree)
+        instead = fallback(server.decision, then.plan, server.stop, server.absent)
+        own = server_files(decisions, server.decision, instead)
+        return _End(then.since, names.files(own, _untold(server.decision, instead, own)))
+    return None
+
+
+class _Rendering(NamedTuple):
+    """The files of one plan."""
+
+    since: datetime | None  # None: of the plan at hand
+    files: Mapping[str, File]
+    instead: Mapping[str, File]  # where the boot writes a disk: what is answered where it is not given
+    plan: BootPlan | None
+    in_tree: Mapping[str, File]  # the files as they lie in OUTPUT
+    asking: Mapping[str, File]  # of a one-time boot: the boot scripts that ask the endpoint for it
+    in_copies: bool  # whether OUTPUT and its copies serve one-time boots
+    base_url: str | None  # whose assets an endpoint may have itself; None: a site's mirror has them
+    common: Digest | None  # the token by which the installer reports, where its plan has no other
+    names: PublishedNames
+    disk_boot: Digest | None = None  # what names a fetch of a boot of the disk, if a served installation waits for it
+
+    @property
+    def maintenance(self) -> str | None:
+        """The maintenance that decides what boots, the local disk included."""
+        return self.plan.maintenance if self.plan is not None else None
+
+    @property
+    def writes_disk(self) -> bool:
+        """Return whether what boots may write the disk."""
+        return self.plan is not None and self.plan.writes_disk
+
+    @property
+    def is_of_window(self) -> bool:
+        """Return whether a maintenance decides what boots."""
+        return self.plan is not None and self.plan.phase is Phase.MAINTENANCE
+
+
+def _rendered(
+    decisions: Decisions, server: ServerState, since: datetime | None, planned: BootPlan | None, names: PublishedNames
+) -> _Rendering:
+    decision, stop = server.decision, server.stop
+    own = server_files(decisions, decision, planned)
+    files = names.files(own, _untold(decision, planned, own))
+    instead: Mapping[str, File] = {}
+    alone: Mapping[str, File] = {}  # what the policies alone boot, in a copy of a maintenance that is not answered
+    if planned is not None and (planned.writes_disk or may_ask_for_end(decision, planned, stop)):
+        # A withheld boot has its script to the disk in each case: the script that asks an endpoint ends in it.
+        served = replace(decision, restrict=False) if decision.restrict else decision
+        unplanned = fallback(decision, planned, stop, server.absent)
+        if not planned.writes_disk:
+            unplanned = replace(unplanned, cause=Cause.POLICIES_ALONE)
+        other = server_files(decisions, served, unplanned)
+        alone = names.files(other, _untold(decision, planned, other))
+    if planned is not None and planned.boot is not None and planned.writes_disk:
+        instead = alone
+        if not _ends(planned, planned.boot, server.about.machine):
+            files.pop(HTTP_BOOT.of(decision.uuid), None)
+    base_url = decisions.base_url if decision.base_url == decisions.base_url else None
+    in_tree = copy_files(decision, planned, stop, files, alone)
+    in_tree = {path: file for path, file in in_tree.items() if means(path) is not SECRET}
+    asking: Mapping[str, File] = {}
+    if planned is not None and planned.key is not None and planned.writes_disk:
+        asking = asking_scripts(decision, files, alone)
+    in_copies = decision.copies.one_time_boots
+    return _Rendering(since, files, instead, planned, in_tree, asking, in_copies, base_url, decision.token, names)
+
+
+def _untold(decision: Decision, planned: BootPlan | None, files: Mapping[str, File]) -> frozenset[str]:
+    """Where user data lies under what anybody knows of the machine, which asks for its own by a token."""
+    user_data = planned.user_data if planned is not None else None
+    if planned is None or user_data is None or planned.data is None:
+        return frozenset()
+    boots = (each.boot for each in (decision.policy, *decision.maintenances) if each is not None)
+    own = (each for each in boots if each and each.user_data and each.user_data.digest == user_data.digest)
+    if any(each.may_ask_by_identity for each in own):
+        return frozenset()
+    return frozenset(path for path in files if means(path) in (IGNITION, NOCLOUD, USER_DATA))
+
+
+def _ends(planned: BootPlan, boot: Boot, machine: Machine | None) -> bool:
+    """Whether anything would show that firmware has booted what DHCP names to it, and so end that.
+
+    What asks is a DHCP server, any number of times; a loader that it names asks for an entry, which is seen.
+    """
+    has_bmc = machine is not None and machine.bmc is not None
+    return planned.key is None or not boot.direct or boot.asks_by_uuid or has_bmc
+
+
+def _turns(renderings: list[_Rendering]) -> dict[str, tuple[Turn, ...]]:
+    """What each path that changes in place answers, and from when on."""
+    turns: dict[str, tuple[Turn, ...]] = {}
+    for path in sorted({path for each in renderings for path in each.files if not is_immutable(path)}):
+        kind = kind_of(path)
+        assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
+        versions: list[Turn] = []
+        for each in renderings:
+            version = _version(kind, path, each)
+            before = versions[-1]._replace(since=version.since) if versions else None
+            if version != before and (versions or version.content is not None):
+                versions.append(version)
+        turns[path] = tuple(versions)
+    return turns
+
+
+def _unturning(tombstones: Mapping[str, File]) -> Iterator[tuple[str, tuple[Turn, ...]]]:
+    """What is answered whatever is planned, and says nothing by being fetched."""
+    for path, file in tombstones.items():
+        turn = Turn(since=None, content=file.sha256, content_type=str(file.content_type), role=Role.ENTRY)
+        yield path, (turn,)
+
+
+def _version(kind: PathKind, path: str, rendering: _Rendering) -> Turn:
+    file = rendering.files.get(path)
+    digest = _evidence(kind, path, rendering) if file is not None else None
+    return Turn(
+        since=rendering.since,
+        content=file.sha256 if file is not None else None,
+        content_type=str(file.content_type if file is not None else kind.content_type),
+        role=kind.role,
+        digest=digest,
+        writes=_writes(kind, path, file, digest, rendering) if file is not None else None,
+        in_window=kind.role in (Role.ENTRY, Role.OFFER) and rendering.is_of_window,
+    )
+
+
+def _evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None:
+    """Return of which plan, or of which installation that the path names, a completed GET is evidence.
+
+    A boot that is served as often as it is fetched proves nothing, except a maintenance's that writes disks. A boot of
+    the disk proves that a served installation, whose completion is not reported, has ended.
+    """
+    planned = rendering.plan
+    if (name := token_in(path)) is not None:
+        return rendering.names.token(name)
+    if planned is None or planned.boot is None:
+        return rendering.disk_boot if kind.role is Role.ENTRY else None
+    if not planned.is_evidence:
+        return None
+    boot = planned.boot
+    match kind.role:
+        case Role.ENTRY:
+            goes_to_disk = boot.direct and (boot.direct_uki is None or (boot.asks_by_uuid and kind is IPXE_BY_SERIAL))
+            return None if goes_to_disk else planned.digest
+        case Role.DATA:
+            return planned.digest if boot.asks_by_uuid else None
+        case Role.LOOK | Role.MEDIUM:
+            return None
+    return planned.digest
+
+
+def _writes(kind: PathKind, path: str, file: File, digest: Digest | None, rendering: _Rendering) -> DiskWrite | None:
+    """How what a path answers is given, if a disk is written by it."""
+    planned = rendering.plan
+    if planned is None or planned.boot is None or not planned.writes_disk or (planned.key is not None and not digest):
+        return None
+    match kind.role:
+        case Role.ENTRY:
+            pass
+        case Role.OFFER if planned.boot.direct and kind is HTTP_BOOT:
+            pass
+        case Role.DATA if planned.key is not None and planned.boot.asks_by_uuid:
+            pass
+        case _:
+            return None
+    instead, asking = rendering.instead.get(path), rendering.asking.get(path)
+    return DiskWrite(
+        once=planned.key is not None,
+        offer=planned.offer,
+        hop=asking.sha256 if asking is not None else None,
+        fallback=instead.sha256 if instead is not None and kind.role is not Role.DATA else None,
+        needs=_needs(file, planned.boot, rendering.base_url) if kind.role is not Role.DATA else (),
+        report=_report_of(planned, rendering.common),
+        in_copies=planned.key is not None and rendering.in_copies,
+    )
+
+
+def _report_of(planned: BootPlan, common: Digest | None) -> Digest | None:
+    """By which token the installer reports that a plan boots; None: what it boots once is no installation."""
+    if planned.key is None or planned.phase is not Phase.NETWORK:
+        return None
+    return planned.token if planned.token is not None else common
+
+
+def _needs(file: File, boot: Boot, base_url: str | None) -> tuple[Need, ...]:
+    """Of what a boot consists, the files that this text names and an endpoint may have itself."""
+    text, needed = file.content.decode(), set[Need]()
+    if base_url is not None:
+        own = (f"{base_url}/assets/", f"{base_url}/o/")
+        for each in boot.files.all():
+            path = each.url.removeprefix(f"{base_url}/")
+            if each.url.startswith(own) and f"/{path}" in text:
+                needed.add(Need(path, each.size))
+    if (data := boot.user_data) is not None and f"/{data.folder}/" in text:
+        needed |= {Need(f"{data.folder}/{name}", None) for name in data.files}  # whose digest is in its path
+    return tuple(sorted(needed, key=lambda need: (need.path, need.size or 0)))
+
+
+def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[str, str]:
+    """What is answered in place, by its sha256, but for what lies in the tree anyway."""
+    lies_there = {file.sha256 for file in stored.values()}
+    in_place = [
+        file
+        for each in renderings
+        for files in (each.files, each.instead, each.asking)
+        for path, file in files.items()
+        if path.startswith(BOOT) and not _is_stored(path)
+    ]
+    return {file.sha256: file.content.decode() for file in in_place if file.sha256 not in lies_there}
+
+
+@lru_cache(maxsize=1024)  # each of a server's paths is asked for several times
+def _is_stored(path: str) -> bool:
+    """Whether the content of a path lies in the tree, from when it is first planned, and not in its server's state."""
+    return is_immutable(path) or means(path) is MEDIUM
+
+
+def _shows(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, ...]]:
+    """Every UUID and serial number that the machine may show, as far as its document says them."""
+    uuids, serials = {*lookup_uuids(decision.uuid)}, {decision.serial}
+    if machine is not None:
+        serials.add(machine.serial)
+        if machine.bmc is not None:
+            serials.add(machine.bmc.reports_serial)
+            uuids |= {*lookup_uuids(machine.bmc.reports_uuid)} if machine.bmc.reports_uuid is not None else set()
+    known = (each for each in serials if each is not None and not is_placeholder_serial(each))
+    return {"serial": tuple(sorted(known)), "uuid": tuple(sorted(uuids))}
+
+
+def _identities(decision: Decision, about: About) -> Iterator[str]:
+    yield from (identity_of(Kind.MAC, mac) for mac in (*decision.macs, *about.idle))
+    yield from (identity_of(Kind.UUID, uuid) for uuid in lookup_uuids(decision.uuid))
+    yield from (identity_of(Kind.ADDRESS, address) for address in about.addresses)
+    if decision.serial is not None:
+        yield identity_of(Kind.SERIAL, decision.serial)
+
+
+def _names_of_peers(decisions: Decisions, server: str, about: About, paths: Collection[str]) -> Iterator[str]:
+    """By what clients of other systems name a server besides."""
+    if Output.BSS in decisions.outputs:
+        names = {server, about.labels.get("xname", server)}
+        yield from (identity_of(Kind.NAME, name) for name in names)
+        if (nid := about.labels.get("nid")) is not None:
+            yield identity_of(Kind.NID, nid)
+    if Output.FOREMAN in decisions.outputs:
+        tokens = (token_in(path) for path in paths if means(path) in REPORTS)
+        yield from (identity_of(Kind.TOKEN, token) for token in tokens if token is not None)

@@ -1,0 +1,134 @@
+"""Tokens as they are published: by a key that only the instance has, so that nobody computes one from what Git says."""
+
+from __future__ import annotations
+
+import hmac
+from binascii import b2a_base64
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from gitboot.jsonio import Digest
+from gitboot.render.paths import File, Files, is_immutable
+
+_END: Final = 2  # characters at each end of a token that its published name has, too
+_DEPTH: Final = 2  # how often a template may have put in base64 what names a token
+
+
+class EarlierKey(NamedTuple):
+    """A key by which tokens were published before, and when what was told such a token is still heard."""
+
+    key: bytes | None
+    since: datetime
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKeys:
+    """By what tokens are published; without a key they are published as decisions have them, and anybody knows them."""
+
+    key: bytes | None = field(default=None, repr=False)
+    earlier: tuple[EarlierKey, ...] = field(default=(), repr=False)
+
+    def turns_after(self, at: datetime) -> datetime | None:
+        """The next instant at which an earlier key begins to count, or counts no more."""
+        return min((turn for each in self.earlier for turn in (each.since, each.until) if turn > at), default=None)
+
+    def has_named(self, token: Digest, name: str, at: datetime) -> bool:
+        """Whether a machine that was told ``name`` of a token is heard at an instant."""
+        earlier = (each.key for each in self.earlier if at < each.until)
+        return any(_name(token, key) == name for key in (self.key, *earlier))
+
+    def name(self, token: Digest) -> Digest:
+        """What one token is called where it is published from now on."""
+        return _name(token, self.key)
+
+    def names(self, tokens: Iterable[Digest], at: datetime) -> PublishedNames:
+        """What these tokens are called where they are published at an instant."""
+        known = sorted(set(tokens))
+        earlier = [each.key for each in self.earlier if each.since <= at < each.until]
+        return PublishedNames(_Naming(known, self.key), tuple(_Naming(known, key) for key in earlier))
+
+
+NO_KEYS: Final = TokenKeys()
+
+
+def _name(token: Digest, key: bytes | None) -> Digest:
+    """What a key makes of a token: of its length, and with its ends, so that it takes its place in base64 as well."""
+    if key is None:
+        return token
+    made = hmac.digest(key, token.encode(), "sha256").hex()
+    return Digest(token[:_END] + made[_END:-_END] + token[-_END:])
+
+
+class _Naming:
+    """What one key calls tokens, in paths and texts."""
+
+    def __init__(self, tokens: Iterable[Digest], key: bytes | None) -> None:
+        self.names = {token: _name(token, key) for token in tokens}
+        replaced = [(token.encode(), name.encode()) for token, name in self.names.items() if token != name]
+        self._replaced = [each for pair in replaced for each in _encoded(*pair, _DEPTH)]
+        self._told: dict[tuple[bytes, str], File] = {}
+
+    def told(self, file: File) -> File:
+        """A file as machines are told it; many paths have the same text."""
+        if (told := self._told.get((file.content, file.content_type))) is None:
+            text = file.content
+            for token, name in self._replaced:
+                text = text.replace(token, name)
+            told = self._told[file.content, file.content_type] = File(text, file.content_type)
+        return told
+
+
+class PublishedNames:
+    """The tokens of one server, and what they are called in its paths and in what its machine is told."""
+
+    def __init__(self, now: _Naming, earlier: tuple[_Naming, ...]) -> None:
+        self._now, self._earlier = now, earlier
+        self._tokens = {name: token for each in (*earlier, now) for token, name in each.names.items()}
+
+    def token(self, name: str) -> Digest:
+        """The token that a name in a path is of."""
+        return self._tokens.get(Digest(name), Digest(name))
+
+    def files(self, files: Files, untold: Collection[str] = ()) -> dict[str, File]:
+        """Files by the paths that they have, which tell the machine nothing but such names.
+
+        What is named by its content stays as it is, and so does what nobody is to be told anything by. Whoever knows
+        no more than an earlier name is told no newer one.
+        """
+        found: dict[str, File] = {}
+        for path, file in files.items():
+            token = next((each for each in self._now.names if each in path), None)
+            if is_immutable(path) or path in untold:
+                found[path] = file
+            elif token is None:
+                found[path] = self._now.told(file)
+            else:
+                found |= {
+                    path.replace(token, each.names[token]): each.told(file) for each in (*self._earlier, self._now)
+                }
+        return found
+
+
+def _encoded(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:
+    """A token and its name, as they are and as what has them in base64 shows them.
+
+    Of three bytes base64 makes four characters, so there are three ways to encode what stands anywhere in a text. The
+    characters at the ends are of its neighbours as well; there both are the same.
+    """
+    yield token, name
+    if depth:
+        for in_token, in_name in zip(_within(token), _within(name), strict=True):
+            yield from _encoded(in_token, in_name, depth - 1)
+
+
+def _within(text: bytes) -> tuple[bytes, bytes, bytes]:
+    """What base64 has of ``text`` alone, where it begins with a group, a byte after that, or two."""
+    bits = 8 * len(text)
+    return (
+        b2a_base64(text, newline=False)[: bits // 6],
+        b2a_base64(b"\0" + text, newline=False)[2 : (bits + 8) // 6],
+        b2a_base64(b"\0\0" + text, newline=False)[3 : (bits + 16) // 6],
+    )

@@ -1,0 +1,255 @@
+"""User data files and ISO images."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gitboot.model.boot_image import UserDataFormat
+from gitboot.model.scalars import lookup_uuids
+from gitboot.render import paths
+from gitboot.render.paths import ContentType, File
+from gitboot.resolve.server_decision import Decision, UserDataFiles
+from gitboot.resolve.user_data_formats import family, meta_data, volume
+
+if TYPE_CHECKING:
+    from gitboot.resolve.server_plan import BootPlan
+
+_SECTOR: Final = 2048
+_DESCRIPTORS: Final = 16  # the sectors before are for whoever boots from the disc, which nobody does
+_DATE: Final = bytes((80, 1, 1, 0, 0, 0, 0))  # 1980-01-01, of every record
+_LONG_DATE: Final = b"1980010100000000\0"
+_NO_DATE: Final = b"0" * 16 + b"\0"
+_FOLDER: Final = 2  # among a record's flags
+_SP: Final = b"SP\x07\x01\xbe\xef\x00"  # that records go on with what SUSP says
+_ER: Final = b"ER\x12\x01\x0a\x00\x00\x01RRIP_1991A"  # and which extension that is
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelling:
+    """How one of the disc's two trees spells names, and what its records have behind them."""
+
+    spell: Callable[[str, bool], bytes]  # a name, and whether it is a folder's
+    has_rock_ridge: bool
+
+
+def _in_capitals(name: str, is_folder: bool) -> bytes:
+    """The name by which those know it who read nothing but ISO 9660, of level 1."""
+    stem, _, suffix = re.sub(r"[^A-Z0-9.]", "_", name.upper()).partition(".")
+    return stem[:8].encode() if is_folder else f"{stem[:8]}.{suffix[:3]};1".encode()
+
+
+def _in_full(name: str, is_folder: bool) -> bytes:
+    return (name if is_folder else f"{name};1").encode("utf-16-be")
+
+
+_PLAIN: Final = _Spelling(_in_capitals, has_rock_ridge=True)
+_JOLIET: Final = _Spelling(_in_full, has_rock_ridge=False)
+
+
+def disc(label: str, files: Mapping[str, bytes]) -> bytes:
+    """The image of a volume with these files, by path; of folders there is at most one level.
+
+    Names are short and of ASCII, and no two of a folder are alike in their first eight characters and their suffix;
+    a folder's records fit into one sector.
+    """
+    folders = sorted({path.rpartition("/")[0] for path in files} | {""})
+    tables = _DESCRIPTORS + 3
+    place = tables + 4
+    places: dict[tuple[_Spelling, str], int] = {}
+    for names in (_PLAIN, _JOLIET):
+        for folder in folders:
+            places[names, folder] = place
+            place += 1
+    extents: dict[str, tuple[int, int]] = {}
+    content = b""
+    for path, data in sorted(files.items()):
+        extents[path] = (place + len(content) // _SECTOR, len(data))
+        content += _whole(data)
+    size = place + len(content) // _SECTOR
+    paths = {names: _path_table(names, places, folders) for names in (_PLAIN, _JOLIET)}
+    written = [
+        bytes(_DESCRIPTORS * _SECTOR),
+        _descriptor(1, label.encode(), b"", size, tables, paths[_PLAIN], places[_PLAIN, ""]),
+        _descriptor(2, label.encode("utf-16-be"), b"%/E", size, tables + 2, paths[_JOLIET], places[_JOLIET, ""]),
+        _whole(b"\xffCD001\x01"),
+        *(_whole(table) for names in (_PLAIN, _JOLIET) for table in paths[names]),
+        *(_folder(names, folder, places, extents) for names, folder in places),
+        content,
+    ]
+    return b"".join(written)
+
+
+def _descriptor(
+    kind: int, label: bytes, escape: bytes, size: int, tables: int, paths: tuple[bytes, bytes], root: int
+) -> bytes:
+    """A volume descriptor: the primary, or the supplementary one by which Joliet is known (ECMA-119, 8.4 and 8.5)."""
+    space = b" " if kind == 1 else b"\0 "
+    little, _ = paths
+    return _whole(
+        bytes((kind,))
+        + b"CD001\x01\0"
+        + _filled(b"", space, 32)
+        + _filled(label, space, 32)
+        + bytes(8)
+        + _both(size)
+        + escape.ljust(32, b"\0")
+        + _both_short(1) * 2
+        + _both_short(_SECTOR)
+        + _both(len(little))
+        + struct.pack("<II", tables, 0)
+        + struct.pack(">II", tables + 1, 0)
+        + _record(b"\0", root, _SECTOR, is_folder=True)
+        + _filled(b"", space, 4 * 128 + 3 * 37)  # whose it is, of what, and where that says so
+        + _LONG_DATE * 2
+        + _NO_DATE * 2
+        + b"\x01\0"
+    )
+
+
+def _path_table(
+    names: _Spelling, places: Mapping[tuple[_Spelling, str], int], folders: list[str]
+) -> tuple[bytes, bytes]:
+    """All folders, which are below the root, in both byte orders (ECMA-119, 9.4)."""
+    tables = []
+    for order in "<>":
+        table = b""
+        for folder in folders:
+            name = names.spell(folder, True) if folder else b"\0"
+            table += struct.pack(f"{order}BBIH", len(name), 0, places[names, folder], 1) + _even(name)
+        tables.append(table)
+    return tables[0], tables[1]
+
+
+def _folder(
+    names: _Spelling, folder: str, places: Mapping[tuple[_Spelling, str], int], extents: Mapping[str, tuple[int, int]]
+) -> bytes:
+    """The records of what is in a folder, itself and the root included."""
+    own, root = places[names, folder], places[names, ""]
+    inside = {
+        names.spell(path.rpartition("/")[2], False): (path.rpartition("/")[2], *extent)
+        for path, extent in extents.items()
+        if path.rpartition("/")[0] == folder
+    }
+    below = sorted(each for _, each in places if each) if not folder else []
+    subfolders = {names.spell(each, True): (each, places[names, each]) for each in dict.fromkeys(below)}
+    links = 2 + len(subfolders)
+    marks = (_SP if not folder else b"") + _mode(True, links) + (_ER if not folder else b"")
+    records = [
+        _record(b"\0", own, _SECTOR, is_folder=True, behind=marks if names.has_rock_ridge else b""),
+        _record(b"\1", root, _SECTOR, is_folder=True, behind=_mode(True, 2) if names.has_rock_ridge else b""),
+    ]
+    for spelt in sorted({*inside, *subfolders}):
+        if spelt in inside:
+            name, place, size = inside[spelt]
+        else:
+            (name, place), size = subfolders[spelt], _SECTOR
+        is_folder = spelt in subfolders
+        behind = _mode(is_folder, 2 if is_folder else 1) + _name(name) if names.has_rock_ridge else b""
+        records.append(_record(spelt, place, size, is_folder=is_folder, behind=behind))
+    found = b"".join(records)
+    assert len(found) <= _SECTOR, folder  # noqa: S101 - what user data consists of is few files
+    return _whole(found)
+
+
+def _record(name: bytes, place: int, size: int, *, is_folder: bool, behind: bytes = b"") -> bytes:
+    """A directory record (ECMA-119, 9.1)."""
+    fixed = _both(place) + _both(size) + _DATE + bytes((_FOLDER if is_folder else 0, 0, 0)) + _both_short(1)
+    named = bytes((len(name),)) + name
+    body = fixed + named + (b"\0" if len(name) % 2 == 0 else b"") + _even(behind)
+    return bytes((len(body) + 2, 0)) + body
+
+
+def _mode(is_folder: bool, links: int) -> bytes:
+    """RRIP's PX: everybody may read it, and it is root's."""
+    return b"PX\x24\x01" + b"".join(map(_both, (0o040555 if is_folder else 0o100444, links, 0, 0)))
+
+
+def _name(name: str) -> bytes:
+    """RRIP's NM."""
+    return b"NM" + bytes((5 + len(name), 1, 0)) + name.encode()
+
+
+def _filled(text: bytes, space: bytes, size: int) -> bytes:
+    return (text + space * size)[:size]
+
+
+def _both(number: int) -> bytes:
+    return struct.pack("<I", number) + struct.pack(">I", number)
+
+
+def _both_short(number: int) -> bytes:
+    return struct.pack("<H", number) + struct.pack(">H", number)
+
+
+def _even(data: bytes) -> bytes:
+    return data + bytes(len(data) % 2)
+
+
+def _whole(data: bytes) -> bytes:
+    """Filled up to whole sectors."""
+    return data + bytes(-len(data) % _SECTOR)
+
+
+def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """What the plan's boot configures itself by, under ``o/``; also by UUID, and by what is installed once.
+
+    Secrets are for endpoints alone; `schedule` keeps them out of what machines and mirrors find in the tree.
+    """
+    if plan is None:
+        return
+    if plan.boot is not None and plan.boot.user_data is not None:
+        yield from immutable(plan.boot.user_data)
+    if plan.user_data is None:
+        return
+    yield from immutable(plan.user_data)
+    if family(plan.user_data.format) is UserDataFormat.IGNITION:
+        text = told_by("".join(plan.user_data.files.values()), decision, plan)
+        document = File(text.encode(), ContentType.IGNITION)
+        yield from ((paths.IGNITION.of(uuid), document) for uuid in lookup_uuids(plan.uuid))
+    if plan.data_medium is not None:
+        path = paths.MEDIUM.of(plan.uuid, plan.data_medium)
+        yield path, File(_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)
+    if plan.data is not None:
+        for name, text in _waited_for(plan.user_data):
+            file = File(told_by(text, decision, plan).encode(), paths.artifact_type(name))
+            yield from ((paths.DATA.of(mac, plan.data, name), file) for mac in decision.macs)
+        named = [each for each in (decision.token, plan.token) if each is not None]
+        for name, text in plan.user_data.secrets.items():
+            file = File(text.encode(), ContentType.OCTETS)
+            yield from ((paths.SECRET.of(mac, token, name), file) for token in named for mac in decision.macs)
+
+
+def _medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) -> bytes:
+    """The volume on which the system looks for its user data."""
+    found = volume(user_data.format)
+    assert found is not None  # noqa: S101 - rule R6 refuses a format without one
+    label, folder = found
+    files = {name: told_by(text, decision, plan) for name, text in _waited_for(user_data)}
+    if family(user_data.format) is UserDataFormat.TALOS:  # on NoCloud, whose files have names of their own
+        instance = {"instance-id": plan.uuid, "local-hostname": plan.server}
+        files = {"user-data": "".join(files.values()), "meta-data": meta_data(instance)}
+    return disc(label, {f"{folder}{name}": text.encode() for name, text in files.items()})
+
+
+def _waited_for(user_data: UserDataFiles) -> Iterator[tuple[str, str]]:
+    """Its files, and an empty vendor-data: cloud-init asks for that ten times, a second apart, where there is none."""
+    yield from user_data.files.items()
+    if "meta-data" in user_data.files and "vendor-data" not in user_data.files:
+        yield "vendor-data", ""
+
+
+def told_by(text: str, decision: Decision, plan: BootPlan) -> str:
+    """User data whose installer reports by the name of the attempt that it is of, if it is not the first."""
+    if plan.token is None or decision.token is None:
+        return text
+    return text.replace(decision.token, plan.token)
+
+
+def immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
+    """User data's own files, below their digest."""
+    for name, text in user_data.files.items():
+        yield f"boot/{user_data.folder}/{name}", File(text.encode(), paths.artifact_type(name))

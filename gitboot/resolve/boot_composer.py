@@ -1,0 +1,395 @@
+"""Boot composer: one boot of image, profile, policy and server (rules R6 and R7)."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final
+
+from msgspec.json import decode
+
+from gitboot.fleet.documents import sealed
+from gitboot.fleet.resources import Id, Resource
+from gitboot.jsonio import Digest, canonical
+from gitboot.model.boot_image import Artifact, Artifacts
+from gitboot.model.boot_policy import NetworkBoot, Taint, UserData
+from gitboot.model.fields import written
+from gitboot.model.scalars import Malformed
+from gitboot.model.server import Server
+from gitboot.problems import Code
+from gitboot.resolve import kernel_arguments, user_data_formats
+from gitboot.resolve.boot_checks import artifacts_of, check_command_line, check_way_in
+from gitboot.resolve.decision_inputs import templates_of
+from gitboot.resolve.kernel_arguments import (
+    ArgumentLists,
+    argument_lists,
+    merged_vars,
+    own_arguments,
+    with_user_data_arguments,
+)
+from gitboot.resolve.policy_selection import BootSource, Unbootable
+from gitboot.resolve.server_decision import Boot, BootFile, BootFiles, UserDataFiles, provisioned_token
+from gitboot.resolve.template_sandbox import TemplateFault
+from gitboot.resolve.templates import TemplateSet
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What boots have in common that differ at most in their servers and in files: everything but their texts."""
+
+    boot: Boot
+    documents: tuple[object, ...]  # that it is made of, which are held
+    seen: dict[str, Any] = field(default_factory=dict)  # what templates see of it; empty until one looks
+
+
+def _boot_without_texts(source: BootSource) -> Boot:
+    """Return a boot without arguments and files that are rendered. Raises `Unbootable` if it cannot work."""
+    profile, image, pool = source.profile, source.image, source.pool
+    return Boot(
+        profile=profile.metadata.name,
+        image=image.metadata.name,
+        version=image.spec.version,
+        method=profile.spec.method,
+        http_boot=profile.spec.http_boot,
+        writes_disk=image.spec.writes_disk,
+        config_from=image.spec.config_from,
+        files=boot_files(artifacts_of(source), source.base_url, mirrors=source.mirrors),
+        kernel_arguments=(),
+        user_data=None,
+        node_labels=pool.node_labels if pool else {},
+        node_taints=pool.node_taints if pool else (),
+        entries={},
+        templates={},
+        boots=image.spec.boots,
+    )
+
+
+class Composer:
+    """Composes boots of what their sources hold, and prepares once what several boots have in common."""
+
+    def __init__(self) -> None:
+        self._templates = TemplateSet({})
+        self._plain = Plain()
+        self._begun: dict[tuple[object, ...], _Begun] = {}  # by all that it depends on; documents by identity
+        self._digests: dict[tuple[tuple[str, bytes], ...], Mapping[str, Digest]] = {}  # of templates, by path
+
+    def compose(self, source: BootSource) -> Boot:
+        """The boot with nothing left to choose; raise `Unbootable` where it cannot work."""
+        return self._rendered(self._begin(source), source)
+
+    def _begin(self, source: BootSource) -> _Begun:
+        documents = source.profile, source.image, source.pool, source.maintenance
+        places = source.architecture, source.firmware, source.base_url, source.mirrors, source.site
+        of = (*map(id, documents), *places)
+        if (known := self._begun.get(of)) is None:
+            known = self._begun[of] = _Begun(_boot_without_texts(source), documents)
+        return known
+
+    def _digests_of(self, source: BootSource) -> Mapping[str, Digest]:
+        """Return the digest of each template of a boot, by path."""
+        files = tuple((path, source.files[path]) for path in sorted(templates_of(source.profile)))
+        if (known := self._digests.get(files)) is None:
+            known = self._digests[files] = {path: Digest(sha256(data).hexdigest()) for path, data in files}
+        return known
+
+    # Templates: arguments first, then user data, which may show them, then entries, which may show all.
+
+    def _rendered(self, begun: _Begun, source: BootSource) -> Boot:
+        boot, profile = begun.boot, source.profile.spec
+        lists = argument_lists(boot, source)
+        context = Context(self._plain, boot, source, begun.seen)
+        user_data = None
+        if (wanted := profile.user_data) is not None:
+            try:
+                shows_arguments = "kernel_arguments" in self._templates.of(source.files).names(wanted.template)
+            except TemplateFault as fault:
+                raise _unbootable(fault, wanted.template, source, "userData", "template") from None
+            shown = self._arguments(lists, context) if shows_arguments else ()
+            user_data = self._user_data(wanted, context.having(kernel_arguments=list(shown)), source)
+        with_url = context.having(urls=context.urls(user_data))
+        merged = self._arguments(lists, with_url)
+        if user_data is not None and not boot.direct:
+            merged = with_user_data_arguments(merged, user_data)
+        check_way_in(boot, source, own_arguments(source), user_data)
+        if not boot.direct:
+            rendering = partial(self._rendered_arguments, context=with_url)
+            check_command_line(merged, source, partial(_places, lists, rendering))
+        entry_context = with_url.having(kernel_arguments=list(merged))
+        entries = {
+            loader: self._file(path, entry_context, source, "templates", loader)
+            for loader in ("grub", "ipxe")
+            if (path := getattr(profile.templates, loader)) is not None
+        }
+        templates = self._digests_of(source)
+        return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries, templates=templates)
+
+    def _arguments(self, lists: ArgumentLists, context: Context) -> tuple[str, ...]:
+        rendered = [self._rendered_arguments(resource, given, context) for resource, given in lists]
+        return kernel_arguments.merged(tuple([tuple([text for _, text in each]) for each in rendered]))
+
+    def _rendered_arguments(self, resource: Id, given: tuple[str, ...], context: Context) -> list[tuple[int, str]]:
+        """One place's arguments with their numbers; an empty one is none."""
+        rendered = []
+        for number, text in enumerate(given):
+            try:
+                text = self._templates.render_text(text, context.mapping) if "{" in text else text
+            except TemplateFault as fault:
+                raise Unbootable(
+                    fault.code, fault.message, fault.code.hint, resource, "spec", "kernelArguments", number
+                ) from None
+            if text:
+                rendered.append((number, text))
+        return rendered
+
+    def argument_places(self, boot: Boot, source: BootSource) -> dict[str, tuple[Id, int]]:
+        """Where each of a composed boot's arguments is written: (resource, number in its list).
+
+        What leads to the user data is written nowhere.
+        """
+        context = Context(self._plain, boot, source, {})
+        with_url = context.having(urls=context.urls(boot.user_data))
+        places = _places(argument_lists(boot, source), partial(self._rendered_arguments, context=with_url))
+        return {argument: places[argument] for argument in boot.kernel_arguments if argument in places}
+
+    def _user_data(self, wanted: UserData, context: Context, source: BootSource) -> UserDataFiles:
+        at = ("spec", "userData", "format")
+        at_most = source.image.spec.user_data
+        if not user_data_formats.understood(wanted.format, at_most):
+            raise Unbootable(
+                Code.USER_DATA_FORMAT,
+                f"user data is {wanted.format}, and BootImage/{source.image.metadata.name} understands {at_most}",
+                "change the format, or the image's userData if it says too little",
+                source.profile_id,
+                *at,
+            )
+        secrets = secret_texts(source)
+        text = self._checked(
+            wanted.template, "template", partial(user_data_formats.check, wanted.format), context, source
+        )
+        beside = {
+            name: self._checked(
+                path, field, partial(user_data_formats.check_beside, wanted.format, name), context, source
+            )
+            for name, (field, path) in wanted.beside.items()
+        }
+        instance = {}
+        if source.server is not None:
+            instance = {"instance-id": source.server.uuid, "local-hostname": source.server.metadata.name}
+        found = user_data_formats.bundled(wanted.format, text, beside, instance=instance, base_url=source.base_url)
+        return replace(found, secrets=secrets) if secrets else found
+
+    def _checked(
+        self, path: str, field: str, check: Callable[[str], None], context: Context, source: BootSource
+    ) -> str:
+        """A rendered file of the user data, if it is what it has to be."""
+        text = self._file(path, context, source, "userData", field)
+        try:
+            check(text)
+        except Malformed as error:
+            at = ("spec", "userData", field)
+            raise Unbootable(
+                error.code, error.message, error.hint, source.profile_id, *at, template=(path, 1)
+            ) from None
+        return text
+
+    def _file(self, path: str, context: Context, source: BootSource, *field: str) -> str:
+        try:
+            return self._templates.of(source.files).render_file(path, context.mapping)
+        except TemplateFault as fault:
+            raise _unbootable(fault, path, source, *field) from None
+
+
+def _unbootable(fault: TemplateFault, path: str, source: BootSource, *field: str) -> Unbootable:
+    """Return what a fault of the template at ``path`` means for the boot: it is looked for in that file."""
+    place = "spec", *field
+    return Unbootable(
+        fault.code, fault.message, fault.code.hint, source.profile_id, *place, template=(path, fault.line or 1)
+    )
+
+
+def _places(
+    lists: ArgumentLists, rendering: Callable[[Id, tuple[str, ...]], list[tuple[int, str]]]
+) -> dict[str, tuple[Id, int]]:
+    return {text: (resource, number) for resource, given in lists for number, text in rendering(resource, given)}
+
+
+class Plain:
+    """Resources in the YAML's own spelling, metadata and spec merged; each is made once.
+
+    Of servers, which are many and are asked for one after the other, only the last is held.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Resource, dict[str, Any]]] = {}  # by the identity of the resource, which is held
+        self._last: tuple[Server | None, dict[str, Any]] = None, {}
+
+    def of(self, resource: Resource) -> dict[str, Any]:
+        if isinstance(resource, Server):
+            if self._last[0] is not resource:
+                self._last = resource, _plain(resource)
+            return self._last[1]
+        if (found := self._made.get(id(resource))) is None:
+            found = self._made[id(resource)] = resource, _plain(resource)
+        return found[1]
+
+
+def _plain(resource: Resource) -> dict[str, Any]:
+    dumped = written(resource)
+    plain: dict[str, Any] = _in_order({**dumped["metadata"], **dumped["spec"]})
+    for interface in plain.get("interfaces", ()):
+        interface["mac"] = interface["mac"].replace("-", ":")
+    return plain
+
+
+def _in_order(value: Any) -> Any:
+    """A value whose mappings are in the order of their keys: how YAML was written changes no byte."""
+    return decode(canonical(value))
+
+
+class Context:
+    """What templates see, made only when one of them looks."""
+
+    def __init__(self, plain: Plain, boot: Boot, source: BootSource, shared: dict[str, Any]) -> None:
+        self._plain, self._boot, self._source = plain, boot, source
+        self._shared = shared  # what boots of other servers see too; empty until one looks
+        self._more: dict[str, Any] = {}
+        self._common: dict[str, Any] = {}  # what all that are made of this one see; empty until one looks
+        self._mapping: dict[str, Any] | None = None
+
+    def having(self, **more: Any) -> Context:
+        other = Context(self._plain, self._boot, self._source, self._shared)
+        other._more, other._common = {**self._more, **more}, self._common
+        return other
+
+    @property
+    def mapping(self) -> Mapping[str, Any]:
+        if self._mapping is None:
+            if not self._common:
+                self._common.update(self._made())
+            self._mapping = {**self._common, **self._more}
+        return self._mapping
+
+    def _made(self) -> dict[str, Any]:
+        source = self._source
+        if not self._shared:
+            self._shared.update(self._seen_by_all())
+        made = {**self._shared, "vars": merged_vars(source), "urls": self.urls(None)}
+        if source.server is not None:
+            made["server"] = self._plain.of(source.server)
+        return made
+
+    def _seen_by_all(self) -> dict[str, Any]:
+        """Return what does not depend on the server."""
+        source, plain = self._source, self._plain.of
+        seen: dict[str, Any] = {
+            "image": {**plain(source.image), "artifacts": self._boot.files.facts()},
+            "profile": plain(source.profile),
+            "phase": str(source.phase),
+            "node_labels": _in_order(self._boot.node_labels),
+            "node_taints": [_taint(taint) for taint in self._boot.node_taints],
+            "site": {"name": source.site, "baseURL": source.base_url},
+        }
+        if source.pool is not None:
+            seen["policy"] = {"name": source.pool.name, "profile": source.pool.profile}
+        if source.maintenance is not None:
+            seen["maintenance"] = plain(source.maintenance)
+        return seen
+
+    def urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
+        """Where the machine finds what; ``user_data`` only once that is rendered."""
+        own = self._common.get("urls") or _urls(self._source)
+        return {**own, "user_data": user_data.url} if user_data is not None else own
+
+
+def _urls(source: BootSource) -> dict[str, Any]:
+    urls: dict[str, Any] = {"base": source.base_url, "secrets": secret_urls(source)}
+    if source.server is not None:
+        mac = source.server.boot_macs[0]
+        urls["entry"] = f"{source.base_url}/v1/boot/{mac}/boot.ipxe"
+        spec = source.server.spec
+        token = provisioned_token(source.server.uuid, spec.provision, source.image.metadata.name)
+        for report in ("failed", "provisioned"):
+            urls[report] = f"{source.base_url}/v1/boot/{mac}/{report}/{token}"
+    return urls
+
+
+def _taint(taint: Taint) -> dict[str, str]:
+    return {"key": taint.key, "value": taint.value, "effect": str(taint.effect)}
+
+
+_WITH_AN_END: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE, NetworkBoot.NEVER)
+
+
+def secret_files(source: BootSource) -> dict[str, str]:
+    """The files of its secrets by name: the profile's, and over them the server's own."""
+    user_data = source.profile.spec.user_data
+    if user_data is None or source.server is None or source.pool is None:
+        return {}
+    if source.pool.network_boot not in _WITH_AN_END:
+        return {}
+    return dict(sorted({**user_data.secrets, **source.server.spec.secrets}.items()))
+
+
+def secret_texts(source: BootSource) -> dict[str, str]:
+    """The encrypted secrets by name, as they are published; raise `Unbootable` where they would be given for ever."""
+    found = secret_files(source)
+    user_data = source.profile.spec.user_data
+    if user_data is not None and user_data.secrets and not found:
+        raise Unbootable(
+            Code.SECRET_KEPT_OPEN,
+            f"the user data names secrets, and {_boot(source)}",
+            Code.SECRET_KEPT_OPEN.hint,
+            source.profile_id,
+            *("spec", "userData", "secrets"),
+        )
+    return {name: b64encode(sealed(source.files[path])).decode() for name, path in found.items()}
+
+
+def _boot(source: BootSource) -> str:
+    if source.maintenance is not None:
+        return f"Maintenance/{source.maintenance.metadata.name} boots it, which is no installation"
+    if source.pool is not None:
+        return f"BootPolicy/{source.pool.name} boots it with networkBoot {source.pool.network_boot}"
+    return "unknown machines boot it"
+
+
+def secret_urls(source: BootSource) -> dict[str, str]:
+    """Where the machine fetches each: from who gives what is made once, whatever mirror has the rest."""
+    names = secret_files(source)
+    if not names or source.server is None:
+        return {}
+    mac, spec = source.server.boot_macs[0], source.server.spec
+    token = provisioned_token(source.server.uuid, spec.provision, source.image.metadata.name)
+    return {name: f"{source.endpoint}/s/{token}/{mac}/{name}" for name in names}
+
+
+# What mirrored files are called below their digest; the name says as what one is served.
+MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "loader.efi")
+_KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
+
+
+def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool) -> BootFiles:
+    def file(artifact: Artifact | None, name: str) -> BootFile | None:
+        if artifact is None:
+            return None
+        url, source = fetched_from(artifact.url, base_url), None
+        if mirrors and not artifact.url.startswith("assets:"):
+            url, source = f"{base_url}/o/{artifact.sha256}/{name}", artifact.url
+        return BootFile(url=url, sha256=artifact.sha256, size=artifact.size, source=source)
+
+    return BootFiles(
+        kernel=file(artifacts.kernel, _KERNEL),
+        initrds=tuple(found for initrd in artifacts.initrds if (found := file(initrd, _INITRD)) is not None),
+        rootfs=file(artifacts.rootfs, _ROOTFS),
+        uki=file(artifacts.uki, _UKI),
+        iso=file(artifacts.iso, _ISO),
+        loader=file(artifacts.loader, _LOADER),
+    )
+
+
+def fetched_from(url: str, base_url: str) -> str:
+    """Where an artifact lies that a document names below a base URL."""
+    return f"{base_url}/assets/{url.removeprefix('assets:')}" if url.startswith("assets:") else url

@@ -1,0 +1,576 @@
+"""Explanation: why a server boots what it boots, with source locations (rule R9)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+from gitboot.fleet.layered_dict import differing
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.revision import BlobId
+from gitboot.fleet.yaml import Place, document_text, lines_above, locate, value_lines
+from gitboot.jsonio import canonical, format_instant
+from gitboot.model.boot_policy import Maintenance, Method
+from gitboot.model.fleet import Fleet
+from gitboot.model.scalars import Path
+from gitboot.model.selectors import selects
+from gitboot.model.server import Lifecycle, Server
+from gitboot.resolve.boot_composer import Composer
+from gitboot.resolve.decision_inputs import FleetView
+from gitboot.resolve.fleet_decisions import boot_source, site_of
+from gitboot.resolve.install_attempts import step_of, what_was_seen, what_was_seen_of_run
+from gitboot.resolve.kernel_arguments import merged_vars
+from gitboot.resolve.policy_selection import (
+    BootSource,
+    Lost,
+    Named,
+    OptOut,
+    Pool,
+    Won,
+    choose_image,
+    choose_policy,
+    joins_at,
+    maintenance_image,
+)
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import Boot, Decision, Written
+from gitboot.resolve.server_plan import BootPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """One field of what a server boots, and where it is written."""
+
+    field: str  # image, kernelArguments[0], vars.console …
+    value: str
+    rule: str
+    why: str
+    resource: str | None = None  # BootPolicy/web; None: it is written nowhere, a rule adds it
+    path: str | None = None
+    line: int | None = None
+    column: int | None = None
+    under: str | None = None  # the maintenance under which it holds, where all are explained
+    steps: tuple[Step, ...] = ()  # to the value in the resource's document
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """All reasons for one server at one instant, in the order in which the rules decide; and who lost."""
+
+    server: str
+    reasons: tuple[Reason, ...]
+    lost: tuple[Lost, ...]
+
+
+def explain(
+    repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
+) -> Explanation:
+    """Why ``plan`` is what ``decision`` comes to, knowing ``record``; both are of this repository."""
+    return _Explaining(Places(repository), decision, plan, record).explained()
+
+
+def explained_by_commit(places: Places, decision: Decision) -> Iterator[Reason]:
+    """What the commit alone says, whatever the instant: under the server's policy, and under each maintenance."""
+    explaining = _Explaining(places, decision, None)
+    yield from explaining.whose()
+    if decision.lifecycle is not Lifecycle.ACTIVE:
+        return
+    if (chosen := explaining.chosen_policy()) is not None:
+        yield from explaining.under_policy(chosen)
+    for each in decision.maintenances:
+        for reason in explaining.under_maintenance(places.repository.maintenances[each.name]):
+            yield replace(reason, under=each.name)
+
+
+class _Explaining:
+    def __init__(self, places: Places, decision: Decision, plan: BootPlan | None, record: Record | None = None) -> None:
+        self._repository, self._decision, self._plan, self._record = places.repository, decision, plan, record
+        self._places, self._pools = places, places.view.pools
+        self._server = self._repository.servers[decision.server]
+        self._inputs = places.view.inputs(self._server)
+        self._site = site_of(self._repository, self._server)
+        self._id = Id("Server", decision.server)
+        self._lost: list[Lost] = []
+
+    def explained(self) -> Explanation:
+        reasons = tuple(self._reasons())
+        return Explanation(server=self._decision.server, reasons=reasons, lost=tuple(self._lost))
+
+    def _reason(
+        self, field: str, value: object, rule: str, why: str, resource: Id | None = None, *path: Step
+    ) -> Reason:
+        if resource is None:
+            return Reason(field=field, value=str(value), rule=rule, why=why)
+        file, place = self._places.of(resource, *path)
+        return Reason(
+            field=field,
+            value=str(value),
+            rule=rule,
+            why=why,
+            resource=str(resource),
+            path=file,
+            line=place.line,
+            column=place.column,
+            steps=path,
+        )
+
+    def _reasons(self) -> Iterator[Reason]:
+        plan = self._plan
+        yield from self.whose()
+        if self._server.spec.lifecycle is not Lifecycle.ACTIVE:
+            return
+        chosen = self.chosen_policy()
+        if plan is None:
+            yield self._reason("phase", "no plan", "R3", "no policy selects it, and no maintenance is active")
+            return
+        yield self._reason("phase", plan.phase, "R5", plan.cause)
+        if (seen := what_was_seen(self._decision, self._record)) is not None:
+            yield self._reason("step", step_of(self._decision, self._record), "R5", seen)
+        self._maintenances_that_lost(plan)
+        if (made := what_was_seen_of_run(self._decision, plan.maintenance, self._record)) is not None:
+            yield self._reason("run", made[0], "R5", made[1])
+        if plan.maintenance is not None:
+            yield from self.under_maintenance(self._repository.maintenances[plan.maintenance])
+        else:
+            assert chosen is not None  # noqa: S101 - what else would the plan be of
+            yield from self.under_policy(chosen)
+
+    def whose(self) -> Iterator[Reason]:
+        """What is said of it whatever it boots."""
+        lifecycle = self._server.spec.lifecycle
+        if lifecycle is not Lifecycle.ACTIVE:
+            yield self._reason("lifecycle", lifecycle, "R1", "such a server has no plan", self._id, "spec", "lifecycle")
+            return
+        site = self._site
+        fleet = Id("Fleet", self._repository.fleet.metadata.name)
+        if site is not None:
+            number = self._repository.fleet.spec.sites.index(site)
+            yield self._reason(
+                "site",
+                site.name,
+                "-",
+                "the first site that selects the server",
+                fleet,
+                "spec",
+                "sites",
+                number,
+            )
+        else:
+            yield self._reason("baseURL", self._decision.base_url, "-", "no site selects it", fleet, "spec", "baseURL")
+
+    # R2
+
+    def _maintenances_that_lost(self, plan: BootPlan) -> None:
+        winner = next((each for each in self._decision.maintenances if each.name == plan.maintenance), None)
+        for each in self._decision.maintenances:
+            if each is winner:
+                continue
+            if winner is not None and each.priority < winner.priority:
+                why = f"not active now, or its priority {each.priority} is below {winner.priority}"
+            else:
+                why = "not active now"
+            self._lost.append(Lost(f"Maintenance/{each.name}", "R2", why))
+        if winner is not None and self._decision.policy is not None:
+            policy = f"BootPolicy/{self._decision.policy.policy}"
+            self._lost.append(Lost(policy, "R2", "an active maintenance beats every policy"))
+
+    def under_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
+        key = Id("Maintenance", maintenance.metadata.name)
+        yield self._reason("maintenance", key.name, "R2", "it is active and selects the server", key, "spec", "select")
+        spec = maintenance.spec
+        for edge, value in (("window.start", spec.window.start), ("window.end", spec.window.end)):
+            if value is not None:
+                yield self._reason(edge, value.isoformat(), "R2", "half-open", key, "spec", *edge.split("."))
+        yield self._reason("networkBoot", spec.network_boot, "R5", "the maintenance's", key, "spec", "networkBoot")
+        profile = self._repository.profiles[spec.profile]
+        yield self._reason("profile", spec.profile, "R2", "the maintenance's", key, "spec", "profile")
+        if profile.spec.method is Method.DISK:
+            return
+        image = maintenance_image(profile, self._repository.streams)
+        if profile.spec.stream is not None:
+            said_by, path = Id("ImageStream", profile.spec.stream), ("spec", "current")
+            why = "under a maintenance a stream's current image"
+        else:
+            said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
+        yield self._reason("image", image, "R2", why, said_by, *path)
+        shared = self._inputs.shared
+        boots = next(each.boot for each in shared.maintenances if each.maintenance is maintenance)
+        yield from self._boot(boot_source(self._inputs, boots, maintenance=maintenance))
+
+    # R3 and R4
+
+    def chosen_policy(self) -> Won[Pool] | None:
+        named = self._server.spec.policy
+        found = self._candidates()
+        chosen = choose_policy(found, self._pools[named] if named is not None else None)
+        if not isinstance(chosen, Won):
+            return None
+        self._lost += chosen.lost
+        return chosen
+
+    def _candidates(self) -> list[Pool]:
+        """The policies that select the server, by name."""
+        name, labels, policies = self._server.metadata.name, self._server.metadata.labels, self._repository.policies
+        return [pool for pool in self._pools.values() if selects(policies[pool.name].spec.select, name, labels)]
+
+    def under_policy(self, chosen: Won[Pool]) -> Iterator[Reason]:
+        pool, server = chosen.winner, self._server
+        key = Id("BootPolicy", pool.name)
+        if server.spec.policy is not None:
+            yield self._reason("policy", pool.name, "R3", chosen.why, self._id, "spec", "policy")
+        else:
+            yield self._reason("policy", pool.name, "R3", chosen.why, key, "spec", "select")
+        for spelling, name in (("networkBoot", "network_boot"), ("profile", "profile")):
+            owner = self._owner(pool, name)
+            value = getattr(pool, name)
+            yield self._reason(spelling, value, "R3", _whose(pool, owner), Id("BootPolicy", owner), "spec", spelling)
+        yield self._reason("provision", server.spec.provision, "R5", "the number wanted", self._id, "spec", "provision")
+        profile = self._repository.profiles[pool.profile]
+        if profile.spec.method is Method.DISK:
+            method = Id("BootProfile", pool.profile)
+            yield self._reason("method", Method.DISK, "R5", "the profile's", method, "spec", "method")
+            return
+        image: Won[Named] = choose_image(server, profile, self._repository.streams)
+        self._lost += image.lost
+        named = image.winner
+        yield self._reason("image", named.image, "R4", image.why, named.said_by, *named.path)
+        assert self._inputs.shared.boot is not None  # noqa: S101 - a policy won
+        yield from self._boot(boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
+
+    def _owner(self, pool: Pool, field: str) -> str:
+        """The last policy of the chain that sets a field."""
+        specs = ((name, self._repository.policies[name].spec) for name in reversed(pool.chain))
+        return next(name for name, spec in specs if getattr(spec, field) is not None)
+
+    # R6 and R7
+
+    def _boot(self, source: BootSource) -> Iterator[Reason]:
+        profile = source.profile_id
+        yield self._reason("method", source.profile.spec.method, "R6", "the profile's", profile, "spec", "method")
+        if source.profile.spec.http_boot is not None:
+            http_boot = source.profile.spec.http_boot
+            yield self._reason("httpBoot", http_boot, "R6", "the profile's", profile, "spec", "httpBoot")
+        boot = (self._plan.boot if self._plan is not None else None) or self._boot_of(source)
+        assert boot is not None  # noqa: S101 - the profile's method is not Disk
+        places = Composer().argument_places(boot, source)
+        for number, argument in enumerate(boot.kernel_arguments):
+            field = f"kernelArguments[{number}]"
+            if argument not in places:
+                yield self._reason(field, argument, "R7", "gitboot leads the first boot to its user data by it")
+                continue
+            resource, index = places[argument]
+            yield self._reason(
+                field, argument, "R7", "the last that says so", resource, "spec", "kernelArguments", index
+            )
+        if boot.user_data is not None:
+            template = source.profile.spec.user_data
+            value = template.template if template else ""
+            yield self._reason("userData", value, "R6", boot.user_data.format, profile, "spec", "userData", "template")
+        yield from self._vars(source)
+
+    def _boot_of(self, source: BootSource) -> Boot | None:
+        """The boot that is decided, while the plan boots the disk."""
+        if source.maintenance is not None:
+            name = source.maintenance.metadata.name
+            return next(each.boot for each in self._decision.maintenances if each.name == name)
+        return self._decision.policy.boot if self._decision.policy else None
+
+    def _vars(self, source: BootSource) -> Iterator[Reason]:
+        """Each variable, and the last that sets it: policies from the root down, profile, server."""
+        places: dict[str, Id] = {}
+        chain = source.pool.chain if source.pool else ()
+        holders: list[tuple[Id, Any]] = [
+            *((Id("BootPolicy", name), self._repository.policies[name].spec.vars) for name in chain),
+            (source.profile_id, source.profile.spec.vars),
+            (self._id, self._server.spec.vars),
+        ]
+        for resource, given in holders:
+            places |= dict.fromkeys(given, resource)
+        for name, value in sorted(merged_vars(source).items()):
+            yield self._reason(f"vars.{name}", value, "R7", "the last that sets it", places[name], "spec", "vars", name)
+
+
+def _whose(pool: Pool, owner: str) -> str:
+    return "the policy's" if owner == pool.name else "inherited"
+
+
+Step = str | int
+
+
+class Places:
+    """Where the documents of a repository say what they say; what many servers share is looked up once.
+
+    Without ``lines`` no document is read, and each place is in no file.
+    """
+
+    def __init__(self, repository: FleetRepository, *, lines: bool = True) -> None:
+        self.repository, self._lines = repository, lines
+        self.view = FleetView(repository)
+        self._known: dict[tuple[Id, tuple[Step, ...]], tuple[str, Place]] = {}
+
+    def of(self, resource: Id, *path: Step) -> tuple[str, Place]:
+        """The file of a resource, and the place in it of what ``path`` leads to."""
+        if not self._lines:
+            return "", Place(0, 0)
+        if resource.kind == "Server":
+            return self.repository.place(resource, *path)
+        if (found := self._known.get((resource, path))) is None:
+            self._known[resource, path] = found = self.repository.place(resource, *path)
+        return found
+
+
+class ServerLocation(NamedTuple):
+    """The place of a server's document."""
+
+    file: str
+    lines_above: int  # in the file
+
+
+class DocumentLocation(NamedTuple):
+    """The place of a document that servers may share, and of each value in it."""
+
+    file: str
+    lines: dict[str, int]  # by the JSON pointer (RFC 6901) of the value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceLocations:
+    """The places of the documents of a commit."""
+
+    servers: Mapping[str, ServerLocation] = field(default_factory=dict)  # by the name of the server
+    shared: Mapping[str, DocumentLocation] = field(default_factory=dict)  # by kind and name: BootPolicy/web
+
+
+def pointer(path: Path) -> str:
+    """Return the JSON pointer of a value."""
+    return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in path)
+
+
+class SourceTexts:
+    """The texts of a commit's documents. Keeps the file that was read last."""
+
+    def __init__(self, repository: FleetRepository) -> None:
+        self._repository = repository
+        self._blob: BlobId | None = None
+        self._data = b""
+
+    def text(self, resource: Id) -> bytes:
+        """Return a document as it is written."""
+        return document_text(*self._file(resource))
+
+    def line_within(self, resource: Id, path: Path) -> int:
+        """Return the line of a value in its document, 1-based."""
+        data, index = self._file(resource)
+        return locate(data, index, path).line - lines_above(data, index)
+
+    def of_server(self, name: str) -> ServerLocation:
+        """Return the place of a server's document."""
+        resource = Id("Server", name)
+        return ServerLocation(self._repository.origins[resource].path, lines_above(*self._file(resource)))
+
+    def of_shared(self, resource: Id) -> DocumentLocation:
+        """Return the place of a document that is not a server's, and of each value in it."""
+        lines = value_lines(*self._file(resource))
+        file = self._repository.origins[resource].path
+        return DocumentLocation(file, {pointer(path): line for path, line in lines.items()})
+
+    def _file(self, resource: Id) -> tuple[bytes, int]:
+        origin = self._repository.origins[resource]
+        if origin.blob != self._blob:
+            self._data, self._blob = self._repository.read(origin.blob), origin.blob
+        return self._data, origin.document
+
+
+def source_locations(repository: FleetRepository) -> SourceLocations:
+    """Return the places of all documents."""
+    texts = SourceTexts(repository)
+    shared = sorted(each for each in repository.origins if each.kind != "Server")
+    return SourceLocations(
+        servers={name: texts.of_server(name) for name in repository.servers},
+        shared={str(each): texts.of_shared(each) for each in shared},
+    )
+
+
+def moved_documents(before: FleetRepository, now: FleetRepository) -> list[Id]:
+    """Return the documents of either commit whose file, or whose place among the file's documents, differs. Sorted."""
+    old, new = before.origins, now.origins
+    return sorted(each for each in differing(old, new) if old.get(each) != new.get(each))
+
+
+class Explanations:
+    """The explanations of the servers of one commit."""
+
+    def __init__(self, repository: FleetRepository, decisions: Mapping[str, Decision]) -> None:
+        self._repository, self._decisions = repository, decisions
+        self._texts = SourceTexts(repository)
+        self._shared: dict[tuple[object, ...], frozenset[Id]] = {}
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self._repository, lines=False)
+
+    def of(self, name: str) -> Written:
+        """Return the explanation of a server."""
+        return written(self._places, self._texts, self._decisions[name])
+
+    def differing(self, before: Explanations, decided: Collection[str]) -> Collection[str]:
+        """Return the servers that another commit may explain otherwise, and those that only this commit has.
+
+        ``decided`` are the servers whose decisions may differ. The decisions of the others are the same.
+        """
+        servers, old = self._repository.servers, before._repository
+        if _of_fleet(self._repository.fleet) != _of_fleet(old.fleet):
+            return servers.keys()
+        found = {name for name in decided if name in servers and not self._decides_as(before, name)}
+        for document in moved_documents(old, self._repository):
+            if document.kind == "Server" and document.name in servers and not self._is_written_as(before, document):
+                found.add(document.name)
+        if changed := _changed(old, self._repository):
+            found.update(name for name in servers if not changed.isdisjoint(self._documents(self._decisions[name])))
+        return found
+
+    def _decides_as(self, before: Explanations, name: str) -> bool:
+        old, new = before._decisions.get(name), self._decisions[name]
+        return old is not None and (old is new or old.digest == new.digest)
+
+    def _is_written_as(self, before: Explanations, document: Id) -> bool:
+        return document in before._repository.origins and before._texts.text(document) == self._texts.text(document)
+
+    def _documents(self, decision: Decision) -> frozenset[Id]:
+        """Return the documents besides the server's own by which a decision is explained."""
+        policy = decision.policy
+        boots = [(Id("Maintenance", each.name), each.boot) for each in decision.maintenances]
+        if policy is not None:
+            boots.append((Id("BootPolicy", policy.policy), policy.boot))
+        key = tuple((chosen, boot.image if boot is not None else None) for chosen, boot in boots)
+        if (found := self._shared.get(key)) is None:
+            found = self._shared[key] = frozenset(chain.from_iterable(self._used(*each) for each in key))
+        return found
+
+    def _used(self, chosen: Id, image: str | None) -> Iterator[Id]:
+        """Yield the documents of the boot of a policy or a maintenance."""
+        repository = self._repository
+        if chosen.kind == "BootPolicy":
+            pool = self._places.view.pools[chosen.name]
+            profile = pool.profile
+            yield from (Id("BootPolicy", name) for name in pool.chain)
+        else:
+            profile = repository.maintenances[chosen.name].spec.profile
+            yield chosen
+        yield Id("BootProfile", profile)
+        if (stream := repository.profiles[profile].spec.stream) is not None:
+            yield Id("ImageStream", stream)
+        if image is not None:
+            yield Id("BootImage", image)
+
+
+def _of_fleet(fleet: Fleet) -> tuple[object, ...]:
+    """Return what explanations have of the Fleet: its name, and the URLs that templates of kernel arguments read."""
+    return fleet.metadata.name, fleet.spec.base_url, fleet.spec.endpoint, fleet.spec.sites
+
+
+def _changed(before: FleetRepository, now: FleetRepository) -> set[Id]:
+    """Return the documents that servers share and that do not say the same in both commits."""
+    kinds: tuple[tuple[str, Mapping[str, object], Mapping[str, object]], ...] = (
+        ("BootImage", before.images, now.images),
+        ("BootPolicy", before.policies, now.policies),
+        ("BootProfile", before.profiles, now.profiles),
+        ("ImageStream", before.streams, now.streams),
+        ("Maintenance", before.maintenances, now.maintenances),
+    )
+    return {
+        Id(kind, name)
+        for kind, old, new in kinds
+        if old is not new
+        for name in old.keys() | new.keys()
+        if old.get(name) is not new.get(name) and old.get(name) != new.get(name)
+    }
+
+
+def written(places: Places, texts: SourceTexts, decision: Decision) -> Written:
+    """Return the explanation of what a commit decides for a server. ``places`` need not have lines."""
+    stream = joins = kept = None
+    repository, server = places.repository, places.repository.servers[decision.server]
+    if (policy := decision.policy) is not None and policy.boot is not None:
+        profile = repository.profiles[policy.boot.profile]
+        stream = profile.spec.stream
+        named = choose_image(server, profile, repository.streams).winner
+        if named.path == ("spec", "current") and stream is not None:
+            joins = _joins(repository, stream, server)
+        elif named.path[1] in ("pin", "holds"):
+            kept = ".".join((str(named.said_by), *map(str, named.path[:-1])))
+    lines = [_line(texts, decision.server, each) for each in explained_by_commit(places, decision)]
+    return Written(
+        stream=stream,
+        joins=joins,
+        kept=kept,
+        packed=zlib.compress(canonical(lines), 6),
+    )
+
+
+def fleet_facts(places: Places, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
+    """What a commit says of streams, images and windows, and where."""
+    repository = places.repository
+    return {
+        "images": {name: image.spec.version for name, image in repository.images.items()},
+        "streams": [
+            {
+                "name": name,
+                "current": stream.spec.current,
+                "rollout": stream.spec.rollout.image if stream.spec.rollout else None,
+                "percent": stream.spec.rollout.percent if stream.spec.rollout else None,
+                **_place(places, Id("ImageStream", name), "spec", "rollout" if stream.spec.rollout else "current"),
+            }
+            for name, stream in repository.streams.items()
+        ],
+        "maintenances": [
+            {
+                "name": name,
+                "start": format_instant(window.start) if (window := each.spec.window).start else None,
+                "end": format_instant(window.end) if window.end else None,
+                "priority": each.spec.priority,
+                "profile": each.spec.profile,
+                **_place(places, Id("Maintenance", name), "spec", "window"),
+            }
+            for name, each in repository.maintenances.items()
+        ],
+        "optOuts": [
+            {
+                "id": keeps(each),
+                "what": each.what,
+                "image": each.image,
+                "reason": each.reason,
+                "until": format_instant(each.until) if each.until else None,
+            }
+            for each in opt_outs
+        ],
+    }
+
+
+def _place(places: Places, resource: Id, *path: Step) -> dict[str, Any]:
+    file, place = places.of(resource, *path)
+    return {"path": file, "line": place.line}
+
+
+def keeps(opt_out: OptOut) -> str:
+    """What `Written.kept` is of whoever is kept where it is by this."""
+    return ".".join((str(opt_out.resource), *map(str, opt_out.path)))
+
+
+def _joins(repository: FleetRepository, stream: str, server: Server) -> int | None:
+    rollout, metadata = repository.streams[stream].spec.rollout, server.metadata
+    if rollout is None or not selects(rollout.selector, metadata.name, metadata.labels):
+        return None
+    return joins_at(stream, server.uuid)
+
+
+def _line(texts: SourceTexts, server: str, reason: Reason) -> list[Any]:
+    own, at = Id("Server", server), None
+    if reason.resource is not None:
+        is_own = reason.resource == str(own)
+        at = texts.line_within(own, reason.steps) if is_own else pointer(reason.steps)
+    return [reason.field, reason.value, reason.rule, reason.why, reason.under, reason.resource, at]

@@ -1,0 +1,394 @@
+"""Install attempts: the next boot of an installation, and its progress."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from gitboot.jsonio import Digest, format_instant
+from gitboot.model.boot_policy import NetworkBoot
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.provisioning_record import (
+    FETCH_GRACE,
+    SERVED_GRACE,
+    InstallAttempt,
+    InstallStep,
+    Record,
+    Run,
+    boot_key,
+)
+from gitboot.resolve.server_decision import Decision, PolicyDecision, token
+from gitboot.resolve.server_plan import EVIDENCE_OF_A_BEGINNING, InstallProgress, InstallState
+
+
+def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
+    """Whether the key that the policy wants has been provisioned; lowering ``provision`` never asks again."""
+    if record.provision is None or record.provision < policy.provision:
+        return False
+    if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE and policy.boot is not None:
+        return record.image == policy.boot.image
+    return True
+
+
+def is_overwritten(record: Record, wanted: int) -> bool:
+    """Whether a maintenance wrote the disks of what had been provisioned, and no higher number is wanted since."""
+    return record.overwritten_by is not None and record.provision is not None and record.provision >= wanted
+
+
+def provision_reason(policy: PolicyDecision, record: Record) -> str:
+    """The provision key that a policy wants.
+
+    Under OnImageChange an image may be wanted again that was provisioned before another: what was set for
+    it then says nothing of now, so the instant of the last provisioning is part of the key.
+    """
+    if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
+        return f"provision/{policy.provision}"
+    return image_reason(policy.provision, policy.boot.image, record)
+
+
+def image_reason(provision: int, image: str, record: Record) -> str:
+    """The provision key of an image that is wanted after what is recorded."""
+    since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
+    return f"provision/{provision}/{image}{since}"
+
+
+_AFTER: Final = "/after/"
+
+
+def is_covered(made: str | None, wanted: str) -> bool:
+    """Whether what was made for one provision key was made for another, too: lowering the number never asks again."""
+    if made is None or not (found := _KEY.fullmatch(made)):
+        return False
+    same = _KEY.fullmatch(wanted)
+    return same is not None and int(found[1]) >= int(same[1]) and found[2] == same[2]
+
+
+_KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
+
+
+def numbers_of(base: str, key: str) -> tuple[int, int]:
+    """Which attempt at a provision key, and which of its boots, the key of a boot is."""
+    found = _BOOT.fullmatch(key.removeprefix(base))
+    return (int(found[1] or 1), int(found[2] or 1)) if found is not None else (1, 1)
+
+
+_BOOT: Final = re.compile(r"(?:/attempt/([0-9]+))?(?:/boot/([0-9]+))?")
+
+
+def last_attempt(record: Record, key: str) -> InstallAttempt | None:
+    """The last attempt at a provision key."""
+    return next((each for each in reversed(record.attempts) if is_covered(each.key, key)), None)
+
+
+def overtaken_attempt(record: Record) -> InstallAttempt | None:
+    """An attempt at something else than what is provisioned, begun since and come to no end: its disks may be written.
+
+    So it is where a commit goes back while another image, or a higher number, is being installed.
+    """
+    last = record.attempts[-1] if record.attempts else None
+    if last is None or record.provision is None or (found := _KEY.fullmatch(last.key)) is None:
+        return None
+    if record.provisioned_at is not None and last.boots[-1].at <= record.provisioned_at:
+        return None
+    image = (found[2] or "").removeprefix("/").partition("/")[0]
+    return last if int(found[1]) > record.provision or image not in ("", record.image) else None
+
+
+def last_given(record: Record) -> int | None:
+    """The highest provision number for which a boot was perhaps given or an override consumed, whatever came of it."""
+    perhaps = (each.key for each in record.unknown_serves if not each.is_withheld)
+    keys = (*(each.key for each in record.attempts), *perhaps, record.consumed_key or "")
+    return max((int(found[1]) for key in keys if (found := _KEY.fullmatch(key)) is not None), default=None)
+
+
+def due_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
+    """The attempt, and its boot, that is to be made next, counted from 1; None: no more by itself.
+
+    An attempt ends by its installer's word that it has failed, and another follows where the Fleet allows one. One
+    that is silent has perhaps written the disks: that is for a person to look at.
+    """
+    last = last_attempt(record, provision_reason(policy, record))
+    if last is None:
+        return 1, 1
+    if last.failed is not None:
+        return (last.number + 1, 1) if last.number < policy.attempts else None
+    boots = policy.boot.boots if policy.boot is not None else 1
+    return (last.number, len(last.boots) + 1) if len(last.boots) < boots else None
+
+
+def wanted_key(policy: PolicyDecision, record: Record) -> str:
+    """The key of the boot that is to be made next, or of the last that was given."""
+    key, due = provision_reason(policy, record), due_boot(policy, record)
+    if due is None and (last := last_attempt(record, key)) is not None:
+        return boot_key(key, last.number, len(last.boots))
+    return boot_key(key, *(due or (1, 1)))
+
+
+def token_of(decision: Decision, record: Record | None) -> Digest | None:
+    """What names the attempt that is offered, or was given last, where its data is asked for and its end reported.
+
+    The first one has the decision's own name. None: nothing is installed once.
+    """
+    common, policy = decision.token, decision.policy
+    if common is None or policy is None or policy.boot is None or record is None:
+        return common
+    key, due = provision_reason(policy, record), None
+    if is_provisioned(policy, record):
+        last = record.attempts[-1] if record.attempts else None
+    else:
+        last, due = last_attempt(record, key), due_boot(policy, record)
+    key = last.key if last is not None else key
+    number = due[0] if due is not None else last.number if last is not None else 1
+    if record.offered == 0 and number == 1 and _AFTER not in key:
+        return common
+    return token(decision.uuid, key, str(number), policy.boot.image, str(record.offered))
+
+
+def begun_run(decision: Decision, name: str | None, record: Record | None) -> Run | None:
+    """The run of a maintenance whose one boot was given, where its system would ask for data, and has not yet."""
+    maintenance = next((each for each in decision.maintenances if each.name == name), None)
+    if maintenance is None or maintenance.boot is None or record is None or not maintenance.boot.shows_its_start:
+        return None
+    made = record.runs.get(maintenance.name)
+    if made is None or made.run < maintenance.run or made.given is None or made.started is not None:
+        return None
+    return made
+
+
+def step_of(decision: Decision, record: Record | None) -> InstallStep:
+    """How far the installation has come that a decision wants; without one, whether there ever was any."""
+    if record is None or is_overwritten(record, decision.provision):
+        return InstallStep.UNKNOWN
+    policy = decision.policy
+    if policy is None or decision.installation is None:
+        return InstallStep.PENDING if record.provision is None else InstallStep.PROVISIONED
+    if is_provisioned(policy, record):
+        overtaken = overtaken_attempt(record)
+        return overtaken.step if overtaken is not None else InstallStep.PROVISIONED
+    last = last_attempt(record, provision_reason(policy, record))
+    if last is None or (last.failed is not None and due_boot(policy, record) is not None):
+        return InstallStep.PENDING
+    return last.step
+
+
+def attempt_of(decision: Decision, record: Record | None) -> InstallAttempt | None:
+    """The attempt that has begun, and that nothing has shown the end of, or that has failed for good.
+
+    It may be at something else than what is wanted by now.
+    """
+    if record is None or decision.policy is None or step_of(decision, record) not in _BEGUN:
+        return None
+    if is_provisioned(decision.policy, record):
+        return overtaken_attempt(record)
+    return last_attempt(record, provision_reason(decision.policy, record))
+
+
+def has_shown_all(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> bool:
+    """Whether nothing more of an attempt can be seen by what is fetched: its boots, and that it has started."""
+    if attempt.failed is not None or len(attempt.boots) < boots:
+        return False
+    return attempt.started is not None or not shows_start
+
+
+def what_was_seen(decision: Decision, record: Record | None) -> str | None:
+    """By what the step is known that the wanted installation has come to, in words; None: nothing was seen of it."""
+    if record is None or decision.policy is None or decision.installation is None:
+        return None
+    if is_provisioned(decision.policy, record):
+        last = record.attempts[-1] if record.attempts else None
+    else:
+        last = last_attempt(record, provision_reason(decision.policy, record))
+    if last is None:
+        return None
+    return f"attempt {last.number}, boot {len(last.boots)}: {last.failed or last.last_seen}"
+
+
+def what_was_seen_of_run(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
+    """Which run of a maintenance was made, and by what that is known, in words; None: nothing was seen of one."""
+    made = record.runs.get(name) if record is not None and name is not None else None
+    if made is None or made.given is None:
+        return None
+    if made.started is not None:
+        return made.run, f"started: {made.started}"
+    return made.run, f"{'attempted' if begun_run(decision, name, record) is not None else 'made'}: {made.given}"
+
+
+_BEGUN: Final = frozenset({InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED})
+
+
+def first_records(
+    decisions: Iterable[Decision], known: Mapping[SystemUuid, Record], *, adopt_all: bool
+) -> list[tuple[SystemUuid, str, Record]]:
+    """Records for servers that a ledger sees for the first time.
+
+    A server is adopted as it stands, its wanted key as provisioned, when its provision number is 0 (nothing is
+    reinstalled by taking over a running fleet), and is pending when it is 1 or more; with ``adopt_all``
+    all are adopted.
+    """
+    return [
+        (decision.uuid, decision.server, adopted(decision) if adopt_all or decision.provision == 0 else Record())
+        for decision in decisions
+        if decision.uuid not in known
+    ]
+
+
+def adopted(decision: Decision, at: datetime | None = None) -> Record:
+    """The record of a server that is as its decision wants it.
+
+    With an instant, the runs of maintenances that had begun by then count as made, so long ago that nothing is given
+    once more; and what was fetched before it says nothing.
+    """
+    policy = decision.policy
+    begun = [each for each in decision.maintenances if at is not None and (each.start is None or each.start <= at)]
+    return Record(
+        provision=decision.provision,
+        image=policy.boot.image if policy and policy.boot else None,
+        pool=policy.policy if policy else None,
+        decision=decision.digest,
+        evidence="Adopted",
+        provisioned_at=at,
+        runs={each.name: Run(each.run, at - FETCH_GRACE, each.end) for each in begun if at is not None},
+    )
+
+
+def ran(record: Record, maintenance: str, made: Run, *, once: bool, overwrites: bool) -> Record:
+    """The record once a maintenance's boot was made; one that writes disks leaves them unknown."""
+    return replace(
+        record,
+        runs={**record.runs, maintenance: made} if once else record.runs,
+        overwritten_by=maintenance if overwrites else record.overwritten_by,
+    )
+
+
+NEW_UP_TO = 1  # the provision number with which a machine comes that was never installed
+
+
+class Known(StrEnum):
+    """What a ledger makes of a server that it has no record of."""
+
+    NEW = "new"  # adopted as it stands at provision 0, else to be installed
+    PENDING = "pending"
+    UNKNOWN = "unknown"  # never installed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Newcomer:
+    """What is known of a server without a record, and why."""
+
+    known: Known
+    why: str
+    runs: Mapping[str, Run] = field(default_factory=dict)  # of maintenances, that were made on the board before it
+
+    def record(self, decision: Decision) -> Record | None:
+        """The record that it begins with; None: it has none, and boots its disk."""
+        match self.known:
+            case Known.NEW:
+                return adopted(decision) if decision.provision == 0 else Record()
+            case Known.PENDING:
+                return Record(runs=self.runs)
+        return None
+
+
+def newcomer(
+    decision: Decision,
+    *,
+    records: Mapping[SystemUuid, Record],
+    seen: Collection[SystemUuid],
+    introduced: int | None,
+    carries: str | None = None,
+) -> Newcomer:
+    """What is known of the server of ``decision``, of which ``records`` say nothing.
+
+    ``seen`` are all machines that the ledger ever saw. ``introduced`` is the provision number with which the server
+    came since the accepted commit, by the first-parent line (`gitboot.review.commit_path.introduced`); None: it stood
+    there already. ``carries`` says which mark of another machine it has: a new board in the same chassis brings one.
+    """
+    if decision.replaces is not None:
+        return _replacing(decision, decision.replaces, records)
+    why = None
+    if carries is not None:
+        why = f"it has {carries}: for a new motherboard, name the UUID of the old one in replaces"
+    elif decision.uuid in seen:
+        why = "the ledger saw this machine before, and nothing is recorded of it"
+    elif introduced is None:
+        why = "it stood in the accepted commit, and nothing is recorded of it"
+    elif introduced > NEW_UP_TO:
+        why = f"it came with provision {introduced}, so it may have been installed elsewhere"
+    if why is not None:
+        return Newcomer(known=Known.UNKNOWN, why=why)
+    return Newcomer(known=Known.NEW, why=f"it came with provision {introduced}")
+
+
+def _replacing(decision: Decision, replaced: SystemUuid, records: Mapping[SystemUuid, Record]) -> Newcomer:
+    before = records.get(replaced)
+    if before is None:
+        return Newcomer(known=Known.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded")
+    given = last_given(before)
+    if before.provision is None and given is None:
+        why = f"it replaces {replaced}, which was not provisioned yet"
+        return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
+    number = max(each for each in (before.provision, given) if each is not None)
+    done = "provisioned" if before.provision == number else "given its boot"
+    why = f"it replaces {replaced}, which was {done} with {number}"
+    if decision.provision > number:
+        return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
+    return Newcomer(known=Known.UNKNOWN, why=f"{why}: provision is not above that")
+
+
+def progress_of(record: Record | None, at: datetime) -> InstallProgress | None:
+    """Return how far the installation of a server has come at an instant. None: no installation is under way.
+
+    An attempt counts from its first fetch on, whatever the newest commit wants by now, until there is evidence of its
+    completion. If that evidence is only a fetch or a consumed override, or if a maintenance has written the disks, the
+    installation counts as served until the machine fetches a boot of its disk, for at most `SERVED_GRACE`.
+    """
+    if record is None:
+        return None
+    if (attempt := _unfinished(record)) is not None:
+        return _of_attempt(InstallState.INSTALLING, attempt, None)
+    served = [each for each in _served(record) if each.until is not None and each.at <= at < each.until]
+    return max(served, key=lambda each: each.at, default=None)
+
+
+def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Digest | None:
+    """Return what names the boot of the disk that ends a served installation. None: no such boot is waited for."""
+    if progress is None or progress.state is not InstallState.SERVED:
+        return None
+    return token(uuid, "disk", format_instant(progress.since), format_instant(progress.at))
+
+
+def _unfinished(record: Record) -> InstallAttempt | None:
+    """Return the last attempt if nothing has shown its completion since its last boot was served."""
+    if record.provision is not None:
+        return overtaken_attempt(record)
+    last = record.attempts[-1] if record.attempts else None
+    since = record.provisioned_at  # when a person recorded that the server is pending: `gitboot records set`
+    return None if last is None or (since is not None and last.boots[-1].at <= since) else last
+
+
+def _served(record: Record) -> Iterator[InstallProgress]:
+    """Yield what was served without a report of its completion, and without a boot of the disk since."""
+    last = record.attempts[-1] if record.attempts else None
+    if record.evidence in EVIDENCE_OF_A_BEGINNING and record.provisioned_at is not None:
+        until = record.provisioned_at + SERVED_GRACE
+        if last is None:
+            yield InstallProgress(
+                InstallState.SERVED, record.provisioned_at, InstallStep.ATTEMPTED, record.provisioned_at, until
+            )
+        elif last.disk_boot is None:
+            yield _of_attempt(InstallState.SERVED, last, until)
+    run = record.runs.get(record.overwritten_by or "")
+    if run is not None and run.given is not None and run.disk_boot is None:
+        seen = run.started or run.given
+        step = InstallStep.ATTEMPTED if run.started is None else InstallStep.STARTED
+        until = run.given.at + SERVED_GRACE
+        yield InstallProgress(InstallState.SERVED, run.given.at, step, seen.at, until, record.overwritten_by)
+
+
+def _of_attempt(state: InstallState, attempt: InstallAttempt, until: datetime | None) -> InstallProgress:
+    at = attempt.failed.at if attempt.failed is not None else attempt.last_seen.at
+    return InstallProgress(state, attempt.boots[0].at, attempt.step, at, until)

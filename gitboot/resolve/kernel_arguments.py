@@ -1,0 +1,100 @@
+"""Kernel arguments and variables, merged (rule R7)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from gitboot.fleet.resources import Id
+from gitboot.resolve import user_data_formats
+from gitboot.resolve.policy_selection import BootSource
+from gitboot.resolve.server_decision import Boot, UserDataFiles
+
+# Names that the kernel, dracut, systemd and installers take several times; all others take the last.
+# Sources: Linux kernel-parameters.txt; dracut.cmdline(7); systemd(1), kernel-command-line(7); Anaconda boot options.
+REPEATED: Final = frozenset(
+    {
+        "bond", "bridge", "console", "earlycon", "hugepages", "hugepagesz", "ifname",
+        "inst.addrepo", "inst.dd", "inst.sshd_key", "ip", "memmap", "modprobe.blacklist", "module_blacklist",
+        "nameserver", "rd.break", "rd.driver.blacklist", "rd.driver.post", "rd.driver.pre", "rd.luks.key",
+        "rd.luks.name", "rd.luks.options", "rd.luks.uuid", "rd.lvm.lv", "rd.lvm.vg", "rd.md.uuid", "rd.route",
+        "rd.znet", "systemd.mask", "systemd.setenv", "systemd.wants", "team", "vlan",
+    }
+)  # fmt: skip
+
+
+@lru_cache(maxsize=4096)  # servers have most of them in common
+def name_of(argument: str) -> str:
+    """What an argument sets; the kernel takes ``-`` and ``_`` in names for the same."""
+    return argument.partition("=")[0].replace("-", "_")
+
+
+_REPEATED_NAMES: Final = frozenset(name_of(name) for name in REPEATED)
+
+
+@lru_cache(maxsize=1024)  # likewise
+def merged(lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    """One list of several, each later than the one before.
+
+    ``name=value`` replaces an earlier one of its name, but for those that add up (`REPEATED`);
+    ``-name`` removes all earlier ones of its name, ``-name=value`` just that one. An argument of
+    dashes alone (``--``, Debian's ``---``) is an ordinary argument.
+    """
+    result: list[str] = []
+    for argument in (argument for each in lists for argument in each):
+        if argument.startswith("-") and argument.strip("-"):
+            removed = argument[1:]
+            result = [
+                kept for kept in result if (kept != removed if "=" in removed else name_of(kept) != name_of(removed))
+            ]
+            continue
+        if name_of(argument) not in _REPEATED_NAMES:
+            result = [kept for kept in result if name_of(kept) != name_of(argument)]
+        elif argument in result:
+            result.remove(argument)
+        result.append(argument)
+    return tuple(result)
+
+
+ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # by the resource that they are written in
+
+
+def argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
+    if boot.direct:  # the image's own arguments are built into its uki or iso
+        return own_arguments(source)
+    image = (Id("BootImage", source.image.metadata.name), source.image.spec.kernel_arguments)
+    return (image, *own_arguments(source))
+
+
+def own_arguments(source: BootSource) -> ArgumentLists:
+    """The arguments that are asked for besides the image's own, in the order of R7.
+
+    Under a maintenance they are the maintenance's: neither the policy's nor the server's apply (R2).
+    """
+    lists: list[tuple[Id, tuple[str, ...]]] = []
+    if source.pool is not None:
+        lists += (
+            (Id("BootPolicy", name), given)
+            for name, given in zip(source.pool.chain, source.pool.kernel_arguments, strict=True)
+        )
+    lists.append((source.profile_id, source.profile.spec.kernel_arguments))
+    if source.server is not None and source.maintenance is None:
+        lists.append((Id("Server", source.server.metadata.name), source.server.spec.kernel_arguments))
+    return tuple(lists)
+
+
+def with_user_data_arguments(merged: tuple[str, ...], user_data: UserDataFiles) -> tuple[str, ...]:
+    """Adds what leads a first boot to its user data, unless the author has set it."""
+    names = {name_of(argument) for argument in merged}
+    added = (argument for argument in user_data_formats.arguments(user_data) if name_of(argument) not in names)
+    return (*merged, *added)
+
+
+def merged_vars(source: BootSource) -> dict[str, str | bool]:
+    """R7 for variables: policy chain from the root down, profile, server; by name."""
+    merged = {
+        **(source.pool.vars if source.pool else {}),
+        **source.profile.spec.vars,
+        **(source.server.spec.vars if source.server else {}),
+    }
+    return dict(sorted(merged.items()))

@@ -1,0 +1,495 @@
+"""Plan at a time: make the plan of a decision and a record, and its transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from gitboot.jsonio import Digest, format_instant
+from gitboot.model.boot_policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
+from gitboot.model.scalars import SystemUuid
+from gitboot.model.server import Lifecycle
+from gitboot.resolve.install_attempts import (
+    due_boot,
+    is_covered,
+    is_overwritten,
+    is_provisioned,
+    last_attempt,
+    overtaken_attempt,
+    provision_reason,
+    token_of,
+    wanted_key,
+)
+from gitboot.resolve.provisioning_record import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, InstallStep, Record, Run
+from gitboot.resolve.server_decision import (
+    Boot,
+    BootFile,
+    Decision,
+    MaintenanceDecision,
+    OverrideTarget,
+    PolicyDecision,
+    UserDataFiles,
+    WithheldBoot,
+    token,
+)
+from gitboot.resolve.server_plan import EVIDENCE_OF_A_BEGINNING, BootOverride, BootPlan, Cause, Halt, Phase
+
+
+def plan(
+    decision: Decision,
+    at: datetime,
+    record: Record | None,
+    *,
+    stop: Halt = Halt.NONE,
+    absent: Collection[BootFile] = (),
+) -> BootPlan | None:
+    """What ``decision`` boots at ``at``, knowing ``record`` (None: nothing is known).
+
+    A boot that is made by any of the files that are ``absent`` is not offered, unless it was given already. None where
+    there is no plan: parked, retired, or neither a policy nor an active maintenance.
+    """
+    state = _state(decision, at, record, stop, absent)
+    if state is None:
+        return None
+    told = token_of(decision, record)
+    return BootPlan(
+        server=decision.server,
+        uuid=decision.uuid,
+        macs=decision.macs,
+        architecture=decision.architecture,
+        firmware=decision.firmware,
+        base_url=decision.base_url,
+        restrict=decision.restrict,
+        phase=state.phase,
+        cause=state.cause,
+        policy=decision.policy.policy if decision.policy else None,
+        maintenance=state.maintenance,
+        key=state.key,
+        boot=_boot_of(decision, state, told),
+        user_data=state.user_data,
+        override=state.override,
+        next_transition=transition(decision, at, record, stop=stop, absent=absent),
+        offered=_offered_by(record) if state.boot is not None and state.key is not None else 0,
+        data=_data_of(decision, state, told),
+        token=told if told != decision.token else None,
+        medium=state.inserted.medium if state.inserted is not None else None,
+        reads_medium=state.inserted is not None and state.inserted.reads_medium,
+        local_disk=decision.local_disk,
+    )
+
+
+def without_left(decision: Decision, left: datetime | None) -> Decision:
+    """What a decision asks for once it was ``left`` already, whatever a clock says that was set back since.
+
+    A window that had ended by then opens no more; None: the clock was never ahead of what it says.
+    """
+    if left is None:
+        return decision
+    still = tuple(each for each in decision.maintenances if each.end is None or left < each.end)
+    return decision if still == decision.maintenances else replace(decision, maintenances=still)
+
+
+def transition(
+    decision: Decision,
+    at: datetime,
+    record: Record | None,
+    *,
+    stop: Halt = Halt.NONE,
+    absent: Collection[BootFile] = (),
+) -> datetime | None:
+    """The next instant after ``at`` at which the plan changes without a commit and without an observation."""
+    later = sorted({instant for instant in _instants(decision, record) if instant > at})
+    if not later:
+        return None
+    now = _state(decision, at, record, stop, absent)
+    return next((each for each in later if _state(decision, each, record, stop, absent) != now), None)
+
+
+def _offered_by(record: Record | None) -> int:
+    """The newest decision since which a boot is another offer than before, to whoever gives each of them once."""
+    return max(record.offered, record.taken_back) if record is not None else 0
+
+
+def _data_of(decision: Decision, state: _State, told: Digest | None) -> Digest | None:
+    """The token by which the system of a boot that is made once, or was, asks for its data."""
+    if state.data is not None:
+        return state.data
+    is_installed = state.maintenance is None and (state.key is not None or state.boot is None)
+    return told if is_installed and state.user_data is not None and decision.token is not None else None
+
+
+def _boot_of(decision: Decision, state: _State, told: Digest | None) -> Boot | None:
+    """The boot of a state; what is made once asks for its data where nobody else does, and reports by its own name."""
+    if state.boot is None or (data := _data_of(decision, state, told)) is None:
+        return state.boot
+    if (folder := decision.data_folder(data)) is None:
+        return state.boot
+    common = decision.token or ""
+    return state.boot.with_data_in(folder, told_by=(common, told if told is not None else common))
+
+
+def fallback(decision: Decision, planned: BootPlan, stop: Halt, absent: Collection[BootFile] = ()) -> BootPlan:
+    """Return what boots instead of ``planned`` if that is withheld, or if a maintenance does not apply.
+
+    The policy's Always boot if that writes no disk, which needs no record, and lacks no file; else the local disk.
+    While all boots from the network are stopped, it is the local disk in each case.
+    """
+    is_stopped = stop is Halt.ALL
+    boot = harmless_boot(decision.policy, absent) if not is_stopped else None
+    return replace(
+        planned,
+        phase=Phase.DISK if boot is None else Phase.NETWORK,
+        cause=Cause.ALL_STOPPED if is_stopped else Cause.INSTEAD,
+        maintenance=planned.maintenance if boot is None else None,
+        key=None,
+        boot=boot,
+        user_data=boot.user_data if boot is not None else None,
+        offered=0,
+        data=None,
+        override=None,
+        medium=boot.medium if boot is not None else None,
+        reads_medium=False,
+    )
+
+
+def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
+    """Whether a maintenance's one boot was made; a window that starts after the one in which it was asks again."""
+    return is_made(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
+
+
+def is_made(made: Run | None, run: int, start: datetime | None) -> bool:
+    """The same of a run, by what was made last, and the start of its window."""
+    if made is None or made.run < run:
+        return False
+    return made.end is None or start is None or start < made.end
+
+
+def already_made(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
+    """The runs by which maintenances that are not over ask for nothing more, by maintenance."""
+    if record is None:
+        return {}
+    return {
+        each.name: record.runs[each.name]
+        for each in decision.maintenances
+        if each.network_boot is NetworkBoot.ONCE and (each.end is None or at < each.end) and has_run(each, record)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What changes with time in a plan."""
+
+    phase: Phase
+    cause: Cause
+    maintenance: str | None
+    boot: Boot | None
+    user_data: UserDataFiles | None
+    override: BootOverride | None
+    key: str | None = None
+    data: Digest | None = None  # the token by which a system that is booted once asks for its data
+    inserted: Boot | None = None  # whose medium lies, or may still lie, in a virtual drive
+    begun: bool = field(default=False, compare=False)  # whether its boot was given already, and is only given again
+
+
+def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
+    """Every instant at which something about the plan may change."""
+    windows: tuple[MaintenanceDecision | WithheldBoot, ...] = (*decision.maintenances, *decision.withheld)
+    for window in windows:
+        yield from (instant for instant in (window.start, window.end) if instant is not None)
+    if record is not None:
+        if record.grace_until is not None:
+            yield record.grace_until
+        if record.provisioned_at is not None:  # a grace that has not begun, by a clock that went back, may begin
+            yield from (record.provisioned_at, record.provisioned_at + DATA_GRACE)
+        if record.consumed_at is not None:
+            yield from (record.consumed_at + grace for grace in (timedelta(), CONSUMED_GRACE, DATA_GRACE))
+        for attempt in record.attempts:
+            yield from (attempt.boots[-1].at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
+        for serve in (each for each in record.unknown_serves if not each.is_withheld):
+            yield from (serve.seen.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
+        for made in record.runs.values():
+            yield from (made.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
+
+
+def _state(
+    decision: Decision, at: datetime, record: Record | None, stop: Halt, absent: Collection[BootFile]
+) -> _State | None:
+    if decision.lifecycle is not Lifecycle.ACTIVE:
+        return None
+    state = _asked(decision, at, record)
+    if state is None:
+        return None
+    if (boot := state.boot) is None:
+        given = _may_still_run(decision, at, record, state)
+        return replace(state, inserted=_inserted(given)) if given is not None else state
+    if stop is Halt.ALL:
+        policy = decision.policy
+        return _disk(policy, Cause.ALL_STOPPED) if policy is not None else _nothing(Cause.ALL_STOPPED)
+    if (decision.stopped or stop is Halt.WRITING) and boot.writes_disk:
+        return _instead(decision.policy, Cause.STOPPED, absent)
+    if _is_withheld(decision, state, at, record):
+        instead = _instead(decision.policy, Cause.WITHHELD, absent)
+        if state.begun and instead.boot is None:  # the system that was booted still fetches its user data
+            return replace(instead, user_data=state.user_data, data=state.data)
+        return instead
+    if not state.begun and boot.lacks(absent):
+        return _instead(decision.policy, Cause.ABSENT, absent)
+    return replace(state, inserted=_inserted(boot))
+
+
+def _is_withheld(decision: Decision, state: _State, at: datetime, record: Record | None) -> bool:
+    """Return whether a newer commit withholds the install boot of a state.
+
+    An attempt that has begun gets its remaining boots, unless a newer commit takes its image back.
+    """
+    if state.boot is None or not state.boot.writes_disk:
+        return False
+    found = [each for each in decision.withheld if each.maintenance == state.maintenance and each.active(at)]
+    if not found or any(each.takes_image_back for each in found):
+        return bool(found)
+    return not (state.begun or (state.maintenance is None and _has_begun(decision.policy, record)))
+
+
+def _has_begun(policy: PolicyDecision | None, record: Record | None) -> bool:
+    """Return whether an attempt at what the policy wants has begun, and not failed."""
+    if policy is None or record is None or policy.network_boot is NetworkBoot.ALWAYS:
+        return False
+    last = last_attempt(record, provision_reason(policy, record))
+    return last is not None and last.failed is None
+
+
+def _inserted(boot: Boot) -> Boot | None:
+    return boot if boot.medium is not None else None
+
+
+def _may_still_run(decision: Decision, at: datetime, record: Record | None, state: _State) -> Boot | None:
+    """The boot that was made once and whose system may still read its medium: nothing has shown its end."""
+    if record is None:
+        return None
+    if state.maintenance is not None:
+        made = record.runs.get(state.maintenance)
+        given = next(each for each in decision.maintenances if each.name == state.maintenance)
+        since = made.at if made is not None else None
+        if state.cause is Cause.MAINTENANCE_OUTCOME:
+            since = _first_serve(record, run_reason(given, record))
+        return given.boot if since is not None and _is_within(since, at, DATA_GRACE) else None
+    policy, since = decision.policy, None
+    if policy is None:
+        return None
+    match state.cause:
+        case Cause.PROVISIONED if record.evidence in EVIDENCE_OF_A_BEGINNING:
+            since = record.provisioned_at
+        case Cause.CONSUMED:
+            since = record.consumed_at
+        case Cause.OUTCOME:
+            since = _first_serve(record, wanted_key(policy, record))
+        case Cause.ATTEMPTED | Cause.STARTED:
+            last = last_attempt(record, provision_reason(policy, record))
+            since = last.boots[-1].at if last is not None else None
+    return policy.boot if since is not None and _is_within(since, at, DATA_GRACE) else None
+
+
+def _asked(decision: Decision, at: datetime, record: Record | None) -> _State | None:
+    """What the commit asks for, stopped or not."""
+    active = [maintenance for maintenance in decision.maintenances if maintenance.active(at)]
+    if active:  # R2: the highest priority; every tie was over when the commit was accepted
+        return _under_maintenance(decision.uuid, max(active, key=lambda maintenance: maintenance.priority), at, record)
+    return _under_policy(decision.policy, at, record) if decision.policy is not None else None
+
+
+def _instead(policy: PolicyDecision | None, cause: Cause, absent: Collection[BootFile]) -> _State:
+    """What boots in place of a boot that is not offered."""
+    if policy is None:
+        return _nothing(cause)
+    if (boot := harmless_boot(policy, absent)) is not None:
+        return replace(_always(policy, boot), cause=cause, inserted=_inserted(boot))
+    return _disk(policy, cause)
+
+
+def harmless_boot(policy: PolicyDecision | None, absent: Collection[BootFile] = ()) -> Boot | None:
+    """Return the policy's Always boot, if that writes no disk and lacks no file; None: the disk boots."""
+    if policy is None or policy.network_boot is not NetworkBoot.ALWAYS or policy.boot is None:
+        return None
+    return None if policy.boot.writes_disk or policy.boot.lacks(absent) else policy.boot
+
+
+def _nothing(cause: Cause) -> _State:
+    return _State(Phase.DISK, cause, None, None, None, None)
+
+
+def _under_maintenance(
+    uuid: SystemUuid, maintenance: MaintenanceDecision, at: datetime, record: Record | None
+) -> _State:
+    boot, name = maintenance.boot, maintenance.name
+    if boot is None:
+        return _State(Phase.DISK, Cause.MAINTENANCE_DISK, name, None, None, None)
+    made, data = False, None
+    if maintenance.network_boot is NetworkBoot.ONCE:
+        if record is None:
+            return _State(Phase.DISK, Cause.UNKNOWN, name, None, None, None)
+        data = token(uuid, name, str(maintenance.run), boot.image, str(record.offered))
+        made = has_run(maintenance, record)
+        if made and not is_given_again(record.runs[name], at):
+            asks_still = boot.user_data is not None and _is_within(record.runs[name].at, at, DATA_GRACE)
+            cause = _cause_of(boot, record.runs[name])
+            if not asks_still:
+                return _State(Phase.DISK, cause, name, None, None, None)
+            return _State(Phase.DISK, cause, name, None, boot.user_data, None, data=data)
+    override, reason = None, run_reason(maintenance, record)
+    is_once = maintenance.network_boot is NetworkBoot.ONCE
+    if is_once and not made and record is not None and (served_at := _first_serve(record, reason)) is not None:
+        if not _is_within(served_at, at, FETCH_GRACE):
+            asks_still = boot.user_data is not None and _is_within(served_at, at, DATA_GRACE)
+            asked = (boot.user_data, data) if asks_still else (None, None)
+            return _State(Phase.DISK, Cause.MAINTENANCE_OUTCOME, name, None, asked[0], None, data=asked[1])
+        made = True
+    if not made:
+        override = _override(boot, maintenance.network_boot, maintenance.override, reason)
+    key = reason if is_once else None
+    data = data if boot.user_data is not None else None
+    return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, boot.user_data, override, key, data, begun=made)
+
+
+def _first_serve(record: Record, key: str) -> datetime | None:
+    """Return when an endpoint was first about to serve the boot of a key, if no outcome of that is known."""
+    serve = record.unknown_serve(key)
+    return serve.seen.at if serve is not None else None
+
+
+def is_given_again(made: Run, at: datetime) -> bool:
+    """Whether a maintenance's one boot is given to whoever asks once more, until its system has asked for its data."""
+    return made.started is None and _is_within(made.at, at, FETCH_GRACE)
+
+
+def _cause_of(boot: Boot, made: Run) -> Cause:
+    """Why a maintenance boots the disk once its one boot was given: what has been seen of that."""
+    if not boot.shows_its_start or made.given is None:
+        return Cause.MAINTENANCE_DONE
+    return Cause.MAINTENANCE_GIVEN if made.started is None else Cause.MAINTENANCE_STARTED
+
+
+def run_reason(maintenance: MaintenanceDecision, record: Record | None) -> str:
+    """The run that a maintenance wants, as the reason of an override.
+
+    A run that is made again in a later window has a reason of its own: what was set for the first says nothing of it.
+    """
+    reason = f"maintenance/{maintenance.name}/{maintenance.run}"
+    before = record.runs.get(maintenance.name) if record is not None else None
+    if record is None or before is None or before.run < maintenance.run or has_run(maintenance, record):
+        return reason
+    assert before.end is not None  # noqa: S101 - without an end it has run
+    return f"{reason}/after/{format_instant(before.end)}"
+
+
+def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -> _State:
+    boot = policy.boot
+    if boot is None:
+        return _disk(policy, Cause.DISK)
+    if policy.network_boot is NetworkBoot.NEVER:
+        return _disk(policy, Cause.NEVER)
+    if policy.network_boot is NetworkBoot.ALWAYS:
+        return _always(policy, boot)
+    if record is None:
+        return _disk(policy, Cause.UNKNOWN)
+    if is_overwritten(record, policy.provision):
+        return _disk(policy, Cause.OVERWRITTEN)
+    key = wanted_key(policy, record)
+    given = _State(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key, begun=True)
+    if is_provisioned(policy, record):
+        since, until = record.provisioned_at, record.grace_until
+        if since is not None and until is not None and since <= at < until and record.image == boot.image:
+            if not record.attempts or overtaken_attempt(record) is not None:
+                return given
+            return replace(given, key=record.attempts[-1].boot_key)  # the key that is wanted now may be a later one
+        asks_still = since is not None and _is_within(since, at, DATA_GRACE) and record.evidence != _TAKEN_FOR_IT
+        data = boot.user_data if asks_still else None
+        if data is not None and record.evidence not in EVIDENCE_OF_A_BEGINNING:
+            data = data.without_secrets()
+        return _disk(policy, Cause.PROVISIONED if overtaken_attempt(record) is None else Cause.OVERTAKEN, data)
+    if (last := last_attempt(record, provision_reason(policy, record))) is not None:
+        if last.is_given_again(at):
+            return replace(given, key=last.boot_key)
+        if due_boot(policy, record) is None:
+            data = boot.user_data if _is_within(last.boots[-1].at, at, DATA_GRACE) else None
+            if data is not None and last.step is InstallStep.FAILED:
+                data = data.without_secrets()
+            return replace(_disk(policy, _CAUSES[last.step], data), key=key)
+    if record.consumed_at is not None and is_covered(record.consumed_key, key):
+        late = not _is_within(record.consumed_at, at, CONSUMED_GRACE)
+        return replace(_disk(policy, Cause.CONSUMED), key=key) if late else given
+    if (served_at := _first_serve(record, key)) is not None:
+        if _is_within(served_at, at, FETCH_GRACE):
+            return given
+        asks_still = _is_within(served_at, at, DATA_GRACE)
+        return replace(_disk(policy, Cause.OUTCOME, boot.user_data if asks_still else None), key=key)
+    if policy.wait_for is PolicyWait.POWER_OFF and last is None and record.released != wanted_release(policy, record):
+        return _disk(policy, Cause.RUNS)
+    override = _override(boot, policy.network_boot, policy.override, key)
+    return _State(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, override, key)
+
+
+def wanted_release(policy: PolicyDecision, record: Record) -> str:
+    """For what a machine has to be seen off: the provision key, and the word by which it was asked for anew."""
+    return f"{provision_reason(policy, record)}/{record.offered}"
+
+
+_TAKEN_FOR_IT: Final = "Adopted"  # it was installed before anybody looked: no installer asks for its data still
+_CAUSES: Final = {
+    InstallStep.ATTEMPTED: Cause.ATTEMPTED,
+    InstallStep.STARTED: Cause.STARTED,
+    InstallStep.FAILED: Cause.FAILED,
+}
+
+
+def _is_within(since: datetime, at: datetime, grace: timedelta) -> bool:
+    """Whether a grace holds: never before it began, by a clock that was set back since."""
+    return since <= at < since + grace
+
+
+def _always(policy: PolicyDecision, boot: Boot) -> _State:
+    override = _override(boot, policy.network_boot, policy.override, f"policy/{policy.policy}/always")
+    return _State(Phase.NETWORK, Cause.ALWAYS, None, boot, boot.user_data, override)
+
+
+def _disk(policy: PolicyDecision, cause: Cause, user_data: UserDataFiles | None = None) -> _State:
+    override = None
+    if policy.disk_boot is DiskBoot.HDD:
+        override = BootOverride(
+            enabled=OverrideMode.CONTINUOUS, target=OverrideTarget.HDD, http_boot_uri=None, reason="disk"
+        )
+    return _State(Phase.DISK, cause, None, None, user_data, override)
+
+
+_TARGETS = {
+    Method.UEFI_HTTP: OverrideTarget.UEFI_HTTP,
+    Method.PXE: OverrideTarget.PXE,
+    Method.VIRTUAL_MEDIA: OverrideTarget.CD,
+}
+
+
+def _override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason: str) -> BootOverride | None:
+    if mode is OverrideMode.NONE:
+        return None
+    file = boot.http_boot_file
+    return BootOverride(
+        enabled=mode,
+        target=_TARGETS[boot.method],
+        http_boot_uri=file.url if file is not None else None,
+        reason=reason,
+        set_again=network_boot is NetworkBoot.ALWAYS and mode is OverrideMode.ONCE,
+    )
+
+
+def carried(record: Record, decision: Decision) -> Record:
+    """The record once a commit moved the windows in which runs were made: a run lasts as long as its window does.
+
+    So a window that was lengthened and then shortened from the front asks for no second run.
+    """
+    runs = dict(record.runs)
+    for each in decision.maintenances:
+        made = runs.get(each.name)
+        if made is not None and made.end is not None and has_run(each, record):
+            runs[each.name] = made._replace(end=max(made.end, each.end) if each.end is not None else None)
+    return replace(record, runs=runs) if runs != record.runs else record

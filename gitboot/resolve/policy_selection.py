@@ -1,0 +1,408 @@
+"""Policy selection: choose policy and image (rules R3 and R4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.jsonio import format_instant
+from gitboot.model.boot_image import BootImage, ImageStream, SkewMode
+from gitboot.model.boot_policy import (
+    BootPolicySpec,
+    BootProfile,
+    DiskBoot,
+    Maintenance,
+    NetworkBoot,
+    OverrideMode,
+    PolicyPower,
+    PolicyWait,
+    ReinstallMode,
+    Taint,
+)
+from gitboot.model.scalars import SystemUuid
+from gitboot.model.selectors import Selector, selects
+from gitboot.model.server import Architecture, Firmware, Server
+from gitboot.problems import Code, Problem, Severity
+from gitboot.resolve.server_plan import Phase
+
+T = TypeVar("T")
+
+
+class Lost(NamedTuple):
+    """A candidate that did not win, and by which rule."""
+
+    candidate: str
+    rule: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Won(Generic[T]):
+    """What a rule chose, why, and over whom."""
+
+    winner: T
+    why: str
+    lost: tuple[Lost, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """A policy with what it inherits."""
+
+    name: str
+    chain: tuple[str, ...]  # from the root to the policy itself
+    priority: int
+    profile: str
+    network_boot: NetworkBoot
+    reinstall: ReinstallMode
+    override: OverrideMode | None
+    disk_boot: DiskBoot
+    power: PolicyPower
+    wait_for: PolicyWait
+    kernel_arguments: tuple[tuple[str, ...], ...]  # a list for each policy of the chain
+    node_labels: Mapping[str, str]
+    node_taints: tuple[Taint, ...]
+    vars: Mapping[str, str | bool]
+
+
+def pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
+    """Every policy with what it inherits, and what is wrong with the inheritance."""
+    found: dict[str, Pool] = {}
+    problems: list[Problem] = []
+    for name in repository.policies:
+        chain = _chain(repository, name)
+        if chain is None:
+            problems.append(
+                repository.problem(
+                    Code.CYCLE,
+                    f"BootPolicy/{name} is its own ancestor",
+                    Id("BootPolicy", name),
+                    "spec",
+                    "inherits",
+                    hint="remove one of the inherits",
+                )
+            )
+            continue
+        specs = [repository.policies[each].spec for each in chain]
+        missing = [field for field in ("profile", "network_boot") if _inherited(specs, field) is None]
+        if not missing:
+            found[name] = _pool(name, chain, specs)
+        elif not any(_inherited(specs[:-1], field) is None for field in missing) or len(specs) == 1:
+            what = " and ".join({"network_boot": "networkBoot"}.get(field, field) for field in missing)
+            problems.append(
+                repository.problem(
+                    Code.NOT_INHERITED,
+                    f"BootPolicy/{name} neither has nor inherits {what}",
+                    Id("BootPolicy", name),
+                    "spec",
+                    hint=f"add {what}, or inherits",
+                )
+            )
+    return found, problems
+
+
+def _chain(repository: FleetRepository, name: str) -> tuple[str, ...] | None:
+    """The policies from the root to ``name``; None where they go in a circle."""
+    chain = [name]
+    while (parent := repository.policies[chain[-1]].spec.inherits) is not None:
+        if parent in chain:
+            return None
+        chain.append(parent)
+    return tuple(reversed(chain))
+
+
+def _inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
+    """The last value that is set along a chain."""
+    return next((value for spec in reversed(list(specs)) if (value := getattr(spec, field)) is not None), None)
+
+
+def _pool(name: str, chain: tuple[str, ...], specs: list[BootPolicySpec]) -> Pool:
+    return Pool(
+        name=name,
+        chain=chain,
+        priority=_inherited(specs, "priority") or 0,
+        profile=_inherited(specs, "profile"),
+        network_boot=_inherited(specs, "network_boot"),
+        reinstall=_inherited(specs, "reinstall") or ReinstallMode.NEVER,
+        override=_inherited(specs, "override"),
+        disk_boot=_inherited(specs, "disk_boot") or DiskBoot.FIRMWARE_ORDER,
+        power=_inherited(specs, "power") or PolicyPower.NONE,
+        wait_for=_inherited(specs, "wait_for") or PolicyWait.NONE,
+        kernel_arguments=tuple(spec.kernel_arguments for spec in specs),
+        node_labels={key: value for spec in specs for key, value in spec.node_labels.items()},
+        node_taints=tuple(taint for spec in specs for taint in spec.node_taints),
+        vars={key: value for spec in specs for key, value in spec.vars.items()},
+    )
+
+
+class Tie(NamedTuple):
+    """Candidates between which no rule chooses."""
+
+    names: tuple[str, ...]
+
+
+def choose_policy(candidates: Sequence[Pool], named: Pool | None) -> Won[Pool] | Tie | None:
+    """Rule R3 for one server: of the policies that select it, or the one that it names."""
+    if named is not None:
+        lost = tuple(
+            Lost(f"BootPolicy/{pool.name}", "R3", "the server names its policy itself")
+            for pool in candidates
+            if pool.name != named.name
+        )
+        return Won(named, "the server names it", lost)
+    ancestors = {name for pool in candidates for name in pool.chain[:-1]}
+    leaves = [pool for pool in candidates if pool.name not in ancestors]
+    if not leaves:
+        return None
+    highest = max(pool.priority for pool in leaves)
+    winners = [pool for pool in leaves if pool.priority == highest]
+    if len(winners) > 1:
+        return Tie(tuple(pool.name for pool in winners))
+    winner = winners[0]
+    lost = tuple(
+        Lost(f"BootPolicy/{pool.name}", "R3", _why_lost(pool, winner, pool.name in ancestors))
+        for pool in candidates
+        if pool is not winner
+    )
+    return Won(winner, "it selects the server", lost)
+
+
+def _why_lost(pool: Pool, winner: Pool, is_ancestor: bool) -> str:
+    if is_ancestor:
+        return "a policy that inherits from it selects the server too"
+    return f"priority {pool.priority} is below {winner.priority}"
+
+
+def in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
+    """Whether a server is among the first ``percent`` of a stream's servers; raising it only adds."""
+    return joins_at(stream, uuid) <= percent
+
+
+def joins_at(stream: str, uuid: SystemUuid) -> int:
+    """The lowest percentage, 1 to 100, at which a stream's rollout reaches a server."""
+    place = int.from_bytes(sha256(f"{stream}\0{uuid}".encode()).digest()[:8])
+    return (place * 100 >> 64) + 1
+
+
+class Named(NamedTuple):
+    """An image, and where it is named."""
+
+    image: str
+    said_by: Id
+    path: tuple[str | int, ...]
+
+
+def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, ImageStream]) -> Won[Named]:
+    """Rule R4 for one server under a policy whose profile boots from the network."""
+    candidates: list[tuple[Named, str]] = []
+    missed: list[Lost] = []
+    name, spec = server.metadata.name, server.spec
+    if spec.pin is not None:
+        pinned = Named(spec.pin.image, Id("Server", name), ("spec", "pin", "image"))
+        candidates.append((pinned, "the server's pin names it"))
+    if profile.spec.stream is not None:
+        stream, key = streams[profile.spec.stream], Id("ImageStream", profile.spec.stream)
+        for number, hold in enumerate(stream.spec.holds):
+            if selects(hold.select, name, server.metadata.labels):
+                held = Named(hold.image, key, ("spec", "holds", number, "image"))
+                candidates.append((held, "a hold of the stream selects the server"))
+        rollout = stream.spec.rollout
+        if rollout is not None:
+            rolled_out = Named(rollout.image, key, ("spec", "rollout", "image"))
+            if not selects(rollout.selector, name, server.metadata.labels):
+                missed.append(Lost(f"BootImage/{rollout.image}", "R4", "the rollout's selector leaves the server out"))
+            elif not in_rollout(key.name, server.uuid, rollout.percent):
+                why = f"the rollout has not reached the server at {rollout.percent} %"
+                missed.append(Lost(f"BootImage/{rollout.image}", "R4", why))
+            else:
+                candidates.append((rolled_out, "the stream's rollout has reached the server"))
+        current = Named(stream.spec.current, key, ("spec", "current"))
+        candidates.append((current, "it is the stream's current image"))
+    if profile.spec.image is not None:
+        named = Named(profile.spec.image, Id("BootProfile", profile.metadata.name), ("spec", "image"))
+        candidates.append((named, "the profile names it"))
+    (winner, why), *others = candidates
+    lost = tuple(Lost(f"BootImage/{other.image}", "R4", f"{says}, but {why}") for other, says in others)
+    return Won(winner, why, (*missed, *lost))
+
+
+def maintenance_image(profile: BootProfile, streams: Mapping[str, ImageStream]) -> str:
+    """Under a maintenance: the profile's image, or its stream's current one."""
+    if profile.spec.image is not None:
+        return profile.spec.image
+    assert profile.spec.stream is not None  # noqa: S101 - the model: exactly one, and not asked for Disk
+    return streams[profile.spec.stream].spec.current
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptOut:
+    """A pin or a hold, and where it is written."""
+
+    what: str  # the pin of web01, a hold of flatcar-stable
+    image: str
+    reason: str
+    until: datetime | None  # a deadline for people: nothing changes by itself
+    resource: Id
+    path: tuple[str | int, ...]
+
+
+def opt_outs(repository: FleetRepository, pinned: Iterable[str] | None = None) -> Iterator[OptOut]:
+    """Every pin and hold of a fleet; ``pinned`` are the servers that have a pin, where that is known."""
+    for name in repository.servers if pinned is None else pinned:
+        if (pin := pin_of(repository.servers[name])) is not None:
+            yield pin
+    yield from holds(repository)
+
+
+def pin_of(server: Server) -> OptOut | None:
+    """The pin of a server, if it has one."""
+    pin, name = server.spec.pin, server.metadata.name
+    if pin is None:
+        return None
+    return OptOut(
+        what=f"the pin of {name}",
+        image=pin.image,
+        reason=pin.reason,
+        until=pin.until,
+        resource=Id("Server", name),
+        path=("spec", "pin"),
+    )
+
+
+def holds(repository: FleetRepository) -> Iterator[OptOut]:
+    """Every hold of a fleet's streams."""
+    for name, stream in repository.streams.items():
+        for number, hold in enumerate(stream.spec.holds):
+            yield OptOut(
+                what=f"a hold of {name}",
+                image=hold.image,
+                reason=hold.reason,
+                until=hold.until,
+                resource=Id("ImageStream", name),
+                path=("spec", "holds", number),
+            )
+
+
+def overdue(repository: FleetRepository, at: datetime, pinned: Iterable[str] | None = None) -> Iterator[Problem]:
+    """A warning for each pin and hold whose deadline is past at ``at``; ``pinned`` as for `opt_outs`."""
+    for opt_out in opt_outs(repository, pinned):
+        if opt_out.until is not None and opt_out.until <= at:
+            yield repository.problem(
+                Code.OVERDUE,
+                f"{opt_out.what} to BootImage/{opt_out.image} was to end at {format_instant(opt_out.until)} "
+                f"({opt_out.reason})",
+                opt_out.resource,
+                *(*opt_out.path, "until"),
+                hint=Code.OVERDUE.hint,
+                severity=Severity.WARNING,
+            )
+
+
+class MinimumVersion(NamedTuple):
+    """The lowest version that a stream wants its servers to boot."""
+
+    stream: str
+    version: str
+
+
+def minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
+    """What is wanted of the servers of each profile, where something is said when it is not so."""
+    streams = {
+        name: profile.spec.stream for name, profile in repository.profiles.items() if profile.spec.stream is not None
+    }
+    skews = {name: repository.streams[stream].spec.skew for name, stream in streams.items()}
+    return {
+        name: MinimumVersion(streams[name], skew.minimum_version)
+        for name, skew in sorted(skews.items())
+        if skew is not None and skew.mode is not SkewMode.NONE
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BootSource:
+    """What one boot is composed of."""
+
+    image: BootImage
+    profile: BootProfile
+    architecture: Architecture
+    firmware: Firmware
+    base_url: str
+    endpoint: str  # the URL of who gives what is made once
+    phase: Phase
+    mirrors: bool  # whether the mirror serves the files of images
+    files: Mapping[str, bytes]  # by path: those that the profile and the server name
+    server: Server | None = None  # None: an unknown machine
+    pool: Pool | None = None  # None: under a maintenance no policy field applies
+    maintenance: Maintenance | None = None
+    site: str | None = None
+
+    @property
+    def profile_id(self) -> Id:
+        return Id("BootProfile", self.profile.metadata.name)
+
+    @property
+    def chosen_by(self) -> tuple[Id, tuple[str, ...]]:
+        """The document by which just this machine boots the profile, and its field that says so."""
+        if self.maintenance is not None:
+            return Id("Maintenance", self.maintenance.metadata.name), ("spec", "select")
+        if self.server is not None and self.server.spec.policy is not None:
+            return Id("Server", self.server.metadata.name), ("spec", "policy")
+        if self.pool is not None:
+            return Id("BootPolicy", self.pool.name), ("spec", "select")
+        return self.profile_id, ("spec", "method")  # an unknown machine
+
+
+class Unbootable(Exception):
+    """A boot that cannot work: the code, what is wrong, its hint, and the resource and field to look at."""
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        hint: str,
+        resource: Id,
+        *path: str | int,
+        template: tuple[str, int] | None = None,  # the file and line to look at instead, 1-based
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint, self.resource, self.path = code, message, hint, resource, path
+        self.template = template
+
+
+class Selecting(Generic[T]):
+    """What selects servers, in a given order."""
+
+    def __init__(self, selecting: Iterable[tuple[T, Literal["All", "None"] | Selector]]) -> None:
+        self._selecting: list[T] = []
+        self._by_labels: list[tuple[int, Literal["All", "None"] | Selector]] = []  # and those that select all or none
+        self._by_name: dict[str, list[int]] = {}  # by server
+        keys: set[str] = set()
+        for number, (each, select) in enumerate(selecting):
+            self._selecting.append(each)
+            if isinstance(select, Selector) and select.servers:
+                for name in dict.fromkeys(select.servers):
+                    self._by_name.setdefault(name, []).append(number)
+                continue
+            self._by_labels.append((number, select))
+            if isinstance(select, Selector):
+                keys |= select.keys
+        self._keys = tuple(sorted(keys))
+        self._found: dict[tuple[str | None, ...], tuple[list[int], tuple[T, ...]]] = {}  # by labels
+
+    def of(self, server: Server) -> tuple[T, ...]:
+        """What selects a server."""
+        name, labels = server.metadata.name, server.metadata.labels
+        seen = tuple([labels.get(key) for key in self._keys])
+        if (found := self._found.get(seen)) is None:
+            numbers = [number for number, select in self._by_labels if selects(select, name, labels)]
+            found = self._found[seen] = numbers, self._at(numbers)
+        if (named := self._by_name.get(name)) is not None:
+            return self._at(sorted((*found[0], *named)))
+        return found[1]
+
+    def _at(self, numbers: Iterable[int]) -> tuple[T, ...]:
+        return tuple(self._selecting[number] for number in numbers)

@@ -1,0 +1,360 @@
+"""Provisioning record: the value, and its JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, TypeVar
+from zlib import crc32
+
+from gitboot.errors import UsageError
+from gitboot.jsonio import LEFT_OUT, Digest, canonical, facts, format_instant, named
+from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, shown, text
+from gitboot.resolve.server_decision import Decision
+
+T = TypeVar("T")
+
+
+def ahead(
+    published: Mapping[SystemUuid, Record],
+    known: Mapping[SystemUuid, Record],
+    reasons: Callable[[SystemUuid], Collection[str | None]],
+) -> list[SystemUuid]:
+    """The servers of which a published tree knew more than a ledger: that one is an older copy.
+
+    ``reasons`` gives what the ledger has set a server for: what was consumed was set.
+    """
+    return sorted(
+        uuid
+        for uuid, record in published.items()
+        if (record.consumed_key is not None or record != known.get(uuid))  # of nearly all there is nothing to find
+        and (
+            (before := _progress(record)) > (now := _progress(known.get(uuid)))
+            or (before == now and record.consumed_key is not None and record.consumed_key not in reasons(uuid))
+            or (before == now and _has_serve_unknown_to(known.get(uuid), record))
+        )
+    )
+
+
+def _progress(record: Record | None) -> tuple[bool, int, int, datetime, datetime, datetime]:
+    """What only ever grows in a server's record."""
+    beginning = datetime.min.replace(tzinfo=UTC)
+    if record is None:
+        return (False, 0, 0, beginning, beginning, beginning)
+    ran = max((run.at for run in record.runs.values()), default=beginning)
+    seen = max((_last_instant(attempt) for attempt in record.attempts), default=beginning)
+    return (True, record.offered, record.taken_back, record.provisioned_at or beginning, ran, seen)
+
+
+def _has_serve_unknown_to(known: Record | None, published: Record) -> bool:
+    """Whether a published record has an intent that a ledger has neither read nor dropped because it was withheld."""
+    serves = known.unknown_serves if known is not None else ()
+    intents = {each.intent for each in serves}
+    given_back = max((each.seen.at for each in serves if not each.intent), default=None)
+    return any(
+        not each.is_withheld and each.intent not in intents and (given_back is None or given_back < each.seen.at)
+        for each in published.unknown_serves
+    )
+
+
+def last_shown(record: Record) -> datetime | None:
+    """When anything was seen of a server last, as far as its record tells."""
+    seen = [*(_last_instant(each) for each in record.attempts), *(run.at for run in record.runs.values())]
+    seen += [each.seen.at for each in record.unknown_serves if not each.is_withheld]
+    return max((at for at in (*seen, record.provisioned_at) if at is not None), default=None)
+
+
+def _last_instant(attempt: InstallAttempt) -> datetime:
+    return attempt.failed.at if attempt.failed is not None else attempt.last_seen.at
+
+
+def drift(decision: Decision, record: Record | None) -> dict[str, str]:
+    """Where a provisioned server is not what is planned for it: by condition, in words."""
+    policy = decision.policy
+    if record is None or record.provision is None or policy is None:
+        return {}
+    found = {}
+    if policy.boot is not None and record.image not in (None, policy.boot.image):
+        found["ImageDrift"] = f"provisioned with BootImage/{record.image}, planned is BootImage/{policy.boot.image}"
+    if record.pool not in (None, policy.policy):
+        found["PoolDrift"] = f"provisioned in BootPolicy/{record.pool}, planned is BootPolicy/{policy.policy}"
+    return found
+
+
+def shard_of(uuid: SystemUuid) -> str:
+    """In which of the files of a published tree its record is; UUIDs of one maker begin alike."""
+    return f"{crc32(uuid.encode()) & 0xFF:02x}"
+
+
+def exported(records: Mapping[SystemUuid, Record]) -> bytes:
+    """Records as a file of ``ops/records`` has them, and as ``gitboot records begin FILE`` reads them."""
+    items = [{"uuid": uuid, **record_facts(record)} for uuid, record in sorted(records.items())]
+    return canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
+
+
+def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
+    """Exported records; raise `UsageError` naming ``path`` where they are something else."""
+    try:
+        items = json.loads(data)["items"]
+        return {parse_uuid(item["uuid"]): record_of(item) for item in items}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"{path}: not exported records ({reason}); take ops/records of a published tree") from None
+
+
+def record_facts(record: Record) -> dict[str, Any]:
+    """A record as JSON values."""
+    runs = {name: _without_absent_disk_boot(facts(run)) for name, run in record.runs.items()}
+    attempts = [attempt_facts(each) for each in record.attempts]
+    perhaps = {"unknownServes": facts(record.unknown_serves)} if record.unknown_serves else {}
+    return {**facts(record), "runs": runs, "attempts": attempts, **perhaps}
+
+
+def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
+    """An attempt at an installation as JSON values: what was fetched of it, when and by whom, and how far it came."""
+    return _without_absent_disk_boot({**facts(attempt), "step": attempt.step})
+
+
+def _without_absent_disk_boot(found: dict[str, Any]) -> dict[str, Any]:
+    """Leave the field out if it is null: 2fefe59 does not write it."""
+    return {key: value for key, value in found.items() if key != "diskBoot" or value is not None}
+
+
+def last_word(record: Record) -> list[Any]:
+    """What was known last of a server's installation, as a JSON value: who asks for another has seen that one."""
+    return [record.offered, record.provision, record.image, facts(record.provisioned_at)]
+
+
+def run_facts(run: Run) -> dict[str, Any]:
+    """What was seen of a maintenance's run, as JSON values."""
+    seen = {"given": facts(run.given), "started": facts(run.started), "diskBoot": facts(run.disk_boot)}
+    return _without_absent_disk_boot(seen)
+
+
+def record_of(item: Mapping[str, Any]) -> Record:
+    """The record that JSON values describe; raises ValueError, TypeError or KeyError where they do not."""
+
+    def optional(parse: Callable[[Any], T], name: str) -> T | None:
+        return parse(item[name]) if item[name] is not None else None
+
+    return Record(
+        provision=optional(_number, "provision"),
+        image=optional(text, "image"),
+        pool=optional(text, "pool"),
+        decision=optional(parse_digest, "decisionDigest"),
+        evidence=optional(text, "evidence"),
+        provisioned_at=optional(_instant, "provisionedAt"),
+        grace_until=optional(_instant, "graceUntil"),
+        consumed_at=optional(_instant, "consumedAt"),
+        consumed_key=optional(text, "consumedKey"),
+        runs={name: _run(made) for name, made in item["runs"].items()},
+        overwritten_by=optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
+        offered=_number(item.get("offered", 0)),
+        answered=_number(item.get("answered", 0)),
+        taken_back=_number(item.get("takenBack", 0)),
+        attempts=tuple(map(attempt_of, item.get("attempts", ()))),
+        unknown_serves=unknown_serves_of(item.get("unknownServes", ())),
+    )
+
+
+def unknown_serves_of(items: Iterable[Mapping[str, Any]]) -> tuple[UnknownServe, ...]:
+    """Return the intents that JSON values describe; raises ValueError, TypeError or KeyError where they do not."""
+    return tuple(
+        UnknownServe(text(each["intent"]), text(each["key"]), _seen(each["seen"]), each["isWithheld"] is True)
+        for each in items
+    )
+
+
+def attempt_of(item: Mapping[str, Any]) -> InstallAttempt:
+    """The attempt that JSON values describe; raises ValueError, TypeError or KeyError where they do not."""
+    started, failed, boots = item["started"], item["failed"], tuple(map(_seen, item["boots"]))
+    if not boots:
+        raise ValueError("expected the boot that was given")
+    return InstallAttempt(
+        key=text(item["key"]),
+        number=_number(item["number"]),
+        boots=boots,
+        started=_seen(started) if started is not None else None,
+        started_boot=_number(item.get("startedBoot", len(boots) if started is not None else 0)),
+        failed=Failure(_instant(failed["at"]), text(failed["client"]), text(failed["log"])) if failed else None,
+        disk_boot=_seen(item["diskBoot"]) if item.get("diskBoot") is not None else None,
+    )
+
+
+def _seen(item: Mapping[str, Any]) -> Seen:
+    return Seen(_instant(item["at"]), text(item["path"]), text(item["client"]))
+
+
+def _run(made: Mapping[str, Any]) -> Run:
+    end = made.get("end")
+    return Run(
+        _number(made["run"]),
+        _instant(made["at"]),
+        _instant(end) if end is not None else None,
+        **seen_of_run(made),
+    )
+
+
+def seen_of_run(seen: Mapping[str, Any]) -> dict[str, Seen | None]:
+    """What was seen of a run, from `run_facts`; raises ValueError, TypeError or KeyError where it is none."""
+    names = {"given": "given", "started": "started", "disk_boot": "diskBoot"}
+    return {name: _seen(seen[key]) if seen.get(key) is not None else None for name, key in names.items()}
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:  # as the ledger has them
+        raise ValueError(f"expected a whole number from 0, found {shown(value)}")
+    return value
+
+
+def _instant(value: object) -> datetime:
+    """An instant as `exported` writes it: evidence has fractions of a second, which YAML has not."""
+    at = datetime.fromisoformat(text(value))
+    if at.tzinfo is None:
+        raise ValueError(f"expected an instant with an offset, found {shown(value)}")
+    return at.astimezone(UTC)
+
+
+class InstallStep(StrEnum):
+    """How far the installation has come that is wanted of a server."""
+
+    UNKNOWN = "Unknown"  # nothing is recorded of the server
+    PENDING = "Pending"
+    ATTEMPTED = "Attempted"  # its boot was given
+    STARTED = "Started"  # its data was fetched
+    FAILED = "Failed"  # its installer says so
+    PROVISIONED = "Provisioned"
+
+
+class Seen(NamedTuple):
+    """What a step is known by."""
+
+    at: datetime
+    path: str  # that was fetched, below the output directory; "" where a BMC was read
+    client: str  # by whom
+
+    def __str__(self) -> str:
+        what = f"{self.client} fetched {self.path}" if self.path else "its override was consumed"
+        return f"{what} at {format_instant(self.at)}"
+
+
+class Run(NamedTuple):
+    """A maintenance's one boot that was made."""
+
+    run: int
+    at: datetime
+    end: datetime | None = None  # of the window in which it was made; None: it had none, or nobody knows
+    given: Seen | None = None  # what it is known by; None: it was said, or by a gitboot that did not note it
+    started: Seen | None = None  # by what the system that was booted has asked for
+    disk_boot: Seen | None = None  # the first boot of the disk that the machine fetched after it
+
+
+class UnknownServe(NamedTuple):
+    """A boot of which an endpoint has recorded that it is about to serve it, and not yet what became of that.
+
+    It uses the boot up from `FETCH_GRACE` after the intent on, and is no evidence. A shared fetch log may take
+    `withheld` before its intent: then this is kept, so that the intent counts for nothing when it comes. Of the intents
+    that were withheld, a record keeps the newest: a tree that still shows an intent knows no more than that ledger.
+    """
+
+    intent: str  # the intent's id; "" if it was withheld, and both lines were read; "more" for all beyond a number
+    key: str  # of the boot, as `boot_key` or a maintenance's run has it
+    seen: Seen  # the request
+    is_withheld: bool = False
+
+
+class Failure(NamedTuple):
+    """An installer's word that it has failed."""
+
+    at: datetime
+    client: str
+    log: str  # its last lines
+
+    def __str__(self) -> str:
+        last = self.log.splitlines()[-1:]
+        return " ".join([f"{self.client} said so at {format_instant(self.at)}", *(f'("{line}")' for line in last)])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstallAttempt:
+    """One attempt at an installation."""
+
+    key: str  # the provision key
+    number: int = 1
+    boots: tuple[Seen, ...]  # that were given: more than one where the installer boots several times
+    started: Seen | None = None
+    started_boot: int = 0  # whose system has asked for its data last, counted from 1
+    failed: Failure | None = None
+    disk_boot: Seen | None = None  # the first boot of the disk that the machine fetched after its completion
+
+    @property
+    def runs(self) -> bool:
+        """Whether the system of the boot that was given last has asked for its data."""
+        return self.started is not None and self.started_boot == len(self.boots)
+
+    @property
+    def boot_key(self) -> str:
+        """The key of the boot that was given last."""
+        return boot_key(self.key, self.number, len(self.boots))
+
+    @property
+    def step(self) -> InstallStep:
+        if self.failed is not None:
+            return InstallStep.FAILED
+        return InstallStep.ATTEMPTED if self.started is None else InstallStep.STARTED
+
+    @property
+    def last_seen(self) -> Seen:
+        """By what its step is known, or the last boot of an installer that boots several times."""
+        return self.started if self.started is not None and self.runs else self.boots[-1]
+
+    def is_given_again(self, at: datetime) -> bool:
+        """Whether the last boot is given to whoever asks once more: a second NIC, a loader's retry, the next loader."""
+        given = self.boots[-1].at
+        if self.failed is not None or self.runs:
+            return False
+        return given <= at < given + FETCH_GRACE
+
+
+def boot_key(key: str, attempt: int, boot: int) -> str:
+    """What one boot of one attempt is offered, set and recorded for."""
+    return key + (f"/attempt/{attempt}" if attempt > 1 else "") + (f"/boot/{boot}" if boot > 1 else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What is known of one server's provisioning; where ``None`` stands for it, nothing is."""
+
+    provision: int | None = None  # the number that was installed last; None: never provisioned
+    image: str | None = None  # what it was provisioned with
+    pool: str | None = None
+    decision: Digest | None = field(default=None, metadata=named("decisionDigest"))
+    evidence: str | None = None  # Fetched, Reported, Progress, Declared, Consumed, Adopted, Operator
+    provisioned_at: datetime | None = None  # or when it was said to be pending
+    grace_until: datetime | None = None  # until when the boot that was made is still served
+    consumed_at: datetime | None = None  # an override was consumed, and no evidence has followed
+    consumed_key: str | None = None  # the key that it was set for
+    runs: Mapping[str, Run] = field(default_factory=dict)  # maintenance -> the last that was made
+    # In the ledger's sequence: what was offered before either says nothing by being made.
+    offered: int = 0  # the person's word by which boots were offered anew
+    answered: int = 0  # the newest offer of which there is evidence
+    taken_back: int = 0  # by which what another client had fetched was offered anew; what was before still counts
+    attempts: tuple[InstallAttempt, ...] = ()  # at the key that was wanted last, in their order
+    # The key for which its machine was seen off; told to nobody: whoever goes by an export waits for that again.
+    released: str | None = field(default=None, metadata=LEFT_OUT)
+    overwritten_by: str | None = None  # the maintenance that wrote its disks since; only a higher number installs it
+    unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=LEFT_OUT)  # `record_facts` has them
+
+    def unknown_serve(self, key: str) -> UnknownServe | None:
+        """Return the first intent to serve the boot of a key whose outcome is not known."""
+        found = [each for each in self.unknown_serves if each.key == key and not each.is_withheld]
+        return min(found, key=lambda each: each.seen.at, default=None)
+
+
+FETCH_GRACE: Final = timedelta(seconds=60)  # a loader's own retry still finds the boot that it fetched
+CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long an override's evidence may take after it was consumed
+SERVED_GRACE: Final = timedelta(minutes=30)  # how long an installation that reports no completion is shown as served
+DATA_GRACE: Final = timedelta(hours=2)  # how long a system that was booted may ask for its user data

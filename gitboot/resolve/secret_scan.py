@@ -1,0 +1,616 @@
+"""Secret scan: find secrets in files and documents."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from binascii import Error, a2b_base64
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache, lru_cache
+from hashlib import sha256
+from itertools import accumulate
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from gitboot.problems import Severity
+from gitboot.resolve.betterleaks_patterns import TOKENS
+from gitboot.resolve.server_decision import Boot
+
+
+class SecretSpan(NamedTuple):
+    """Where in a text something stands: what names it, and what is secret."""
+
+    at: int
+    start: int
+    end: int
+
+
+Find = Callable[[str], Iterable[SecretSpan]]
+
+
+class LeakRule(NamedTuple):
+    """One kind of secret."""
+
+    what: str
+    severity: Severity
+    words: tuple[str, ...]  # one of which stands in any text that has one, in lower case
+    find: Find
+    in_line: bool = False  # whether it finds in each line by itself what it finds in all of them
+
+
+# What stands where a secret could, and is none
+
+_HARMLESS: Final = re.compile(
+    r"""
+    [!*.?_~-]*+ | [xX]{3,}+ | \$                         # locked, hidden, left out
+    | [!*]{0,2}\$(?:y|gy|7|2[abxy]|5|6)\$\S*+           # crypt(5): a hash is made to be seen
+    | [*]LK[*] | NP | R | RANDOM
+    | .*?(?:\{\{|\{%|\$[{(]).*+                         # something is filled in
+    | \$\w++ | %\w++% | @\w++@ | <[^>]*+>
+    | (?i:change[_-]?me|placeholder|redacted|hidden|none|null|true|false|yes|no|todo|your[_-].*+)
+    | /(?:dev|etc|home|mnt|opt|proc|root|run|srv|sys|tmp|usr|var)/\S*+
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_FEW: Final = 8  # different characters: a token has more, a placeholder has fewer
+# In the documentation of AWS, of kubeadm, and of JWT.
+_EXAMPLES: Final = ("EXAMPLE", "abcdef.0123456789abcdef", "eyJzdWIiOiIxMjM0NTY3ODkwIi")
+
+
+def _is_harmless(value: str) -> bool:
+    return _HARMLESS.fullmatch(value) is not None or any(example in value for example in _EXAMPLES)
+
+
+def _looks_made(value: str) -> bool:
+    """Whether something was made by a machine: a name or a word is no token."""
+    return len(value) >= 8 and any(each.isdigit() for each in value) and any(each.isalpha() for each in value)
+
+
+# Kinds of rules
+
+_compiled: Final = cache(re.compile)  # when a text first has a word of the rule: most commits have those of few
+_BLANKS: Final = r"[^\S\n]*+"  # within a line
+_VALUE: Final = r"""(?:"(?P<double>[^"\n]*+)"|'(?P<single>[^'\n]*+)'|(?P<plain>[^\s'"#,{}\[\];]++))"""
+
+
+def _values(pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, only: Callable[[str], bool] = bool) -> Find:
+    """What a pattern finds in one of its groups, but for what is harmless there."""
+
+    def find(text: str) -> Iterator[SecretSpan]:
+        for found in _compiled(pattern, flags).finditer(text):
+            group = next((each for each in groups if found[each] is not None), 0)
+            if not _is_harmless(found[group]) and only(found[group]):
+                yield SecretSpan(found.start(), found.start(group), found.end(group))
+
+    return find
+
+
+_IN_VALUE: Final = ("double", "single", "plain")
+
+
+def _between(begins: str, end: str) -> Find:
+    """From what a pattern finds to where something ends, or to the end of the text."""
+    compiled = re.compile(begins)
+
+    def find(text: str) -> Iterator[SecretSpan]:
+        position = 0
+        while found := compiled.search(text, position):
+            last = text.find(end, found.end())
+            position = last if last >= 0 else len(text)
+            yield SecretSpan(found.start(), found.start(), position)
+
+    return find
+
+
+def _in_lines(word: str, pattern: str) -> Find:
+    """The first that a pattern finds in each line that has a word."""
+    compiled = re.compile(pattern)
+
+    def find(text: str) -> Iterator[SecretSpan]:
+        offset = 0
+        for line in text.split("\n"):
+            found = compiled.search(line) if word in line else None
+            if found is not None and not _is_harmless(found["v"]) and not found["v"].isdigit():
+                yield SecretSpan(offset + found.start(), offset + found.start("v"), offset + found.end("v"))
+            offset += len(line) + 1
+
+    return find
+
+
+# Rules that are more than a pattern
+
+
+def _password_lists(text: str) -> Iterator[SecretSpan]:
+    """Of cloud-init: name:password in the lines that follow ``chpasswd:``, which names them."""
+    if "chpasswd:" not in text:
+        return
+    offset = begins = left = 0
+    for line in text.split("\n"):
+        found = _NAME_AND_PASSWORD.match(line) if left else None
+        if found is not None and not _is_harmless(found["v"]):
+            yield SecretSpan(begins, offset + found.start("v"), offset + found.end("v"))
+        if _PASSWORD_LIST.match(line):
+            begins, left = offset, _LIST_LINES
+        elif left and line.strip():
+            left -= 1
+        offset += len(line) + 1
+
+
+_LIST_LINES: Final = 13
+_PASSWORD_LIST: Final = re.compile(rf"{_BLANKS}chpasswd:")
+_NAME_AND_PASSWORD: Final = re.compile(rf"{_BLANKS}(?:-{_BLANKS})?[a-z_][\w-]*+:(?P<v>\S++)")
+
+
+def _kickstart(text: str) -> Iterator[SecretSpan]:
+    for found in _KICKSTART.finditer(text):
+        command, *options = found[0].split()
+        if command == "rootpw":
+            is_plain = options and not any(option.startswith(("--iscrypted", "--lock")) for option in options)
+            is_plain = is_plain and not _is_harmless(options[-1])
+        else:
+            is_plain = "--password=" in found[0] and "--iscrypted" not in options
+        if is_plain:
+            yield SecretSpan(found.start(), found.start(), found.end())
+
+
+_KICKSTART: Final = re.compile(rf"^{_BLANKS}(?:rootpw|user)[^\S\n].*", re.MULTILINE)
+
+
+def _assignments(text: str) -> Iterator[SecretSpan]:
+    """Of a shell and of files of environment: NAME=value, where the name says what it is."""
+    for found in _ASSIGNMENT.finditer(text):
+        value = next(found[each] for each in _IN_VALUE if found[each] is not None)
+        if _SAYS_SECRET.search(found["name"]) and not _is_harmless(value):
+            yield SecretSpan(found.start(), found.start("value"), found.end("value"))
+
+
+_ASSIGNMENT: Final = re.compile(
+    rf"^{_BLANKS}(?:-{_BLANKS})?(?:export[^\S\n]++)?['\"]?(?P<name>[A-Z][A-Z0-9_]*+)=(?P<value>{_VALUE})", re.MULTILINE
+)
+_SAYS_SECRET: Final = re.compile(r"(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|API_?KEY|ACCESS_?KEY)$")
+
+
+def _registries(text: str) -> Iterator[SecretSpan]:
+    """Of a ``.dockerconfigjson``: user:password in base64."""
+    for found in _REGISTRY.finditer(text):
+        try:
+            is_pair = b":" in b64decode(found["v"], validate=True)
+        except Error:
+            continue
+        if is_pair:
+            yield SecretSpan(found.start(), found.start("v"), found.end("v"))
+
+
+_REGISTRY: Final = re.compile(r"\"auth\"\s*+:\s*+\"(?P<v>[A-Za-z0-9+/]{8,}+={0,2})\"")
+
+
+def _is_token(value: str) -> bool:
+    return len(set(value)) >= _FEW
+
+
+_BEFORE_KEY: Final = rf"(?:^{_BLANKS}(?:-{_BLANKS})?|[{{,]{_BLANKS})['\"]?"
+_KEY: Final = r"(?:{names})['\"]?\s*+:(?=\s*+{value})"
+
+
+def _keys(*names: str, only: Callable[[str], bool] = bool) -> Find:
+    """What stands below keys of YAML or JSON, in block or flow style."""
+    key = _KEY.format(names="|".join(names), value=_VALUE)
+    in_its_place = _values(_BEFORE_KEY + key, *_IN_VALUE, only=only)
+
+    def find(text: str) -> Iterable[SecretSpan]:
+        # To look for the names alone takes a tenth of the time, and most texts have none of them.
+        return in_its_place(text) if _compiled(key).search(text) else ()
+
+    return find
+
+
+_OPTIONS: Final = r"(?<![\w-])--(?:password|passwd|passphrase|token|secret|secret-key|api-key|auth-key|authkey)"
+RULES: Final = (
+    LeakRule(
+        "a private key",
+        Severity.ERROR,
+        ("private key",),
+        _between(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----", "-----END"),
+    ),
+    LeakRule("a private key", Severity.ERROR, ("putty-",), _between(r"PuTTY-User-Key-File-\d", "Private-MAC")),
+    LeakRule(
+        "a private key",
+        Severity.ERROR,
+        ("privatekey", "presharedkey"),
+        _values(rf"(?:PrivateKey|PresharedKey){_BLANKS}={_BLANKS}(?P<v>[A-Za-z0-9+/]{{43}}=)", "v"),
+    ),
+    LeakRule("a password", Severity.WARNING, ("passw",), _keys("plain_text_passwd", "password", "passwd")),
+    LeakRule("a password", Severity.WARNING, ("passphrase", "psk"), _keys("passphrase", "psk", "wpa-psk")),
+    LeakRule(
+        "a token",
+        Severity.WARNING,
+        ("token", "secret", "apikey", "api-key", "api_key"),
+        _keys(
+            *("token", "agent-token", "auth[_-]?token", "access[_-]?token", "client[_-]?secret"),
+            *("secret[_-]?key", "api[_-]?key", "apikey"),
+            only=_looks_made,
+        ),
+    ),
+    LeakRule("a password", Severity.WARNING, ("chpasswd",), _password_lists),
+    LeakRule("a password", Severity.WARNING, ("rootpw", "user"), _kickstart, in_line=True),
+    LeakRule(
+        "a password",
+        Severity.WARNING,
+        ("-password",),
+        _values(r"passwd/(?:root|user)-password(?:-again)?\s++password\s++(?P<v>\S++)", "v"),
+    ),
+    LeakRule(
+        "a password",
+        Severity.WARNING,
+        ("psk",),
+        _values(rf"^{_BLANKS}(?:wpa-)?psk(?:{_BLANKS}={_BLANKS}|[^\S\n]++){_VALUE}", *_IN_VALUE),
+    ),
+    LeakRule(
+        "a password",
+        Severity.WARNING,
+        ("--pass", "--token", "--secret", "--api-key", "--auth"),
+        _values(rf"{_OPTIONS}(?:=|[^\S\n]++)(?!-){_VALUE}", *_IN_VALUE),
+    ),
+    LeakRule(
+        "a password",
+        Severity.WARNING,
+        ("curl",),
+        _in_lines("curl", r"\s(?:-u|--user)(?:=|\s{0,4})['\"]?[\w.@-]{1,64}+:(?P<v>[^\s'\"]{1,256}+)"),
+        in_line=True,
+    ),
+    LeakRule(
+        "a password",
+        Severity.WARNING,
+        ("://",),
+        _values(r"://[^\s/:@'\"]{1,64}+:(?P<v>[^\s/@'\"]{1,256}+)@", "v"),
+        in_line=True,
+    ),
+    LeakRule(
+        "a password",
+        Severity.WARNING,
+        ("authorization",),
+        _values(
+            r"(?i:authorization)['\"]?\s{0,4}+[:=]\s{0,4}+['\"]?(?i:basic|bearer|token)\s{1,4}+(?P<v>[\w.~+/=-]{8,}+)",
+            "v",
+        ),
+    ),
+    LeakRule(
+        "a weakly hashed password",
+        Severity.WARNING,
+        ("$apr1$", "$1$", "{sha}", "{ssha}"),
+        _values(rf"^{_BLANKS}(?:-{_BLANKS})?[\w.@-]{{1,64}}+:(?P<v>(?:\$apr1\$|\$1\$|\{{SHA\}}|\{{SSHA\}})\S++)", "v"),
+    ),
+    LeakRule("a password or token", Severity.WARNING, ("pass", "secret", "token", "key"), _assignments, in_line=True),
+    LeakRule("a registry's password", Severity.ERROR, ('"auth"',), _registries),
+    LeakRule(
+        "a kubeadm token",
+        Severity.WARNING,
+        ("kubeadm", "bootstrap", "token"),
+        _values(r"(?<![\w.-])(?P<v>[a-z0-9]{6}\.[a-z0-9]{16})(?![\w.-])", "v", only=_looks_made),
+        in_line=True,
+    ),
+    LeakRule("a k3s token", Severity.ERROR, ("k10",), _values(r"\bK10[0-9a-f]{48,}+::\S++", flags=re.NOFLAG)),
+    LeakRule(
+        "an AWS secret key",
+        Severity.ERROR,
+        ("secret",),
+        _values(
+            rf"(?i:aws.?secret.?access.?key)['\"]?{_BLANKS}[:=]{_BLANKS}['\"]?"
+            r"(?P<v>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])",
+            "v",
+        ),
+        in_line=True,
+    ),
+    LeakRule(
+        "an Azure storage key",
+        Severity.ERROR,
+        ("accountkey",),
+        _values(r"AccountKey=(?P<v>[A-Za-z0-9+/]{86}==)", "v"),
+    ),
+    LeakRule(
+        "a JSON Web Token",
+        Severity.ERROR,
+        ("eyj",),
+        _values(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{20,}+", flags=re.NOFLAG),
+        in_line=True,
+    ),
+    *(
+        LeakRule(
+            each.what, Severity.ERROR, each.words, _values(each.pattern, flags=re.NOFLAG, only=_is_token), in_line=True
+        )
+        for each in TOKENS
+    ),
+)
+
+
+class Leak(NamedTuple):
+    """Something that looks like a secret, without it."""
+
+    what: str  # a private key, a password
+    where: str  # user data, line 7; kernel argument rd.luks.key
+    severity: Severity
+    is_argument: bool = False
+
+
+class Secret(NamedTuple):
+    """Where a text gives something away; lines are 1-based."""
+
+    what: str
+    line: int  # which says what it is
+    first: int  # of the lines that must not be shown
+    last: int
+    severity: Severity
+    digest: str  # of what is secret: the same stands elsewhere, however it is indented
+    allowed: str | None = None  # why its author lets it pass
+
+
+def leaks(boot: Boot, known: frozenset[str] = frozenset(), own: Collection[str] = ()) -> Iterator[Leak]:
+    """What a boot's published files and arguments seem to give away: the first of each kind.
+
+    ``known`` are digests of what was told where it comes from. ``own`` are digests that gitboot has made for the
+    server, and its MAC addresses: many texts differ in them alone.
+    """
+    others = [(each, _ANY_DIGEST if len(each) == len(_ANY_DIGEST) else _ANY_MAC) for each in own]
+    for argument in boot.kernel_arguments:
+        if gives_away(_alike(argument, others)) and gives_away(argument):
+            name = argument.partition("=")[0]
+            yield Leak("a password or token", f"kernel argument {name}", Severity.WARNING, is_argument=True)
+    texts = dict(boot.user_data.files) if boot.user_data is not None else {}
+    for name, text in {**texts, **boot.entries}.items():
+        if not secrets(_alike(text, others)):
+            continue
+        told: set[str] = set()
+        for secret in secrets(text):
+            if secret.allowed is None and secret.digest not in known and secret.what not in told:
+                told.add(secret.what)
+                yield Leak(secret.what, f"{name}, line {secret.line}", secret.severity)
+
+
+def _alike(text: str, others: Iterable[tuple[str, str]]) -> str:
+    """Return a text with others in place of what is a server's own, so that its lines are those of other servers."""
+    for own, other in others:
+        text = text.replace(own, other)
+    return text
+
+
+# To a rule, each looks like any other of its kind, and neither like a placeholder.
+_ANY_DIGEST: Final = sha256().hexdigest()
+_ANY_MAC: Final = "00-00-5e-00-53-1a"
+
+
+@lru_cache(maxsize=4096)  # servers have most of them in common
+def gives_away(argument: str) -> bool:
+    name, _, value = argument.partition("=")
+    return bool(secrets(f"password: '{value}'" if _SECRET_NAME.search(name) else argument))
+
+
+_SECRET_NAME: Final = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|apikey)$", re.IGNORECASE)
+
+
+@lru_cache(maxsize=1024)
+def secrets_of_file(content: bytes) -> tuple[Secret, ...]:
+    """The same of a file of the commit, of which the same bytes are looked at for each server."""
+    return tuple(secrets(content.decode(errors="replace")))
+
+
+def secrets(text: str) -> list[Secret]:
+    """Everything that a text seems to give away, by its lines."""
+    lines = _looked_at(text)
+    found = [*_by_rules(text, lines), *_encoded(lines)]
+    if not found:
+        return []
+    by_number = _TextLines(text)
+    placed = {_placed(by_number, rule, span, value): None for rule, span, value in sorted(found, key=_in_order)}
+    return sorted(placed, key=lambda secret: (secret.first, secret.line, secret.what))
+
+
+_Found = tuple[LeakRule, SecretSpan, str]
+
+
+def _in_order(found: _Found) -> SecretSpan:
+    return found[1]
+
+
+class _LeakLine(NamedTuple):
+    """What one line says by itself."""
+
+    length: int
+    rules: tuple[int, ...]  # that may find something in it with others, by their numbers
+    found: tuple[tuple[int, SecretSpan, str], ...]  # by the others
+    pieces: tuple[tuple[int, int, str], ...]  # of base64: (start, end, what it has)
+    base64: str | None  # what it has, if it is nothing else
+
+
+def _looked_at(text: str) -> list[_LeakLine]:
+    return [_line(line) if len(line) <= _LONG else _line.__wrapped__(line) for line in text.split("\n")]
+
+
+_LONG: Final = 4096  # characters; what is longer would fill the memory
+
+
+@lru_cache(maxsize=8192)  # servers have most of their lines in common
+def _line(line: str) -> _LeakLine:
+    lowered = line.lower()
+    parts = (lowered[at : at + _PART + _OVERLAP] for at in range(0, len(lowered), _PART))
+    numbers = sorted({number for part in parts for number in _rules_for(part)})
+    found = (
+        (number, span, line[span.start : span.end])
+        for number in numbers
+        if RULES[number].in_line
+        for span in RULES[number].find(line)
+    )
+    base64 = _BASE64_LINE.fullmatch(line)
+    return _LeakLine(
+        length=len(line),
+        rules=tuple(number for number in numbers if not RULES[number].in_line),
+        found=tuple(found),
+        pieces=tuple([(found.start(), found.end(), found[0]) for found in _BASE64.finditer(line)]),
+        base64=base64["v"] if base64 is not None else None,
+    )
+
+
+@lru_cache(maxsize=16384)  # lines in which only a name or a digest differs have most parts in common
+def _rules_for(part: str) -> frozenset[int]:
+    """Return the numbers of the rules of which a word stands in a part of a line, which is in lower case."""
+    numbers: set[int] = set()
+    found = _ANY_WORD.search(part)
+    while found is not None:
+        at = found.start()
+        numbers.update(*(_RULES_OF[word] for word in _BY_FIRST[part[at]] if part.startswith(word, at)))
+        found = _ANY_WORD.search(part, at + 1)
+    return frozenset(numbers)
+
+
+def _by_rules(text: str, lines: list[_LeakLine]) -> list[_Found]:
+    """What rules find, in their order."""
+    found, numbers, offset = [], set[int](), 0
+    for line in lines:
+        if line.found:
+            found += [(number, _moved(span, offset), value) for number, span, value in line.found]
+        if line.rules:
+            numbers.update(line.rules)
+        offset += line.length + 1
+    for number in numbers:
+        found += [(number, span, text[span.start : span.end]) for span in RULES[number].find(text)]
+    return [(RULES[number], span, value) for number, span, value in sorted(found, key=itemgetter(0))]
+
+
+def _moved(span: SecretSpan, offset: int) -> SecretSpan:
+    return SecretSpan(span.at + offset, span.start + offset, span.end + offset)
+
+
+_RULES_OF: Final[defaultdict[str, list[int]]] = defaultdict(list)  # by word, their numbers
+
+
+for _number, _rule in enumerate(RULES):
+    for _word in _rule.words:
+        _RULES_OF[_word].append(_number)
+
+
+_PART: Final = 64  # characters of a line that are looked at together
+_OVERLAP: Final = max(map(len, _RULES_OF)) - 1  # more characters, in which a word that begins in the part may end
+_BY_FIRST: Final[defaultdict[str, list[str]]] = defaultdict(list)  # words by their first character
+
+
+for _word in sorted(_RULES_OF):
+    _BY_FIRST[_word[0]].append(_word)
+
+
+_ANY_WORD: Final = re.compile(
+    "|".join(
+        rf"{re.escape(first)}(?:{'|'.join(re.escape(word[1:]) for word in words)})"
+        for first, words in _BY_FIRST.items()
+    )
+)
+
+
+def _placed(lines: _TextLines, rule: LeakRule, span: SecretSpan, value: str) -> Secret:
+    line, first, last = lines.of(span.at), lines.of(span.start), lines.of(span.end)
+    return Secret(
+        rule.what,
+        line,
+        first,
+        last,
+        rule.severity,
+        sha256(_SPACE.sub("", value).strip("'\"").encode(errors="replace")).hexdigest(),
+        next((why for each in sorted({line, first}) if (why := lines.allowance_in(each)) is not None), None),
+    )
+
+
+_SPACE: Final = re.compile(r"\s|\\n")
+# What its author lets pass
+
+_ALLOWED: Final = re.compile(r"gitboot:allow-secret[^\S\n]++(?P<why>[^\n]++)")
+_COMMENT_END: Final = re.compile(r"\s*(?:#\}|\*/|-->)?[\s'\",]*$")
+
+
+def allowance(line: str) -> str | None:
+    """The reason that a line gives for a secret in it: ``gitboot:allow-secret REASON``; None: it gives none."""
+    found = _ALLOWED.search(line)
+    return (_COMMENT_END.sub("", found["why"][:_LONGEST_REASON]) or None) if found is not None else None
+
+
+_LONGEST_REASON: Final = 200
+
+
+class _TextLines:
+    """The lines of a text, 1-based."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = text.split("\n")
+        self._ends = list(accumulate(len(line) + 1 for line in self._lines))
+        self._allowances: dict[int, str | None] = {}
+
+    def of(self, offset: int) -> int:
+        """In which line an offset is; the end of the text is in the last."""
+        return min(bisect_right(self._ends, offset), len(self._lines) - 1) + 1
+
+    def allowance_in(self, line: int) -> str | None:
+        """The reason that a line gives for a secret in it."""
+        if line not in self._allowances:
+            self._allowances[line] = allowance(self._lines[line - 1])
+        return self._allowances[line]
+
+
+# What is encoded
+
+_BASE64: Final = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/]{24,}+={0,2}+(?![A-Za-z0-9+/=])")
+_BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9+/]{2,}+={0,2}+)[^\S\n]*+")
+
+
+def _encoded(lines: list[_LeakLine]) -> Iterator[_Found]:
+    """What base64 hides: in one piece, or in lines that follow each other."""
+    offset = 0
+    for line in lines:
+        for start, end, data in line.pieces:
+            for rule, value in _hidden(data):
+                yield rule, SecretSpan(start + offset, start + offset, end + offset), value
+        offset += line.length + 1
+    for start, end, data in _blocks(lines):
+        for rule, value in _hidden(data):
+            yield rule, SecretSpan(start, start, end), value
+
+
+def _hidden(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
+    """What rules find in what is encoded so many times or less often; all of that is what must not be shown."""
+    if times == 0 or (decoded := _decoded(data)) is None:
+        return
+    lines = _looked_at(decoded)
+    for rule, _, value in _by_rules(decoded, lines):
+        yield rule, value
+    for line in lines:
+        for _, _, again in line.pieces:
+            yield from _hidden(again, times - 1)
+
+
+def _blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
+    """Lines of base64 that follow each other."""
+    if not any(line.base64 is not None and len(line.base64) >= _WIDE for line in lines):
+        return
+    held: list[str] = []
+    begins = ends = offset = 0
+    for line in (*lines, _NO_LINE):
+        data = line.base64
+        if data is not None and (held or len(data) >= _WIDE):
+            begins = begins if held else offset
+            held.append(data)
+            ends = offset + line.length
+        if held and (data is None or len(data) < _WIDE):
+            if len(held) > 1:
+                yield begins, ends, "".join(held)
+            held = []
+        offset += line.length + 1
+
+
+_NO_LINE: Final = _LeakLine(0, (), (), (), None)
+_WIDE: Final = 40  # characters of each line but the last
+
+
+def _decoded(data: str) -> str | None:
+    """What base64 says, if it is text."""
+    try:
+        return a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()
+    except (Error, UnicodeDecodeError):
+        return None

@@ -1,0 +1,545 @@
+"""Server decision: what a commit decides for a server; values only."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+from gitboot.errors import InvalidRepository
+from gitboot.jsonio import Digest, digest, format_instant
+from gitboot.model.boot_image import ConfigFrom
+from gitboot.model.boot_policy import (
+    DiskBoot,
+    HttpBoot,
+    MaintenancePower,
+    Method,
+    NetworkBoot,
+    OverrideMode,
+    PolicyPower,
+    PolicyWait,
+    Taint,
+)
+from gitboot.model.fleet import Evidence, FleetSpec, Output
+from gitboot.model.scalars import MacAddress, SystemUuid
+from gitboot.model.server import Architecture, Firmware, Lifecycle, Loader, Server
+from gitboot.problems import DatedProblem, Problem, Severity, holding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decisions:
+    """What a commit says about every server, and about machines that it does not know."""
+
+    revision: str
+    base_url: str
+    outputs: frozenset[Output]
+    evidence: Evidence
+    servers: Mapping[str, Decision]  # by name, sorted
+    networks: Mapping[str, Host]  # by server, in their order
+    sites: Mapping[str, str]  # by name, in the document's order: what is reached under which base URL
+    unknown: Mapping[Architecture, Boot] | None  # None: no profile for machines without a document
+    unknown_not_found: bool  # such machines are answered 404
+    warnings: tuple[Problem, ...]
+    dated: tuple[DatedProblem, ...]  # that depend on the time
+
+    def problems_at(self, now: datetime) -> tuple[Problem, ...]:
+        """Return every problem that holds at an instant, sorted."""
+        return tuple(sorted((*self.warnings, *holding(self.dated, now))))
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """Every server as the network knows it, in the order of their names."""
+        return tuple(self.networks.values())
+
+
+def check_acceptable(decisions: Decisions, fleet: FleetSpec, now: datetime) -> None:
+    """Raise `InvalidRepository` if a commit cannot be accepted at an instant.
+
+    It has an error of `GOES_ON`, or one that depends on the time. An instance that has accepted it goes on with it.
+    """
+    problems = decisions.problems_at(now)
+    if any(problem.severity is Severity.ERROR for problem in problems):
+        raise InvalidRepository(problems, fleet=fleet)
+
+
+_INSTALLING: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+
+
+def provisioned_token(uuid: SystemUuid, provision: int, image: str) -> str:
+    """What an installer reports a server's provision number and image by."""
+    return token(uuid, str(provision), image)
+
+
+@lru_cache(maxsize=256)  # to plan and render one server asks for the same few several times
+def token(*parts: str) -> Digest:
+    """What names an offer in paths: of a machine, and of what was offered to it."""
+    return Digest(sha256("\0".join(parts).encode()).hexdigest())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BootFile:
+    """A file that a machine fetches, under the URL that it is given."""
+
+    url: str
+    sha256: Digest
+    size: int | None
+    source: str | None = field(default=None, compare=False)  # whence a mirror takes it; None: it is not mirrored
+
+    def facts(self) -> dict[str, Any]:
+        return {"url": self.url, "sha256": self.sha256, "size": self.size}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BootFiles:
+    """An image's files for a server's architecture."""
+
+    kernel: BootFile | None
+    initrds: tuple[BootFile, ...]
+    rootfs: BootFile | None
+    uki: BootFile | None
+    iso: BootFile | None
+    loader: BootFile | None
+
+    def all(self) -> tuple[BootFile, ...]:
+        """Every one that there is."""
+        single = (self.kernel, *self.initrds, self.rootfs, self.uki, self.iso, self.loader)
+        return tuple(file for file in single if file is not None)
+
+    def facts(self) -> dict[str, Any]:
+        single = {name: getattr(self, name) for name in ("kernel", "rootfs", "uki", "iso", "loader")}
+        facts: dict[str, Any] = {name: file.facts() for name, file in single.items() if file is not None}
+        if self.initrds:
+            facts["initrds"] = [initrd.facts() for initrd in self.initrds]
+        return facts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserDataFiles:
+    """Rendered user data: one file, or the bundle that NoCloud wants side by side."""
+
+    format: str  # as the profile says it: Ignition/3.4
+    files: Mapping[str, str]  # by name, sorted
+    digest: Digest  # of the file, or of the bundle's names and digests
+    url: str  # what the system is given: the file, or the bundle's folder with a slash at its end
+    secrets: Mapping[str, str] = field(default_factory=dict)  # what it may fetch besides: age's, as base64, by name
+
+    @property
+    def folder(self) -> str:
+        return f"o/{self.digest}"
+
+    def without_secrets(self) -> UserDataFiles:
+        return replace(self, secrets={}) if self.secrets else self
+
+    def content_facts(self) -> dict[str, Any]:
+        """What it says, wherever it lies."""
+        secrets = {name: sha256(text.encode()).hexdigest() for name, text in self.secrets.items()}
+        return {"format": self.format, "sha256": self.digest, **({"secrets": secrets} if secrets else {})}
+
+    def facts(self) -> dict[str, Any]:
+        return {**self.content_facts(), "url": self.url}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Boot:
+    """One boot from the network, with nothing left to choose."""
+
+    profile: str
+    image: str
+    version: str
+    method: Method
+    http_boot: HttpBoot | None
+    writes_disk: bool
+    config_from: ConfigFrom
+    files: BootFiles
+    kernel_arguments: tuple[str, ...]
+    user_data: UserDataFiles | None
+    node_labels: Mapping[str, str]
+    node_taints: tuple[Taint, ...]
+    entries: Mapping[str, str]  # by loader: the author's own entry instead of the built-in one
+    templates: Mapping[str, Digest]  # the template files that went into this boot
+    boots: int = 1  # how many times its installer boots from the network before it is done
+
+    @property
+    def direct(self) -> bool:
+        """Whether what starts is a uki or iso, which is passed no arguments."""
+        if self.method is Method.PXE:
+            return self.files.kernel is None
+        return self.http_boot is not HttpBoot.LOADER
+
+    @property
+    def medium(self) -> str | None:
+        """The URL of the image that its BMC inserts; None: it boots otherwise."""
+        return self.files.iso.url if self.method is Method.VIRTUAL_MEDIA and self.files.iso is not None else None
+
+    @property
+    def reads_medium(self) -> bool:
+        """Whether the system finds its user data on a second medium, beside the one that it boots from."""
+        return self.medium is not None and self.config_from is ConfigFrom.MEDIUM and self.user_data is not None
+
+    @property
+    def asks_by_uuid(self) -> bool:
+        """Whether the system finds its user data by its UUID alone."""
+        return self.direct and self.config_from is ConfigFrom.SYSTEM_UUID
+
+    @property
+    def direct_uki(self) -> BootFile | None:
+        """The uki of a direct boot, which a loader under UEFI can start too; None: it is an iso."""
+        by_pxe = self.method is Method.PXE
+        return self.files.uki if self.direct and (by_pxe or self.http_boot is HttpBoot.UKI) else None
+
+    @property
+    def shows_its_start(self) -> bool:
+        """Whether the system that it boots fetches something that only it would."""
+        if self.user_data is None or self.direct:
+            return self.asks_by_uuid
+        folder = self.user_data.url.rpartition("/")[0]
+        return all(folder in text for text in (*self.entries.values(), " ".join(self.kernel_arguments)))
+
+    @property
+    def may_ask_by_identity(self) -> bool:
+        """Whether the system finds its user data by who the machine is, as far as its image or its texts say so."""
+        if self.config_from is ConfigFrom.SYSTEM_UUID or not (self.shows_its_start or self.reads_medium):
+            return True
+        user_data = self.user_data.files.values() if self.user_data is not None else ()
+        texts = (*self.kernel_arguments, *self.entries.values(), *user_data)
+        return any(mark in text for mark in _BY_IDENTITY for text in texts)
+
+    def with_data_in(self, folder: str, *, told_by: tuple[str, str]) -> Boot:
+        """The same boot of a system that finds its user data in another folder below the base URL.
+
+        Its installer reports by the second of two tokens in place of the first.
+        """
+        user_data = self.user_data
+        within = f"/{user_data.folder}/" if user_data is not None and not self.asks_by_uuid else None
+
+        def moved(text: str) -> str:
+            return (text.replace(within, f"/{folder}/") if within is not None else text).replace(*told_by)
+
+        return replace(
+            self,
+            kernel_arguments=tuple(map(moved, self.kernel_arguments)),
+            entries={loader: moved(text) for loader, text in self.entries.items()},
+            user_data=replace(user_data, url=moved(user_data.url)) if user_data is not None else None,
+        )
+
+    @property
+    def loaded_kernel(self) -> BootFile:
+        """The kernel of a boot that is not direct; rule R6 sees to it that there is one."""
+        assert self.files.kernel is not None  # noqa: S101
+        return self.files.kernel
+
+    @property
+    def http_boot_file(self) -> BootFile | None:
+        """What firmware fetches by UEFI HTTP boot, if this boot has it."""
+        return getattr(self.files, self.http_boot) if self.http_boot is not None else None
+
+    @property
+    def fetched(self) -> tuple[BootFile, ...]:
+        """The files that a machine fetches by it: what its method starts, and what any text that it is given names."""
+        files, started = self.files, set[BootFile | None]()
+        if self.direct:
+            started = {self.direct_uki or files.iso}
+        else:
+            started = {files.kernel, *files.initrds, files.loader if self.http_boot is HttpBoot.LOADER else None}
+        data = self.user_data.files.values() if self.user_data is not None else ()
+        texts = (*self.kernel_arguments, *self.entries.values(), *data)
+        return tuple(each for each in files.all() if each in started or any(each.url in text for text in texts))
+
+    def lacks(self, absent: Collection[BootFile]) -> bool:
+        """Whether any file that it is made by is among those that are not there."""
+        return bool(absent) and any(each in absent for each in self.fetched)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "profile": self.profile,
+            "image": self.image,
+            "version": self.version,
+            "method": self.method,
+            "httpBoot": self.http_boot,
+            "writesDisk": self.writes_disk,
+            "configFrom": self.config_from,
+            "files": self.files.facts(),
+            "kernelArguments": list(self.kernel_arguments),
+            "userData": self.user_data.facts() if self.user_data else None,
+            "nodeLabels": dict(self.node_labels),
+            "nodeTaints": [str(taint) for taint in self.node_taints],
+            "entries": {loader: digest(text) for loader, text in self.entries.items()},
+            "templates": dict(self.templates),
+            **({"boots": self.boots} if self.boots > 1 else {}),
+        }
+
+
+# What a URL has of user data that is found by UUID, or by a query: see `render.aliases`.
+_BY_IDENTITY: Final = ("/ignition/", "/ignition?", "/cloud?", "/generic?", "/nocloud/", "/user-data/")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyDecision:
+    """What a server's policy lets it boot."""
+
+    policy: str
+    network_boot: NetworkBoot
+    boot: Boot | None  # None: the profile's method is Disk
+    override: OverrideMode
+    disk_boot: DiskBoot
+    power: PolicyPower
+    provision: int  # the number wanted
+    attempts: int = 1  # how often that may be attempted
+    wait_for: PolicyWait = PolicyWait.NONE  # what has to be seen before the first attempt
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy,
+            "networkBoot": self.network_boot,
+            "boot": self.boot.facts() if self.boot else None,
+            "override": self.override,
+            "diskBoot": self.disk_boot,
+            "power": self.power,
+            "provision": self.provision,
+            **({"attempts": self.attempts} if self.attempts > 1 else {}),
+            **({"waitFor": self.wait_for} if self.wait_for is not PolicyWait.NONE else {}),
+        }
+
+
+def is_within(at: datetime, start: datetime | None, end: datetime | None) -> bool:
+    """Whether an instant lies in the window [start, end); None: the window has no such bound."""
+    return (start is None or start <= at) and (end is None or at < end)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaintenanceDecision:
+    """What a maintenance lets a server boot, and in which window: [start, end)."""
+
+    name: str
+    start: datetime | None
+    end: datetime | None
+    priority: int
+    network_boot: NetworkBoot  # Always or Once
+    boot: Boot | None  # None: the profile's method is Disk
+    override: OverrideMode
+    run: int
+    power: MaintenancePower
+    max_unavailable: str
+    max_unavailable_per: str | None = None  # Site, or a label's key; None: of all that it selects
+
+    def active(self, at: datetime) -> bool:
+        return is_within(at, self.start, self.end)
+
+    def overlap(self, other: MaintenanceDecision) -> tuple[datetime | None, datetime | None] | None:
+        """Return the window [start, end) in which both are active; None: there is no such window."""
+        start = max((each for each in (self.start, other.start) if each is not None), default=None)
+        end = min((each for each in (self.end, other.end) if each is not None), default=None)
+        return (start, end) if start is None or end is None or start < end else None
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "window": {
+                "start": format_instant(self.start) if self.start else None,
+                "end": format_instant(self.end) if self.end else None,
+            },
+            "priority": self.priority,
+            "networkBoot": self.network_boot,
+            "boot": self.boot.facts() if self.boot else None,
+            "override": self.override,
+            "run": self.run,
+            "power": self.power,
+            "maxUnavailable": self.max_unavailable,
+            **({"maxUnavailablePer": self.max_unavailable_per} if self.max_unavailable_per is not None else {}),
+        }
+
+
+class WithheldBoot(NamedTuple):
+    """An install boot that a newer commit does not offer, in the window [start, end)."""
+
+    maintenance: str | None  # None: the policy's boot
+    start: datetime | None  # None: from the beginning
+    end: datetime | None  # None: without an end
+    takes_image_back: bool  # whether the newer commit offers another image there, or none
+    by: str  # the newer commit
+
+    def active(self, at: datetime) -> bool:
+        return is_within(at, self.start, self.end)
+
+
+class CopyTerms(NamedTuple):
+    """What the boot files in OUTPUT and in its copies may serve without a record of the fetch."""
+
+    one_time_boots: bool = False  # whether they serve one-time boots
+    late_ends: bool = False  # whether loaders that cannot ask the endpoint for the end of a maintenance get it
+    ipxe_https: bool = False  # whether iPXE can ask an endpoint by https
+
+    def facts(self) -> dict[str, Any]:
+        """Return what differs from the defaults, as `spec.serving` of the Fleet has it."""
+        return {
+            **({"oneTimeBoots": "Copies"} if self.one_time_boots else {}),
+            **({"lateEnds": "Accept"} if self.late_ends else {}),
+            **({"ipxeHttps": True} if self.ipxe_https else {}),
+        }
+
+
+STRICT_COPIES: Final = CopyTerms()  # what a Fleet that sets nothing means
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """Everything that a commit says about one server: what could boot, and when."""
+
+    server: str
+    uuid: SystemUuid
+    macs: tuple[MacAddress, ...]  # of the interfaces that may boot
+    architecture: Architecture
+    firmware: Firmware
+    lifecycle: Lifecycle
+    restrict: bool  # whether a server that boots its disk gets 404 by each lookup
+    base_url: str
+    provision: int  # the number wanted, whether a policy asks for it now or not
+    policy: PolicyDecision | None
+    maintenances: tuple[MaintenanceDecision, ...]  # in the order of their names
+    declared: int | None = None  # the number that Git says is provisioned; only where that is the evidence
+    serial: str | None = None  # that a loader may look it up by
+    replaces: SystemUuid | None = None  # what its UUID was before its board was replaced
+    stopped: bool = False  # whether no boot that writes disks is offered, whatever asks for it
+    endpoint: str | None = None  # the URL of who gives what is made once, for trees that cannot; None: nobody is named
+    local_disk: str | None = None  # how loaders hand over to its disk: Exit, Sanboot, a path; None: as for most
+    copies: CopyTerms = STRICT_COPIES
+    # Install boots that newer commits do not offer. Not in the digest: the commit of this decision does not contain it.
+    withheld: tuple[WithheldBoot, ...] = ()
+    _digest: Digest | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
+
+    @property
+    def digest(self) -> Digest:
+        """Of all that it says; another process that is given it has it with it."""
+        if (known := self._digest) is None:
+            object.__setattr__(self, "_digest", known := digest(self.facts()))
+        return known
+
+    def digested(self) -> Decision:
+        """The same, once its digest is known."""
+        _ = self.digest
+        return self
+
+    @property
+    def boots(self) -> tuple[Boot, ...]:
+        """Whatever it may boot from the network, now or ever."""
+        found = (each.boot for each in (self.policy, *self.maintenances) if each is not None)
+        return tuple(boot for boot in found if boot is not None)
+
+    def absent(self, withheld: Callable[[BootFile], bool]) -> frozenset[BootFile]:
+        """Of the files that its boots are made by, those that are withheld."""
+        return frozenset(file for boot in self.boots for file in boot.fetched if withheld(file))
+
+    @property
+    def token(self) -> Digest | None:
+        """What is fetched, and reported, of the installation that is wanted names; None: nothing is installed once."""
+        boot = self.installation
+        return Digest(provisioned_token(self.uuid, self.provision, boot.image)) if boot is not None else None
+
+    @property
+    def installation(self) -> Boot | None:
+        """The boot by which its policy wants something installed; None: nothing is installed once."""
+        return self.policy.boot if self.policy is not None and self.policy.network_boot in _INSTALLING else None
+
+    def data_folder(self, token: Digest) -> str | None:
+        """Where a system finds its user data, below the base URL, by the offer of its boot: no other looks there."""
+        return f"v1/boot/{self.macs[0]}/data/{token}" if self.macs else None
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "server": self.server,
+            "uuid": self.uuid,
+            "macs": list(self.macs),
+            "architecture": self.architecture,
+            "firmware": self.firmware,
+            "lifecycle": self.lifecycle,
+            "restrict": self.restrict,
+            "baseURL": self.base_url,
+            "provision": self.provision,
+            "policy": self.policy.facts() if self.policy else None,
+            "maintenances": [maintenance.facts() for maintenance in self.maintenances],
+            **({"declared": self.declared} if self.declared is not None else {}),
+            **({"serial": self.serial} if self.serial is not None else {}),
+            **({"replaces": self.replaces} if self.replaces is not None else {}),
+            **({"stopped": True} if self.stopped else {}),
+            **({"endpoint": self.endpoint} if self.endpoint is not None else {}),
+            **({"localDisk": self.local_disk} if self.local_disk is not None else {}),
+            **({"copies": facts} if (facts := self.copies.facts()) else {}),
+        }
+
+
+class OverrideTarget(StrEnum):
+    """Redfish BootSourceOverrideTarget, of those that plans want."""
+
+    UEFI_HTTP = "UefiHttp"
+    PXE = "Pxe"
+    CD = "Cd"
+    HDD = "Hdd"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nic:
+    """One interface: its MAC address and what IP addresses it is given."""
+
+    mac: MacAddress
+    addresses: tuple[str, ...]  # without prefix lengths
+    boots: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """One server's interfaces, and whose mirror is near."""
+
+    server: str
+    lifecycle: Lifecycle
+    site: str | None
+    nics: tuple[Nic, ...]  # in the document's order
+    loader: Loader | None = None  # that DHCP names; None: as for most machines
+
+
+def host(server: Server, site: str | None, loader: Loader | None) -> Host:
+    """What the network is told of ``server``."""
+    return Host(
+        server=server.metadata.name,
+        lifecycle=server.spec.lifecycle,
+        site=site,
+        loader=loader,
+        nics=tuple(
+            Nic(
+                mac=interface.mac,
+                addresses=tuple(address.partition("/")[0] for address in interface.addresses),
+                boots=interface.boot,
+            )
+            for interface in server.spec.interfaces
+        ),
+    )
+
+
+def idle(host: Host) -> tuple[MacAddress, ...]:
+    """The interfaces that the machine may not boot from, which its decision does not list."""
+    return tuple(nic.mac for nic in host.nics if not nic.boots)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """The documents that set the fields of a server. They follow from the commit alone, and decide nothing."""
+
+    stream: str | None  # whose images its policy follows
+    joins: int | None  # at which percentage the stream's rollout reaches it; None: it is there, or there is none
+    kept: str | None  # the pin or hold that keeps it where it is
+    packed: bytes  # its lines, compressed: a fleet has many that are alike
+
+    @property
+    def lines(self) -> list[list[Any]]:
+        """Each: field, value, rule, reason, the maintenance under which it holds, document, place in the document.
+
+        The place is the line within the server's own document, and a JSON pointer in other documents. Document and
+        place are None if a rule adds the field.
+        """
+        found: list[list[Any]] = json.loads(zlib.decompress(self.packed))
+        return found

@@ -1,0 +1,286 @@
+"""Rendered user data: whether it is what its format says, and how a system finds it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Final
+from xml.parsers.expat import ExpatError, ParserCreate
+
+from gitboot.jsonio import Digest, digest
+from gitboot.model.boot_image import UserDataFormat
+from gitboot.model.scalars import Malformed, shown
+from gitboot.problems import Code
+from gitboot.resolve.server_decision import UserDataFiles
+
+# The file that a format's systems expect; a bundle's main file for the NoCloud formats.
+_FILE_NAME: Final = {
+    UserDataFormat.IGNITION: "config.ign",
+    UserDataFormat.KICKSTART: "ks.cfg",
+    UserDataFormat.PRESEED: "preseed.cfg",
+    UserDataFormat.CLOUD_INIT: "user-data",
+    UserDataFormat.AUTOINSTALL: "user-data",
+    UserDataFormat.TALOS: "talos.yaml",
+    UserDataFormat.AUTOYAST: "autoinst.xml",
+    UserDataFormat.COMBUSTION: "script",
+    UserDataFormat.GENERIC: "generic",
+}
+
+# The kernel arguments by which each format's first boot finds its user data. Sources: Ignition, "Kernel
+# parameters"; cloud-init, "NoCloud"; Ubuntu, "Autoinstall: providing configuration"; Anaconda, "inst.ks";
+# Debian installation guide, B.2.3; Talos, "Kernel arguments"; AutoYaST guide, "Invoking the installation"; Combustion's
+# README. The table stands in docs/templates.md as well.
+_ARGUMENTS: Final = {
+    UserDataFormat.IGNITION: ("ignition.config.url={url}",),
+    UserDataFormat.CLOUD_INIT: ("ds=nocloud;s={url}",),
+    UserDataFormat.AUTOINSTALL: ("autoinstall", "ds=nocloud;s={url}"),
+    UserDataFormat.KICKSTART: ("inst.ks={url}",),
+    UserDataFormat.PRESEED: ("auto=true", "url={url}"),
+    UserDataFormat.TALOS: ("talos.platform=metal", "talos.config={url}"),
+    UserDataFormat.AUTOYAST: ("autoyast={url}",),
+    UserDataFormat.COMBUSTION: ("combustion.url={url}",),
+    UserDataFormat.GENERIC: (),
+}
+
+
+# The label by which each format's systems look for a volume, and the files that they expect on it. Sources: cloud-init,
+# "NoCloud"; Talos, "NoCloud"; Anaconda, "inst.ks"; AutoYaST guide, "Invoking the installation"; the READMEs of
+# Combustion and of ignition-dracut in openSUSE. Nothing looks for a preseed, or for a text of no format.
+_VOLUMES: Final = {
+    UserDataFormat.CLOUD_INIT: ("cidata", ""),
+    UserDataFormat.AUTOINSTALL: ("cidata", ""),
+    UserDataFormat.TALOS: ("cidata", ""),
+    UserDataFormat.KICKSTART: ("OEMDRV", ""),
+    UserDataFormat.AUTOYAST: ("OEMDRV", ""),
+    UserDataFormat.COMBUSTION: ("combustion", "combustion/"),
+    UserDataFormat.IGNITION: ("ignition", "ignition/"),
+}
+
+
+def family(format: str) -> UserDataFormat:
+    return UserDataFormat(format.partition("/")[0])
+
+
+def arguments(user_data: UserDataFiles) -> tuple[str, ...]:
+    """The kernel arguments that lead a first boot to its user data."""
+    return tuple(argument.format(url=user_data.url) for argument in _ARGUMENTS[family(user_data.format)])
+
+
+def volume(format: str) -> tuple[str, str] | None:
+    """The label of the volume on which systems look for a format, and the folder there; None: on none."""
+    return _VOLUMES.get(family(format))
+
+
+def meta_data(instance: Mapping[str, str]) -> str:
+    """NoCloud's word on who a system is."""
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(instance.items()))
+
+
+def bundled(
+    format: str, text: str, beside: Mapping[str, str], *, instance: Mapping[str, str], base_url: str
+) -> UserDataFiles:
+    """Rendered text as the files to publish; NoCloud wants meta-data beside user-data, and takes what else there is."""
+    name = _FILE_NAME[family(format)]
+    if name != "user-data":
+        content = Digest(sha256(text.encode()).hexdigest())
+        return UserDataFiles(format=format, files={name: text}, digest=content, url=f"{base_url}/o/{content}/{name}")
+    files = dict(sorted({"meta-data": meta_data(instance), "user-data": text, **beside}.items()))
+    bundle = digest({name: sha256(content.encode()).hexdigest() for name, content in files.items()})
+    return UserDataFiles(format=format, files=files, digest=bundle, url=f"{base_url}/o/{bundle}/")
+
+
+def understood(format: str, at_most: str) -> bool:
+    """Whether an image that takes ``at_most`` takes user data of ``format``."""
+    if at_most == "None" or family(format) is not family(at_most):
+        return False
+    return _minor(format) <= _minor(at_most)
+
+
+def _minor(format: str) -> int:
+    return int(format.partition("/3.")[2] or 0)
+
+
+def check(format: str, text: str) -> None:
+    """Raise `Malformed` where rendered user data is not what ``format`` says."""
+    _CHECKS[family(format)](format, text)
+
+
+def check_beside(format: str, name: str, text: str) -> None:
+    """Raise `Malformed` where a file beside user data of ``format`` is not what NoCloud takes by this name."""
+    if _FILE_NAME[family(format)] != "user-data":
+        raise Malformed(Code.BESIDE_USER_DATA, f"{name} is NoCloud's, and {format} has none", "leave it out")
+    if name == "network-config":
+        if not _NETWORK_CONFIG.search(text):
+            raise Malformed(
+                Code.BESIDE_USER_DATA,
+                "the rendered network-config says no version, which cloud-init cannot read",
+                "begin it with `version: 2`, of netplan's form, or with `version: 1`",
+            )
+    elif text.strip() and not text.startswith(_CLOUD_INIT_STARTS):
+        raise Malformed(
+            Code.BESIDE_USER_DATA,
+            f"the rendered vendor-data begins with {shown(text.partition(chr(10))[0])}, which cloud-init ignores",
+            "begin its first line with #cloud-config, #! or ## template: jinja",
+        )
+
+
+# cloud-init, "Networking config": versions 1 and 2, either below a key `network` or not.
+_NETWORK_CONFIG: Final = re.compile(r"^(?:network:\s*\n\s+)?version:\s*[12]\s*(?:#.*)?$", re.MULTILINE)
+
+
+def _malformed(message: str, hint: str, code: Code = Code.USER_DATA_DOCUMENT) -> Malformed:
+    return Malformed(code, message, hint)
+
+
+def _check_ignition(format: str, text: str) -> None:
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        hint = "Ignition is JSON; convert a Butane file with `butane` before it is committed"
+        raise _malformed(f"the rendered Ignition document is not JSON: {error}", hint) from None
+    section = config.get("ignition") if isinstance(config, dict) else None
+    version = section.get("version") if isinstance(section, dict) else None
+    if not isinstance(version, str):
+        raise _malformed(
+            "the rendered Ignition document names no ignition.version",
+            f'begin it with {{"ignition": {{"version": "3.{_minor(format)}.0"}}',
+        )
+    if version.startswith(("1", "2")):
+        raise _malformed(
+            f"the rendered Ignition document is of specification {shown(version)}, which images of Ignition 3 refuse",
+            "convert it once with ign-converter and commit the result",
+        )
+    if not re.fullmatch(rf"3\.{_minor(format)}\.0", version):
+        raise _malformed(
+            f"the rendered Ignition document is of version {shown(version)}, the profile says {format}",
+            f"write ignition.version 3.{_minor(format)}.0, or correct the profile's userData.format",
+        )
+
+
+_CLOUD_INIT_STARTS: Final = (
+    "#cloud-config",
+    "#!",
+    "## template: jinja",
+    "Content-Type: multipart",
+    "#include",
+)
+
+
+def _check_cloud_init(format: str, text: str) -> None:
+    if not text.startswith(_CLOUD_INIT_STARTS):
+        raise _malformed(
+            f"the rendered user data begins with {shown(text.partition(chr(10))[0])}, which cloud-init ignores",
+            "begin its first line with #cloud-config, #! or ## template: jinja",
+        )
+
+
+def _check_autoinstall(format: str, text: str) -> None:
+    if not text.startswith("#cloud-config") or not re.search(r"^autoinstall:", text, re.MULTILINE):
+        raise _malformed(
+            "the rendered user data is no autoinstall configuration",
+            "begin it with #cloud-config and hold everything below one key, autoinstall:",
+        )
+
+
+_KICKSTART_COMMAND: Final = re.compile(r"[a-z][a-z0-9]*\b|%|#|$")
+
+
+def _check_kickstart(format: str, text: str) -> None:
+    section = False
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if stripped.startswith("%"):
+            section = stripped != "%end" and not stripped.startswith(("%include", "%ksappend"))
+        elif not section and not _KICKSTART_COMMAND.match(stripped):
+            raise _malformed(
+                f"line {number} of the rendered kickstart is no command: {shown(stripped)}",
+                "correct the template",
+            )
+    if section:
+        raise _malformed("the rendered kickstart leaves a section open", "close it with %end")
+
+
+def _check_preseed(format: str, text: str) -> None:
+    for number, line in enumerate(text.replace("\\\n", " ").splitlines(), 1):
+        if line.strip() and not line.lstrip().startswith("#") and len(line.split()) < 3:
+            raise _malformed(
+                f"line {number} of the rendered preseed is no answer: {shown(line.strip())}",
+                "write OWNER QUESTION TYPE VALUE: d-i clock-setup/utc boolean true",
+            )
+
+
+# Talos: `version: v1alpha1` of the one machine document, or documents of their own kind beside it or alone.
+_TALOS_DOCUMENT: Final = re.compile(r"^(?:version:\s*[\"']?v1alpha1|apiVersion:\s*[\"']?v1alpha1)\b", re.MULTILINE)
+_TALOS_MACHINE: Final = re.compile(r"^machine:", re.MULTILINE)
+_TALOS_TYPE: Final = re.compile(r"^\s+type:\s*[\"']?(?:controlplane|worker|init)\b", re.MULTILINE)
+
+
+def _check_talos(format: str, text: str) -> None:
+    if text.startswith(_CLOUD_INIT_STARTS) or not _TALOS_DOCUMENT.search(text):
+        raise _malformed(
+            "the rendered text is no configuration of Talos: it has no `version: v1alpha1`",
+            "commit what `talosctl gen config` or `talosctl machineconfig patch` writes",
+            Code.TALOS_DOCUMENT,
+        )
+    if _TALOS_MACHINE.search(text) and not _TALOS_TYPE.search(text):
+        raise _malformed(
+            "the rendered Talos configuration says no machine.type",
+            "write type: controlplane or type: worker below machine:",
+            Code.TALOS_DOCUMENT,
+        )
+
+
+_YAST: Final = "http://www.suse.com/1.0/yast2ns"
+
+
+def _check_autoyast(format: str, text: str) -> None:
+    """Well-formed, and a profile; entities are not expanded, whoever declares them."""
+    roots: list[str] = []
+    parser = ParserCreate(namespace_separator=" ")
+    parser.StartElementHandler = lambda name, _: roots.append(name) if not roots else None
+    parser.EntityDeclHandler = _refuse_entity
+    try:
+        parser.Parse(text.encode(), True)
+    except ExpatError as error:
+        message = f"the rendered AutoYaST profile is not well-formed XML: {error}"
+        raise _malformed(message, "correct the template", Code.AUTOYAST_DOCUMENT) from None
+    if roots[:1] != [f"{_YAST} profile"]:
+        raise _malformed(
+            f"the rendered XML begins with <{shown(roots[0].rpartition(' ')[2])}>, not with an AutoYaST profile",
+            f'begin it with <profile xmlns="{_YAST}">',
+            Code.AUTOYAST_DOCUMENT,
+        )
+
+
+def _refuse_entity(name: str, *_: object) -> None:
+    raise _malformed(
+        f"the rendered AutoYaST profile declares an entity, {shown(name)}", "write its text", Code.AUTOYAST_DOCUMENT
+    )
+
+
+def _check_combustion(format: str, text: str) -> None:
+    if not text.startswith("#!"):
+        raise _malformed(
+            f"the rendered Combustion script begins with {shown(text.partition(chr(10))[0])}, which is not run",
+            "begin it with #!/bin/bash, and with `# combustion: network` where it needs the network",
+            Code.COMBUSTION_SCRIPT,
+        )
+
+
+def _check_generic(format: str, text: str) -> None:
+    """Any text is what it says."""
+
+
+_CHECKS: Final[Mapping[UserDataFormat, Callable[[str, str], None]]] = {
+    UserDataFormat.IGNITION: _check_ignition,
+    UserDataFormat.CLOUD_INIT: _check_cloud_init,
+    UserDataFormat.AUTOINSTALL: _check_autoinstall,
+    UserDataFormat.KICKSTART: _check_kickstart,
+    UserDataFormat.PRESEED: _check_preseed,
+    UserDataFormat.TALOS: _check_talos,
+    UserDataFormat.AUTOYAST: _check_autoyast,
+    UserDataFormat.COMBUSTION: _check_combustion,
+    UserDataFormat.GENERIC: _check_generic,
+}

@@ -1,0 +1,298 @@
+"""Commit path: review each commit on the way to the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
+from typing import Final, NamedTuple, TypeVar
+
+from gitboot.fleet.revision import Message, ReinstallsNeed
+from gitboot.review.decision_changes import Side, compare
+from gitboot.review.guards import NOBODY, AckLine, Acknowledged, Limits, Unheeded, Verdict, ack_lines, judge, trailers
+
+U = TypeVar("U", bound=str)  # a UUID
+MAX_STEPS: Final = 200  # more are judged as one
+Judged = Callable[[int, int], Verdict]  # what changes from one position to another, with nothing acknowledged
+Arrived = Callable[[int, int], None]  # takes from where a position is reached, and the position
+
+
+def _ignore(old: int, new: int) -> None:
+    """Do nothing about a position that is reached."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leg:
+    """One commit of the first-parent line since the accepted one."""
+
+    revision: str
+    valid: bool  # one that is not is part of the step to the next that is
+    messages: tuple[Message, ...]  # of it, and of all commits that it brought in
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hop:
+    """From one position to another: 0 is the accepted commit, n the n-th leg."""
+
+    old: int
+    new: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """How far the newest commit can be accepted."""
+
+    hops: tuple[Hop, ...]  # that no guard holds, one after the other
+    held: Hop | None  # from where they end to the newest commit; None: they lead to it
+    steps: tuple[Hop, ...]  # that trip and that nobody acknowledged: each can be by its own digest
+    unheeded: tuple[Unheeded, ...]
+    used: frozenset[str] = frozenset()  # the ids of the signed lines that count for the hops
+    waits: bool = False  # whether the next hop waits, although no guard holds it
+
+    @property
+    def reached(self) -> int:
+        """The position of the newest commit that can be accepted."""
+        return self.hops[-1].new if self.hops else 0
+
+
+def way(
+    legs: Sequence[Leg],
+    judged: Judged,
+    approved: Acknowledged = NOBODY,
+    need: ReinstallsNeed | None = None,
+    met: Container[str] = frozenset(),
+    arrived: Arrived = _ignore,
+) -> Way:
+    """The way to the last of ``legs``, which is valid, by first-parent steps, in their order, none skipped.
+
+    A step to a commit is judged from the last one that could be accepted, so what somebody took back need not be
+    acknowledged. It may also be judged from an earlier one, where that is what somebody acknowledged: the commits of
+    a branch that were put on top one by one. ``approved`` is what was acknowledged without a line in a message,
+    ``need`` what reinstallations are acknowledged by alone, ``met`` the signed lines that counted before.
+
+    A line acknowledges one hop: one that leads up to its commit, or, if there is none, one beyond it. A line that
+    counts by its signature does not count behind any commit with the same signed content.
+
+    ``arrived`` is called for each position as soon as it is known from where the position is reached.
+
+    If a hop waits that no guard holds, nothing beyond it is reached. So the order of steps does not depend on the wait.
+    """
+    if len(legs) > MAX_STEPS:
+        messages = tuple(message for leg in legs for message in leg.messages)
+        legs = (*(replace(leg, valid=False, messages=()) for leg in legs[:-1]), replace(legs[-1], messages=messages))
+    search = _Search(legs, judged, approved, need, met, arrived)
+    for new, leg in enumerate(legs, 1):
+        if leg.valid and not search.waits:
+            search.arrive(new)
+    return search.found(len(legs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """An acknowledgement, and the position of the first commit that has it, with whichever signature."""
+
+    at: int
+    ack: AckLine
+    is_repeated: bool = False  # whether its own commit lies behind that one
+
+    @property
+    def key(self) -> _Line | str:
+        """What counts once on a way."""
+        return self.ack.id if self.ack.content else self
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A way to a position, and what acknowledges it."""
+
+    hops: tuple[Hop, ...] = ()
+    used: frozenset[_Used] = frozenset()
+
+
+@dataclass(slots=True)
+class _Search:
+    """The positions that can be reached, while the legs are gone along."""
+
+    legs: Sequence[Leg]
+    judged: Judged
+    approved: Acknowledged
+    need: ReinstallsNeed | None
+    met: Container[str]
+    arrived: Arrived
+    paths: dict[int, _Path] = field(default_factory=lambda: {0: _Path()})
+    matched: set[_Line | str] = field(default_factory=set)  # whose digest is one of a hop up to their commit
+    heeded: set[_Line] = field(default_factory=set)  # whose digest is one of any hop
+    waits: bool = False  # whether a hop waits that no guard holds
+    lines: tuple[_Line, ...] = field(init=False)
+    faulty: tuple[Unheeded, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        legs = tuple(enumerate(self.legs, 1))
+        first = {each.content: at for at, leg in reversed(legs) for each in leg.messages}
+        found = [(at, each) for at, leg in legs for each in ack_lines(leg.messages, self.need, self.met)]
+        self.lines = tuple(
+            _Line(first[each.content], each, first[each.content] < at) if each.content else _Line(at, each)
+            for at, each in found
+            if isinstance(each, AckLine)
+        )
+        self.faulty = tuple(each for _, each in found if isinstance(each, Unheeded))
+
+    def arrive(self, new: int) -> None:
+        """Look for a way to a position."""
+        latest = max(self.paths)
+        for old in self._begins():
+            path = self.paths[old]
+            hop, used = self._acknowledged(Hop(old=old, new=new, verdict=self.judged(old, new)), path)
+            if not hop.verdict.held and (old == latest or hop.verdict.trips):
+                self.waits = hop.verdict.waits
+                if self.waits:
+                    return
+                self.paths[new] = _Path((*path.hops, hop), path.used | used)
+                self.arrived(old, new)
+                return
+
+    def _begins(self) -> Iterator[int]:
+        """From where it may be reached: the latest first, and the others where something could acknowledge that."""
+        latest, *others = sorted(self.paths, reverse=True)
+        yield latest
+        yield from (old for old in others if self.approved or any(line.at > old for line in self.lines))
+
+    def _acknowledged(self, hop: Hop, path: _Path) -> tuple[Hop, frozenset[_Used]]:
+        """A hop with what of it is acknowledged, and by what."""
+        same = [line for line in self.lines if line.ack.digest == hop.verdict.digest and line.at > hop.old]
+        self.heeded.update(same)
+        counting = [
+            line for line in same if line.key not in path.used and (line.at >= hop.new or line.key not in self.matched)
+        ]
+        self.matched.update(line.key for line in same if line.at >= hop.new)
+        given: dict[str, _Given] = {
+            each[1]: each for each in self.approved.keys() - path.used if each[0] == hop.verdict.digest
+        }
+        for line in sorted(counting, key=lambda line: (line.at < hop.new, line.at), reverse=True):
+            given[line.ack.guard] = line  # in the end the one that follows next
+        by = {guard: self._who(each) for guard, each in given.items()}
+        trips = tuple(
+            replace(trip, acknowledged=trip.guard.value in given, by=by.get(trip.guard.value, ""))
+            for trip in hop.verdict.trips
+        )
+        counted = (given[trip.guard.value] for trip in trips if trip.acknowledged)
+        used = frozenset(each.key if isinstance(each, _Line) else each for each in counted)
+        return replace(hop, verdict=replace(hop.verdict, trips=trips)), used
+
+    def _who(self, given: _Given) -> str:
+        return given.ack.by if isinstance(given, _Line) else self.approved[given]
+
+    def found(self, newest: int) -> Way:
+        reached = max(self.paths)
+        path, held = self.paths[reached], None
+        if reached < newest:
+            held, _ = self._acknowledged(Hop(old=reached, new=newest, verdict=self.judged(reached, newest)), path)
+        stale = (
+            Unheeded(
+                commit=line.ack.commit,
+                line=line.ack.text,
+                why=AckLine.USED if line.is_repeated else AckLine.STALE,
+            )
+            for line in self.lines
+            if line not in self.heeded
+        )
+        steps = tuple(self._steps(reached, newest)) if held is not None else ()
+        used = frozenset(each for each in path.used if isinstance(each, str))
+        return Way(hops=path.hops, held=held, steps=steps, unheeded=(*self.faulty, *stale), used=used, waits=self.waits)
+
+    def _steps(self, reached: int, newest: int) -> Iterator[Hop]:
+        """Each single step behind the last position reached that somebody has to acknowledge."""
+        valid = [reached, *(at for at in range(reached + 1, newest + 1) if self.legs[at - 1].valid)]
+        for old, new in pairwise(valid):
+            hop, _ = self._acknowledged(Hop(old=old, new=new, verdict=self.judged(old, new)), self.paths[reached])
+            if hop.verdict.held:
+                yield hop
+
+
+_Used = _Line | str | tuple[str, str]  # each of which counts once on a way
+_Given = _Line | tuple[str, str]  # a line, or what was acknowledged without one
+
+
+def introduced(known: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
+    """With which provision number each UUID came that is not ``known``: that of the first commit that has it.
+
+    ``commits`` are the (UUID, provision number) of each valid first-parent commit since the accepted one, in order.
+    """
+    found = dict[U, int]()
+    for servers in commits:
+        for uuid, provision in servers:
+            if uuid not in known:
+                found.setdefault(uuid, provision)
+    return found
+
+
+class Between(NamedTuple):
+    """One commit of the first-parent line from BASE to HEAD."""
+
+    revision: str
+    messages: tuple[Message, ...]  # of it, and of all commits that it brought in
+    side: Callable[[], Side]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldStep:
+    """One merge that somebody has to acknowledge, and by which lines."""
+
+    commit: str
+    lines: tuple[str, ...]
+
+
+def judged_by_steps(
+    verdict: Verdict,
+    base: Side,
+    head: Side,
+    line: Sequence[Between],
+    limits: Limits,
+    need: ReinstallsNeed | None,
+    met: Container[str],
+) -> tuple[Verdict, tuple[HeldStep, ...], tuple[Unheeded, ...]]:
+    """A verdict over several commits as an instance comes to it: each is judged by itself.
+
+    With what holds of each of them, and the lines that count for nothing.
+    """
+
+    @cache
+    def side(position: int) -> Side:
+        if position == 0:
+            return base
+        return head if position == len(line) else line[position - 1].side()
+
+    def judged(old: int, new: int) -> Verdict:
+        before, after = side(old), side(new)
+        assert after.decisions is not None  # noqa: S101 - it is valid
+        assert after.repository is not None  # noqa: S101
+        changes = compare(before.decisions, after.decisions, before.repository, after.repository)
+        return judge(changes.extent, tightened(limits, before, after))
+
+    legs = [
+        Leg(revision=each.revision, valid=side(at).decisions is not None, messages=each.messages)
+        for at, each in enumerate(line, 1)
+    ]
+    found = way(legs, judged, need=need, met=met)
+    if found.held is None:
+        trips = tuple(trip for hop in found.hops for trip in hop.verdict.trips)  # each of which is acknowledged
+        return replace(verdict, trips=trips), (), found.unheeded
+    # What the commits change together may be harmless where one of them is not: an instance may look in between.
+    holding = verdict if verdict.held else found.held.verdict
+    return holding, tuple(_steps(found.steps, line, need)), found.unheeded
+
+
+def tightened(limits: Limits, *sides: Side) -> Limits:
+    """Limits as the fleets of these commits have them."""
+    for side in sides:
+        if side.repository is not None:
+            limits = limits.tightened_by(side.repository.fleet.spec.guards)
+    return limits
+
+
+def _steps(hops: Sequence[Hop], line: Sequence[Between], need: ReinstallsNeed | None) -> Iterator[HeldStep]:
+    for hop in hops:
+        lines = tuple(text for _, text in trailers(hop.verdict, need))
+        yield HeldStep(commit=line[hop.new - 1].revision, lines=lines)

@@ -1,0 +1,1 @@
+"""Write a review as text, JSON or Markdown."""

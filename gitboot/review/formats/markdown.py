@@ -1,0 +1,431 @@
+"""Review as Markdown, and annotations, for pull requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from html import escape
+from itertools import groupby
+from typing import Final
+
+from gitboot.fleet.resources import Id
+from gitboot.problems import Code, Problem, Severity
+from gitboot.review.document_changes import AccessChange
+from gitboot.review.formats import phrases
+from gitboot.review.groups import ChangeCause, Group
+from gitboot.review.guards import Guard
+from gitboot.review.rendered_diffs import RenderedDiff
+from gitboot.review.review import Review, ReviewOutcome
+from gitboot.review.risks import DANGEROUS, Risk
+from gitboot.text import count, more, printable, some
+
+LIMIT: Final = 60_000  # bytes; GitHub takes 65,536 characters
+_SECTION: Final = 6_000  # bytes of a list that could be of any length
+_DIFF: Final = 60  # lines of one rendered diff
+_LONGEST: Final = 300  # characters of one line
+
+
+def marker(folder: str) -> str:
+    """The first line, by which a comment is found again and replaced: one for each fleet of a repository."""
+    plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # what would end an HTML comment
+    return f"<!-- gitboot diff {plain} -->" if folder else "<!-- gitboot diff -->"
+
+
+def commit_marker(commit: str) -> str:
+    """Return the second line, which names the commit that a review is about."""
+    return f"<!-- gitboot commit {commit} -->"
+
+
+def failed_review(folder: str, commit: str, log: str) -> str:
+    """Return the comment of a commit without a review; ``log`` is the URL of the CI job's log."""
+    return "\n".join(
+        (
+            marker(folder),
+            commit_marker(commit),
+            f"## gitboot diff{f' of {code(folder)}' if folder else ''}: the review failed",
+            "",
+            f"There is no review of {code(commit[:12])}, so it is unknown what this change does. Read the log: {log}",
+            "",
+        )
+    )
+
+
+def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> str:
+    """The comment, of the fleet in a folder: what matters most first, and as many groups as there is room for.
+
+    ``commit`` is the commit that the review is about, for `gitboot comment`; None: a work tree.
+    """
+    markers = (marker(folder), commit_marker(commit)) if commit is not None else (marker(folder),)
+    head = (*markers, *_verdict(review, folder))
+    begin = "\n".join((*head, *_blast_radius(review), *_guards(review), *_dangers(review)))
+    end = "\n".join((*_when(review), *_documents(review), *_problems(review), *_next(review)))
+    room = LIMIT - len(begin.encode()) - len(end.encode()) - len(review.command.encode()) - 400
+    lines, left = _groups(review, room)
+    if left:
+        notice = f"\n**{count(left, 'group')} of changes not shown here**: read them with {code(review.command)}"
+        begin = "\n".join((*head, notice, *_blast_radius(review), *_guards(review), *_dangers(review)))
+    return "\n".join(part for part in (begin, "\n".join(lines), end) if part) + "\n"
+
+
+def _verdict(review: Review, folder: str) -> Iterator[str]:
+    yield f"## gitboot diff{f' of {code(folder)}' if folder else ''}: {review.headline}"
+    yield ""
+    yield f"{_side(review.base.named, review.base.short)} → {_side(review.head.named, review.head.short)}"
+    if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:
+        yield ""
+        yield f"digest {code(review.verdict.digest)}"
+    if review.changes is not None:
+        yield ""
+        yield phrases.counts(review.changes)
+    for commit, signer in review.signers:
+        yield ""
+        yield f"{code(commit[:12])} is signed by {code(str(signer))}"
+    if review.base.decisions is None and review.changes is not None:
+        yield ""
+        yield "**The base is no valid fleet, so everything is new here.**"
+
+
+def _side(named: str, revision: str) -> str:
+    return code(named) + (f" ({code(revision)})" if revision else "")
+
+
+def _blast_radius(review: Review) -> Iterator[str]:
+    if review.outcome in (ReviewOutcome.INVALID, ReviewOutcome.UNCHANGED) or not review.changes or not review.verdict:
+        return
+    limits = review.verdict.limits
+    yield "\n### Blast radius\n"
+    yield _row(each.capitalize() for each in phrases.area_header(limits))
+    yield "|---|--:|--:|--:|--:|--:|--:|"
+    rows = []
+    for area in phrases.touched(review.changes.areas):
+        name, *cells = phrases.area_cells(area, limits)
+        rows.append(_row((code(name, in_table=True), *(f"**{cell}**" if "!" in cell else cell for cell in cells))))
+    yield from _fitting(rows, "server group")
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _guards(review: Review) -> Iterator[str]:
+    note_on_identities = review.note_on_identities
+    if review.verdict is None or not (review.verdict.trips or review.unheeded or note_on_identities):
+        return
+    yield "\n### Guards\n"
+    yield from _fitting(
+        [
+            f"- {'acknowledged' if trip.acknowledged else '**held**'}: `{trip.guard}`: {_told(phrases.trip(trip))}"
+            + (f"; by {code(trip.by)}" if trip.by else "")
+            for trip in review.verdict.trips
+        ],
+        "limit",
+    )
+    if (note := review.note_on_records) is not None:
+        yield f"- {note}"
+    if note_on_identities is not None:
+        yield f"- {note_on_identities}"
+    yield from _fitting(
+        [f"- not heeded: {code(each.line)} in {code(each.commit[:12])}: {code(each.why)}" for each in review.unheeded],
+        "acknowledgement",
+    )
+
+
+def _told(text: str) -> str:
+    """Return words of gitboot's own that may hold the value of a label, which Markdown must not read."""
+    return text if _is_plain(text) else code(text)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether Markdown, HTML and forges read the text as no more than its words."""
+    return _PLAIN.fullmatch(text) is not None and not any(begin in text for begin in _LINKS)
+
+
+_PLAIN: Final = re.compile("[A-Za-z0-9 ,.:;/()%=-]+")
+_LINKS: Final = ("www.", "://")  # GFM 6.9
+
+
+def _dangers(review: Review) -> Iterator[str]:
+    found = list(review.dangers())
+    if not found:
+        return
+    yield "\n### Look at this first\n"
+    for danger in found:
+        shown = some(list(map(code, danger.names)))
+        number = f"{count(len(danger.names), 'server')}: " if danger.names[0] in _names(review) else ""
+        yield f"- **{danger.risk}**: {number}{shown}"
+        yield from (f"  - {code(reason)}" for reason in danger.reasons[:5])
+        if left := more(len(danger.reasons) - 5, "reason"):
+            yield f"  - {left}"
+
+
+def _names(review: Review) -> set[str]:
+    return {change.name for change in review.changes.servers} if review.changes else set()
+
+
+# Groups
+
+
+def _groups(review: Review, room: int) -> tuple[list[str], int]:
+    """As many groups as there is room for, and how many of them are left out or without their details."""
+    blocks = [*_shared_blocks(review), *(_group(group) for group in review.groups)]
+    if not blocks:
+        return [], 0
+    heading = "\n### Cause and effect\n"
+    lines, short_ones = [heading], 0
+    room -= len(heading.encode()) + 200
+    for number, (full, short) in enumerate(blocks):
+        text = next((each for each in (full, short) if len(each.encode()) < room), None)
+        if text is None:
+            left = len(blocks) - number
+            lines.append(f"\n{more(left, 'group')}: see the command below")
+            return lines, left + short_ones
+        short_ones += text is not full
+        room -= len(text.encode()) + 1
+        lines.append(text)
+    return lines, short_ones
+
+
+def _shared_blocks(review: Review) -> Iterator[tuple[str, str]]:
+    for shared in (review.unknown, review.shared):
+        if shared is not None:
+            lines = [*map(_cause, shared.causes), *(f"- {code(phrases.change(field))}" for field in shared.fields)]
+            title = phrases.shared_title(shared.causes, shared.title)
+            yield _folded(title, "\n".join([*lines, "", _rendered(shared.rendered)]))
+
+
+def _group(group: Group) -> tuple[str, str]:
+    """A group with its details, and the same in one line."""
+    lines = [f"- servers: {some(list(map(code, group.names)), 20)}"]
+    lines += map(_cause, group.causes)
+    lines += (f"- takes effect {code(phrases.when(effect))}" for effect in group.effects)
+    lines += (f"- {what}: {code(why)}" for what, why in phrases.reasons(group))
+    lines += (f"- {code(phrases.change(field))}" for field in group.fields[:20])
+    if (outlier := group.outlier) is not None:
+        lines.append(f"- **rendered otherwise than {code(outlier.than)}**, which changes by the same causes:")
+        lines += (f"  - {code(line)}" for line in phrases.outlier(outlier))
+    if group.rendered is None:
+        lines.append("- not rendered: there are too many lines")
+    elif group.rendered:
+        lines.append(f"\n{code(phrases.rendered_for(group))}:\n\n{_rendered(group.rendered)}")
+    risks = ", ".join(group.risks)
+    return _folded(f"{phrases.title(group)}: {risks}", "\n".join(lines))
+
+
+def _cause(cause: ChangeCause) -> str:
+    at = f"{cause.at} {code(':'.join(map(str, cause.place)))}" if cause.place else ""
+    return f"- {code(str(cause))}{at}: {code(phrases.cause(cause))}"
+
+
+def _folded(summary: str, text: str) -> tuple[str, str]:
+    # Markdown ends where HTML begins, so a code span would not be one. Forges find no mention and no reference (#1, !1)
+    # in <code>.
+    shown = escape(printable(summary))
+    shown = shown if _is_plain(summary) else f"<code>{shown}</code>"
+    return f"<details><summary>{shown}</summary>\n\n{text}\n\n</details>", f"- {code(summary)}"
+
+
+def _rendered(diffs: Iterable[RenderedDiff]) -> str:
+    parts = []
+    for boot, files in groupby(diffs, key=lambda each: each.boot):
+        lines = [line for each in files for line in each.lines]
+        parts.append(f"{code(boot)}\n{_fenced(lines)}")
+    return "\n\n".join(parts)
+
+
+def _fenced(lines: list[str]) -> str:
+    shown = [printable(line.expandtabs(4))[:_LONGEST] for line in lines[:_DIFF]]
+    if len(lines) > _DIFF:
+        shown.append(f"… {more(len(lines) - _DIFF, 'line')}")
+    fence = _longer_than("\n".join(shown), 3)
+    return "\n".join([f"{fence}diff", *shown, fence])
+
+
+# What comes after
+
+
+def _when(review: Review) -> Iterator[str]:
+    found = phrases.effects(review.groups)
+    if found:
+        yield "\n### When\n"
+        yield from _fitting([f"- {code(when)}: {count(number, 'server')}" for when, number in found], "instant")
+
+
+def _documents(review: Review) -> Iterator[str]:
+    found = review.documents_only
+    if found:
+        yield f"\n### Presentation only: {count(len(found), 'document')}, no decision follows\n"
+        lines = [
+            f"- {code(str(each.id))} {each.fate}"
+            + (f": {code(some([field.dotted for field in each.fields], 3))}" if each.fields else "")
+            for each in found
+        ]
+        yield from _fitting(lines, "document")
+    if review.changes is not None and not review.changes.first:
+        if bmcs := review.changes.moved_bmcs:
+            shown = some(list(map(code, bmcs)), 10)
+            number = count(len(bmcs), "server")
+            yield f"\n**BMC**: overrides go to another BMC, or trust it otherwise: {number}: {shown}"
+        if moved := phrases.credentials(review.changes.bmcs):
+            yield "\n**Credentials** go where they did not go before; an instance sends them only where it is told:\n"
+            yield from _fitting([f"- {code(line)}" for line in moved], "BMC")
+
+
+def _problems(review: Review) -> Iterator[str]:
+    for heading, problems in (
+        ("Problems", review.head.problems),
+        ("Problems of the base", review.base.problems if review.base.decisions is None else ()),
+    ):
+        if problems:
+            yield f"\n### {heading}: {_counted(problems)}\n"
+            yield from _fitting([_problem(problem) for problem in problems], "problem", 2 * _SECTION)
+
+
+def _counted(problems: tuple[Problem, ...]) -> str:
+    errors = sum(problem.severity is Severity.ERROR for problem in problems)
+    return f"{count(errors, 'error')}, {count(len(problems) - errors, 'warning')}"
+
+
+def _problem(problem: Problem) -> str:
+    place = f"{problem.path}:{problem.line}:{problem.column}"
+    hint = f"<br>{code(problem.hint)}" if problem.hint else ""
+    return f"- {code(place)} {problem.severity} {problem.code}: {code(problem.message)}{hint}"
+
+
+def _next(review: Review) -> Iterator[str]:
+    yield f"\n### Next steps\n\nSee it yourself: {code(review.command)}"
+    acknowledging = list(review.acknowledging())
+    if not acknowledging:
+        return
+    yield "\nTo accept it anyway, once you have looked: put into the last commit's message\n"
+    yield _plain_fence([line for _, line in acknowledging])
+    if review.steps:
+        yield "\nor each commit by itself, in any commit's message behind it:\n"
+        for step in review.steps:
+            yield f"{code(step.commit[:12])}\n"
+            yield _plain_fence(list(step.lines))
+    yield "\nor, where the instance runs:\n"
+    yield _plain_fence([str(review.approval)])
+
+
+def _plain_fence(lines: list[str]) -> str:
+    return "\n".join(["```text", *lines, "```"])
+
+
+# Text that Markdown leaves alone
+
+
+def code(text: str, *, in_table: bool = False) -> str:
+    """A code span that its text cannot end."""
+    text = printable(text)
+    text = f"{text[: _LONGEST - 1]}…" if len(text) > _LONGEST else text
+    fence = _longer_than(text, 1)
+    padding = " " if "`" in text else ""
+    if in_table:  # a backslash before "\|" would escape the backslash, and end the cell: GFM 4.10, 6.1
+        text = re.sub(r"(?<!\\)\|", r"\\|", text.replace("\\|", r"\\u007c"))
+    return f"{fence}{padding}{text or ' '}{padding}{fence}"
+
+
+def _longer_than(text: str, least: int) -> str:
+    runs = re.findall("`+", text)
+    return "`" * max(least, *(len(run) + 1 for run in runs), least)
+
+
+def _fitting(lines: list[str], what: str, room: int = _SECTION) -> Iterator[str]:
+    """As many lines as there is room for, and how many are left out."""
+    for number, line in enumerate(lines):
+        room -= len(line.encode()) + 1
+        if room < 0:
+            yield f"\n{more(len(lines) - number, what)}"
+            return
+        yield line
+
+
+# The changes that a guard looks at; the others look at all of them.
+_RISKS = {
+    Guard.MAX_REINSTALLS: Risk.REINSTALL,
+    Guard.MAX_ACCESS_CHANGES: Risk.ACCESS,
+    Guard.MAX_INSTALLS: Risk.INSTALL,
+    Guard.MAX_RESETS: Risk.RESET,
+    Guard.MUTATED_IMAGES: Risk.MUTATED_IMAGE,
+    Guard.MAX_DELETES: Risk.WITHDRAWN,
+    Guard.MAX_DELETE_PERCENT: Risk.WITHDRAWN,
+    Guard.ALLOW_EMPTY: Risk.WITHDRAWN,
+}
+
+
+def as_problems(review: Review) -> tuple[Problem, ...]:
+    """Every limit that holds the commit, every dangerous group, every line not heeded, every problem of HEAD."""
+    return (*_trips(review), *_dangers_annotations(review), *_unheeded(review), *review.head.problems)
+
+
+def _trips(review: Review) -> Iterator[Problem]:
+    if review.verdict is None:
+        return
+    lines = dict(review.acknowledging())
+    for trip in review.verdict.trips:
+        risk = _RISKS.get(trip.guard)
+        causing = [cause for group in review.groups if risk in (None, *group.risks) for cause in group.causes]
+        if trip.guard is Guard.MAX_UNKNOWN_CHANGES and review.unknown is not None:
+            causing = list(review.unknown.causes)
+        if trip.guard is Guard.MAX_ACCESS_CHANGES and review.shared is not None:
+            causing = list(review.shared.causes)
+        claimed = [claim.place for claim in review.claims] if trip.guard is Guard.MAX_REINSTALLS else []
+        yield _placed(
+            review,
+            [*claimed, *_places(causing)],
+            Code.HELD,
+            f"{trip.guard}: {phrases.trip(trip)}" + (f", acknowledged by {trip.by}" if trip.acknowledged else ""),
+            "" if trip.acknowledged else f"look at it, then acknowledge it: {lines.get(trip.guard, review.approval)}",
+            Severity.WARNING if trip.acknowledged else Severity.ERROR,
+        )
+
+
+def _dangers_annotations(review: Review) -> Iterator[Problem]:
+    for group in review.groups:
+        risks = [risk for risk in group.risks if risk in DANGEROUS]
+        if risks:
+            message = f"{phrases.title(group)} ({some(group.names, 3)}): {', '.join(risks)}"
+            yield _placed(review, _places(group.causes), Code.DANGEROUS, message, Code.DANGEROUS.hint, Severity.WARNING)
+
+    if review.changes is not None:
+        for change in review.changes.access:
+            message = f"{Risk.ACCESS}: {phrases.who_may_fetch(change)}"
+            yield _placed(
+                review, _at_fleet(review, change), Code.DANGEROUS, message, Code.DANGEROUS.hint, Severity.WARNING
+            )
+
+
+def _unheeded(review: Review) -> Iterator[Problem]:
+    for each in review.unheeded:
+        message = f"{each.line!r} in {each.commit[:12]}: {each.why}"
+        yield _placed(review, [], Code.UNHEEDED, message, Code.UNHEEDED.hint, Severity.WARNING)
+
+
+Place = tuple[str, int, int]  # path, line, column
+
+
+def _places(causes: Iterable[ChangeCause]) -> list[Place]:
+    return [cause.place for cause in causes if cause.place is not None]
+
+
+def _placed(
+    review: Review, places: Iterable[Place], code: Code, message: str, hint: str, severity: Severity
+) -> Problem:
+    """Return a problem at the first of these places; without one at the Fleet."""
+    path, line, column = next(iter(places), None) or _fleet(review)
+    return Problem(path=path, line=line, column=column, code=code, message=message, hint=hint, severity=severity)
+
+
+def _at_fleet(review: Review, change: AccessChange) -> Iterator[Place]:
+    """Where the new Fleet has a setting of who may fetch, or what is left around it."""
+    if (repository := review.head.repository) is not None:
+        key = Id("Fleet", repository.fleet.metadata.name)
+        path, place = repository.place(key, *change.field.split("."))
+        yield path, place.line, place.column
+
+
+def _fleet(review: Review) -> Place:
+    assert review.head.repository is not None  # noqa: S101 - it was judged
+    repository = review.head.repository
+    path, place = repository.place(Id("Fleet", repository.fleet.metadata.name), "metadata", "name")
+    return path, place.line, place.column

@@ -1,0 +1,512 @@
+"""Guards: limits that hold a commit."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import ClassVar, Final
+
+from gitboot.fleet.identities import BmcAccess, LostIdentity, machine
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.revision import Message, ReinstallsNeed
+from gitboot.jsonio import Digest, digest
+from gitboot.model.fleet import Guards
+from gitboot.model.server import Server
+from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.review.document_changes import changes_ledger, shared_change, unknown_change
+from gitboot.review.reinstalls import GainedIdentity, Inheritance
+from gitboot.review.risks import Risk, risks
+from gitboot.text import did_you_mean
+
+SMALL: Final = 10  # servers: in smaller groups a percentage says nothing
+
+
+class Guard(StrEnum):
+    """What holds a commit, in the order in which it is shown."""
+
+    MAX_REINSTALLS = "maxReinstalls"
+    MAX_UNKNOWN_CHANGES = "maxUnknownChanges"
+    MAX_ACCESS_CHANGES = "maxAccessChanges"
+    MUTATED_IMAGES = "mutatedImages"
+    ALLOW_EMPTY = "allowEmpty"
+    ALLOW_REWIND = "allowRewind"
+    ALLOW_TAKEOVER = "allowTakeover"
+    MAX_BMC_CHANGES = "maxBmcChanges"
+    MAX_DELETES = "maxDeletes"
+    MAX_DELETE_PERCENT = "maxDeletePercent"
+    MAX_UPDATE_PERCENT = "maxUpdatePercent"
+    MAX_SMALL_GROUP = "maxSmallGroup"
+    MAX_INSTALLS = "maxInstalls"
+    MAX_RESETS = "maxResets"
+
+
+# A line in a message is its author's word, and no rewind is made by one: these take a shell.
+ONLY_APPROVED: Final = frozenset({Guard.ALLOW_REWIND, Guard.MAX_BMC_CHANGES})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How much one commit may change; more is held. The defaults are the instance's."""
+
+    max_update_percent: int = 30
+    max_delete_percent: int = 10
+    max_deletes: int = 25
+    max_small_group: int = 3  # servers, in a group or fleet under `SMALL`, instead of percentages
+    max_reinstalls: int = 0
+    max_installs: int = 50
+    max_resets: int = 50
+    max_unknown_changes: int = 0
+    max_access_changes: int = 0
+    mutated_images: int = 0
+    max_bmc_changes: int = 0
+    allow_empty: bool = False
+    allow_rewind: bool = False
+    allow_takeover: bool = False
+
+    def tightened_by(self, guards: Guards) -> Limits:
+        """These limits, or where the Fleet has a lower one that one: a repository loosens nothing."""
+        given = {each.name: getattr(guards, each.name) for each in fields(guards)}
+        return replace(
+            self, **{name: min(getattr(self, name), limit) for name, limit in given.items() if limit is not None}
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trip:
+    """One limit that a commit exceeds."""
+
+    guard: Guard
+    what: str  # what was counted: servers removed
+    number: int
+    limit: int
+    of: int | None = None  # out of so many; None: the number counts, not the share
+    percent: bool = False  # whether the limit is one
+    area: str = "all"  # or site=fra1
+    acknowledged: bool = False
+    by: str = ""  # who has acknowledged it; "": nobody knows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether a commit is held, by what, and what its acknowledgements are bound to."""
+
+    digest: Digest
+    limits: Limits
+    trips: tuple[Trip, ...]
+    areas: tuple[Area, ...] = ()  # how much of which group of servers it changes, the whole fleet first
+    inherited: tuple[Inheritance, ...] = ()  # identities of machines that were perhaps installed
+    waits: bool = False  # whether the instance reads all fetches before it accepts the step
+
+    @property
+    def held(self) -> bool:
+        return bool(self.holding)
+
+    @property
+    def holding(self) -> tuple[Guard, ...]:
+        """The guards that hold the commit: those that trip and are not acknowledged, each once."""
+        return tuple(dict.fromkeys(trip.guard for trip in self.trips if not trip.acknowledged))
+
+
+Acknowledged = Mapping[tuple[str, str], str]  # (digest, guard) -> who says so
+NOBODY: Final[Acknowledged] = MappingProxyType({})
+
+
+def judge(
+    extent: Extent,
+    limits: Limits,
+    acknowledged: Acknowledged = NOBODY,
+    *,
+    pending: int | None = None,
+    returning: int = 0,
+    inherited: Sequence[Inheritance] = (),
+    rewound: bool = False,
+    takeover: bool | None = None,
+    bmcs: int = 0,
+) -> Verdict:
+    """What of a commit's ``extent`` exceeds ``limits``; an acknowledgement counts for this digest and one guard.
+
+    ``pending`` is how many servers an instance's records leave to be installed: by it a first commit is judged, which
+    changes nothing. Without it all that want a first boot count. ``returning`` is how many servers it brings back that
+    the records know as installed, and that would be installed again. ``inherited`` are the identities of machines that
+    were perhaps installed, by which these can get install boots of other servers. ``rewound`` says that the commit does
+    not descend from the accepted one, ``takeover`` that by it some instance ceases to act for the fleet; where there is
+    none that knows, the commit alone says whether one does. ``bmcs`` is how many servers it lets an instance send
+    credentials for to whom it was never told to send them.
+    """
+    taken = extent.takeover if takeover is None else takeover
+
+    trips = (
+        replace(
+            trip, acknowledged=(key := (extent.digest, trip.guard.value)) in acknowledged, by=acknowledged.get(key, "")
+        )
+        for trip in (
+            *_of_branch(limits, rewound, taken),
+            *_more(Guard.MAX_BMC_CHANGES, "BMCs that were never sent these credentials", bmcs, limits.max_bmc_changes),
+            *_trips(extent, limits, pending, returning + _inheriting(extent, inherited)),
+        )
+    )
+    order = list(Guard)
+    ordered = sorted(trips, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
+    return Verdict(
+        digest=extent.digest, limits=limits, trips=tuple(ordered), areas=extent.areas, inherited=tuple(inherited)
+    )
+
+
+def _inheriting(extent: Extent, inherited: Iterable[Inheritance]) -> int:
+    """Return how many servers inherit an identity and are not counted as reinstalled for another reason."""
+    return len({each.server for each in inherited} - {*extent.reinstalled})
+
+
+def _of_branch(limits: Limits, rewound: bool, takeover: bool) -> Iterator[Trip]:
+    if rewound and not limits.allow_rewind:
+        yield Trip(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0)
+    if takeover and not limits.allow_takeover:
+        yield Trip(guard=Guard.ALLOW_TAKEOVER, what="instances that may act no more", number=1, limit=0)
+
+
+def _trips(extent: Extent, limits: Limits, pending: int | None, returning: int) -> Iterator[Trip]:
+    if extent.after == 0 and extent.before and not limits.allow_empty:
+        yield Trip(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1)
+    installs = pending if pending is not None else extent.installs
+    yield from _more(Guard.MAX_INSTALLS, "first boots", installs, limits.max_installs)
+    yield from _more(Guard.MAX_RESETS, "servers that may be reset", extent.resets, limits.max_resets)
+    reinstalled = extent.reinstalls + returning
+    yield from _more(Guard.MAX_REINSTALLS, "servers that may be reinstalled", reinstalled, limits.max_reinstalls)
+    if extent.first:
+        return
+    unknown = "changes of what unknown servers boot"
+    yield from _more(Guard.MAX_UNKNOWN_CHANGES, unknown, int(extent.unknown), limits.max_unknown_changes)
+    access = "settings that let more clients fetch"
+    yield from _more(Guard.MAX_ACCESS_CHANGES, access, extent.access, limits.max_access_changes)
+    if extent.disk_claims:  # whichever servers boot such an image now, any may boot it after this commit
+        may_boot = "servers that may boot an image that claims for the first time to write no disk"
+        yield from _more(Guard.MAX_REINSTALLS, may_boot, extent.after, limits.max_reinstalls)
+    yield from _more(Guard.MUTATED_IMAGES, "images in use edited", extent.mutated_images, limits.mutated_images)
+    yield from _more(Guard.MAX_DELETES, "servers removed", extent.areas[0].removed, limits.max_deletes)
+    for area in extent.areas:
+        yield from _of_area(area, limits)
+
+
+def _more(guard: Guard, what: str, number: int, limit: int) -> Iterator[Trip]:
+    if number > limit:
+        yield Trip(guard=guard, what=what, number=number, limit=limit)
+
+
+def _of_area(area: Area, limits: Limits) -> Iterator[Trip]:
+    judged = (
+        (Guard.MAX_DELETE_PERCENT, "servers removed", area.removed, limits.max_delete_percent),
+        (Guard.MAX_UPDATE_PERCENT, "servers changed", area.changed, limits.max_update_percent),
+    )
+    for guard, what, number, limit in judged:
+        if area.size < SMALL:
+            if number > limits.max_small_group:
+                yield Trip(
+                    guard=Guard.MAX_SMALL_GROUP,
+                    what=what,
+                    number=number,
+                    limit=limits.max_small_group,
+                    of=area.size,
+                    area=str(area),
+                )
+        elif number * 100 > limit * area.size:
+            yield Trip(guard=guard, what=what, number=number, limit=limit, of=area.size, percent=True, area=str(area))
+
+
+# Acknowledgements: `Gitboot-Ack: DIGEST GUARD`, a line of a commit's message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unheeded:
+    """A line that was to acknowledge something and does not, and why."""
+
+    commit: str
+    line: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Acknowledgements:
+    """What the messages of some commits acknowledge."""
+
+    given: Acknowledged
+    unheeded: tuple[Unheeded, ...]
+
+
+_LINE: Final = re.compile(r"^[ \t]*gitboot-ack\b.*$", re.IGNORECASE | re.MULTILINE)
+_WORDS: Final = re.compile(r"\s*Gitboot-Ack:[ \t]+(\S+)[ \t]+(\S+)[ \t\r]*")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def trailer(digest: Digest, guard: Guard) -> str:
+    """The line that acknowledges one guard."""
+    return f"Gitboot-Ack: {digest} {guard}"
+
+
+def trailers(verdict: Verdict, need: ReinstallsNeed | None) -> Iterator[tuple[Guard, str]]:
+    """For each guard that holds, the line that acknowledges it, where a line can."""
+    for guard in verdict.holding:
+        if guard not in ONLY_APPROVED and not (guard is Guard.MAX_REINSTALLS and need is ReinstallsNeed.APPROVE):
+            yield guard, trailer(verdict.digest, guard)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AckLine:
+    """A well-formed line of a commit's message."""
+
+    STALE: ClassVar[str] = "it acknowledges other changes than these: something was changed since, look again"
+    USED: ClassVar[str] = (
+        "a signed acknowledgement counts once, and a commit with the same signed content was accepted before "
+        "(--reinstalls-need signed): sign a new commit"
+    )
+
+    commit: str
+    text: str
+    digest: str
+    guard: str
+    by: str  # who says it
+    content: str = ""  # SHA-256 of what the commit's signature covers, if the line counts by that signature
+
+    @property
+    def id(self) -> str:
+        """What counts once, if the line counts by a signature."""
+        return f"{self.content} {self.digest} {self.guard}"
+
+
+def ack_lines(
+    messages: Iterable[Message], need: ReinstallsNeed | None = None, met: Container[str] = frozenset()
+) -> Iterator[AckLine | Unheeded]:
+    """Every line of commits' messages that is to acknowledge something.
+
+    The line may stand anywhere in a message and be indented, as a squash leaves it. What is wrong in any way
+    acknowledges nothing, and neither does a line for reinstallations that is not what these ``need``.
+
+    ``met`` holds the signed content of commits that led to an accepted commit, and the `AckLine.id` of lines that
+    counted. A line that counts by a signature counts once.
+    """
+    for message in messages:
+        for line in _LINE.findall(message.text):
+            why = _fault(line)
+            _, digest, guard = line.split() if why is None else ("", "", "")
+            if (why := why or _not_enough(message, guard, need)) is not None:
+                yield Unheeded(commit=message.commit, line=line.strip(), why=why)
+                continue
+            content = message.content if guard == Guard.MAX_REINSTALLS and need is ReinstallsNeed.SIGNED else ""
+            found = AckLine(
+                commit=message.commit, text=line.strip(), digest=digest, guard=guard, by=message.by, content=content
+            )
+            if content and (content in met or found.id in met):
+                yield Unheeded(commit=found.commit, line=found.text, why=AckLine.USED)
+            else:
+                yield found
+
+
+def may_acknowledge(message: Message) -> bool:
+    """Whether a message has a line that is to acknowledge something."""
+    return _LINE.search(message.text) is not None
+
+
+def _not_enough(message: Message, guard: str, need: ReinstallsNeed | None) -> str | None:
+    """Why a line does not count although it is right, if it does not."""
+    if guard != Guard.MAX_REINSTALLS or need is None:
+        return None
+    if need is ReinstallsNeed.APPROVE:
+        return "reinstallations are acknowledged by gitboot approve alone (--reinstalls-need approve)"
+    if message.signer is None:
+        return "its commit is not signed by a listed key, which reinstallations need (--reinstalls-need signed)"
+    if message.signer.is_forge:
+        return "its commit is signed by a forge, for whoever has merged (--reinstalls-need signed)"
+    return None
+
+
+def acknowledgements(
+    messages: Iterable[Message],
+    digest: Digest,
+    need: ReinstallsNeed | None = None,
+    met: Container[str] = frozenset(),
+) -> Acknowledgements:
+    """What commits acknowledge of the changes with this digest."""
+    given: dict[tuple[str, str], str] = {}
+    unheeded = []
+    for line in ack_lines(messages, need, met):
+        match line:
+            case AckLine() if line.digest == digest:
+                given.setdefault((line.digest, line.guard), line.by)
+            case AckLine():
+                unheeded.append(Unheeded(commit=line.commit, line=line.text, why=AckLine.STALE))
+            case Unheeded():
+                unheeded.append(line)
+    return Acknowledgements(given=given, unheeded=tuple(unheeded))
+
+
+def _fault(line: str) -> str | None:
+    """What is wrong with a line, if anything."""
+    found = _WORDS.fullmatch(line)
+    if found is None:
+        return "not of the form Gitboot-Ack: DIGEST GUARD"
+    its_digest, guard = found.groups()
+    if not _DIGEST.fullmatch(its_digest):
+        return "its digest is not 64 lower-case hexadecimal digits: copy the whole line"
+    if guard not in list(Guard):
+        return f"there is no guard {guard}; {did_you_mean(guard, Guard, 'copy the whole line')}"
+    if guard == Guard.MAX_BMC_CHANGES:
+        return f"{guard} is acknowledged with gitboot approve alone, not by who wrote the message"
+    return None
+
+
+Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after
+
+
+def digest_of(pairs: Iterable[Pair]) -> Digest:
+    """Of all that changes."""
+    return digest(sorted([kind, old or "", new or ""] for kind, old, new in pairs))
+
+
+def reached_at(server: str | None, access: BmcAccess | None) -> Digest:
+    """Where and how a server's BMC is reached."""
+    return digest([server, asdict(access) if access is not None else None])
+
+
+def labels_of(server: Server) -> Iterator[Label]:
+    """The groups that a server is in."""
+    labels = server.metadata.labels
+    yield from ((key, labels[key]) for key in GROUPING if key in labels)
+
+
+def areas_of(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area, ...]:
+    """The whole fleet first, then the groups in their order; ``counts`` has the fields of an `Area` that are not 0."""
+    return tuple(_area(label, counts[label]) for label in sorted(counts, key=_place))
+
+
+def _area(label: Label | None, counted: Mapping[str, int]) -> Area:
+    return Area(
+        label=label,
+        size=counted.get("size", 0),
+        changed=counted.get("changed", 0),
+        less=counted.get("less", 0),
+        removed=counted.get("removed", 0),
+        added=counted.get("added", 0),
+        reinstalled=counted.get("reinstalled", 0),
+    )
+
+
+def _place(label: Label | None) -> tuple[int, str]:
+    return (GROUPING.index(label[0]), label[1]) if label else (-1, "")
+
+
+def extent_of_first(decisions: Decisions, repository: FleetRepository, servers: Iterable[Decision]) -> Extent:
+    """The extent of a commit before which there is none: `compare` finds the same, and holds all that it compares.
+
+    ``servers`` are the decisions for all servers, each looked at once.
+    """
+    counts: dict[Label | None, dict[str, int]] = {None: {"size": 0}}
+    found = Counter[Risk]()
+    pairs: list[Pair] = []
+    for decision in servers:
+        server = repository.servers[decision.server]
+        found.update(risks(None, decision, ()))
+        pairs.append(("server", None, decision.digest))
+        for label in (None, *labels_of(server)):
+            group = counts.setdefault(label, {})
+            group["added"] = group.get("added", 0) + 1
+        if (access := machine(repository, server).bmc) is not None:
+            pairs.append(("bmc", reached_at(None, None), reached_at(decision.server, access)))
+    unknown, shared = unknown_change(None, decisions), shared_change(None, decisions, None, repository)
+    pairs += [(kind, *each.pair) for kind, each in (("unknown", unknown), ("shared", shared)) if each is not None]
+    return Extent(
+        digest=digest_of(pairs),
+        first=True,
+        before=0,
+        after=len(repository.servers),
+        installs=found[Risk.INSTALL],
+        reinstalls=0,
+        resets=found[Risk.RESET],
+        unknown=unknown is not None,
+        mutated_images=0,
+        disk_claims=0,
+        access=0,
+        takeover=shared is not None and changes_ledger(shared),
+        areas=areas_of(counts),
+    )
+
+
+GROUPING: Final = ("site", "role")  # the labels whose values are groups of their own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Touched:
+    """What of two commits can differ: all else is the same in both, and need not be compared."""
+
+    servers: frozenset[str]  # of either commit
+    documents: frozenset[Id]  # and files, of kind "file"
+    sizes: Mapping[Label, int]  # how many servers of the old commit have a label of `GROUPING`
+
+
+Label = tuple[str, str]  # site, fra1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Area:
+    """How much of a group of servers is touched."""
+
+    label: Label | None  # None: the whole fleet
+    size: int  # servers of the old commit, and who moved here and changes
+    changed: int  # but for those that only offer less
+    less: int  # servers that offer nothing that they did not offer before: no guard counts them
+    removed: int  # or retired
+    added: int
+    reinstalled: int
+
+    def __str__(self) -> str:
+        return "=".join(self.label) if self.label else "all"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extent:
+    """All that guards judge a commit by."""
+
+    digest: Digest  # of all that changes: an acknowledgement is bound to it
+    first: bool  # there is no commit before
+    before: int  # how many servers the old commit has
+    after: int
+    installs: int  # new servers that want a first boot
+    reinstalls: int  # servers that can ask for a boot that writes disks, and could not before
+    resets: int  # servers that a maintenance can reset while they run, and could not before
+    unknown: bool  # whether unknown machines boot something else
+    mutated_images: int  # in use, and edited
+    disk_claims: int  # images that claim for the first time to write no disk
+    access: int  # settings that let more clients fetch
+    takeover: bool  # whether another instance may act for the fleet by it
+    areas: tuple[Area, ...]  # the whole fleet first
+    unknown_claims: tuple[str, ...] = ()  # new servers that boot what claims to write no disk, and none did before
+    by_policy: tuple[str, ...] = ()  # of `reinstalls`, servers whose records may show that nothing is installed again
+    lost: tuple[LostIdentity, ...] = ()  # identities that machines had, sorted
+    gained: tuple[GainedIdentity, ...] = ()  # identities by which machines newly get install boots, sorted
+    reinstalled: tuple[str, ...] = ()  # the servers that `reinstalls` counts, if there are gained identities
+
+    def without_reinstalls(self, servers: Collection[str]) -> Extent:
+        """Return the same extent without the reinstallations of some servers that it counts."""
+        if not servers:
+            return self
+        left = tuple(each for each in self.reinstalled if each not in servers)
+        return replace(self, reinstalls=self.reinstalls - len(servers), reinstalled=left)
+
+    def inheriting(self, found: Collection[Inheritance]) -> Extent:
+        """Return the same extent with a digest that covers the identities that servers inherit, if there are any.
+
+        An acknowledgement of the changes alone does not acknowledge that other machines are installed by them.
+        """
+        if not found:
+            return self
+        inherited = sorted([each.server, str(each.kind), each.value, each.uuid] for each in found)
+        return replace(self, digest=digest(["inherited", inherited, self.digest]))
+
+    def taking_back(self, accepted: str, revision: str) -> Extent:
+        """The same of a commit that does not descend from the accepted one: what acknowledges it is bound to both.
+
+        A rewind may change no decision; what acknowledged one says nothing of the next.
+        """
+        return replace(self, digest=digest(["rewind", accepted, revision, self.digest]))

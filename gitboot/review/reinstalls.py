@@ -1,0 +1,616 @@
+"""Reinstalls: disk-writing boots that a commit newly asks for, and changes of identities."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from gitboot.fleet.identities import LostIdentity, Machine, Mark
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.jsonio import Digest, digest, format_instant
+from gitboot.model.boot_image import BootImage
+from gitboot.model.boot_policy import MaintenancePower, NetworkBoot, OverrideMode, PolicyWait
+from gitboot.model.fleet import Output
+from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_mac, is_placeholder_serial, lookup_uuids
+from gitboot.model.server import Lifecycle
+from gitboot.resolve.install_attempts import is_provisioned
+from gitboot.resolve.plan_at_time import has_run
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import (
+    Boot,
+    Decision,
+    Decisions,
+    Host,
+    MaintenanceDecision,
+    PolicyDecision,
+    WithheldBoot,
+)
+from gitboot.review.document_changes import DocumentChange, Fate, plain
+from gitboot.review.harmless_changes import (
+    Demand,
+    EachTime,
+    NotProvisioned,
+    NotRun,
+    Span,
+    When,
+    covers,
+    instants,
+    spans,
+)
+
+
+class Why(StrEnum):
+    """By what a disk-writing boot can be asked for that could not be before."""
+
+    PROVISION = "provision"  # raised
+    ATTEMPTS = "attempts"  # raised
+    BOOTS = "boots"  # raised: how many times the image's installer boots
+    IMAGE = "image"  # another one under OnImageChange or Always
+    POLICY = "policy"  # there was none, or the server was parked
+    NETWORK_BOOT = "networkBoot"
+    WAIT = "waitFor"  # PowerOff no more: it may be installed while it runs
+    OVERRIDE = "override"  # from None: it was left to the firmware whether it boots so
+    MAC = "MAC"  # another server's: the machine behind it boots what this one does
+    SERIAL = "serial"  # the same by its serial number
+    ADDRESS = "address"  # the same by the IP address that its firmware asks from
+    UUID = "UUID"  # the same by its UUID in the other byte order, or by the UUID that its BMC shows
+    NAME = "name"  # the same by the name of its document or its xname
+    NID = "nid"  # the same by the number that OpenCHAMI gives a node
+    WRITES_DISK = "writesDisk"  # what it booted before wrote no disk
+    MAINTENANCE = "maintenance"  # added, or its image, networkBoot, run or window changed
+    UNCOVERED = "uncovered"  # a maintenance that had hidden it is gone
+    STOPPED = "stopped"  # boots that write disks were, and are no more
+    CLAIM = "claim"  # an image that claims for the first time to write no disk
+    CLAIM_OF_BOOT = "claim of boot"  # such an image, with what no server was offered with it
+
+
+class Reinstall(NamedTuple):
+    """One way in which a server's disks can newly be written."""
+
+    why: Why
+    old: str | None  # what is different: the number, the image, the policy …
+    new: str | None
+    maintenance: str | None = None  # None: under the policy
+
+
+def reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
+    """Every way in which ``new`` can ask for a disk-writing boot that ``old`` could not.
+
+    No record is looked at, so this is what may happen, whatever a server was provisioned with. What is made once for
+    a provision key is the same boot whichever pool asks for it, and whichever image belongs to it.
+    """
+    return tuple(dict.fromkeys(_asked_anew(old, new)))
+
+
+def wants_install(decision: Decision) -> bool:
+    """Whether a server that is new wants a first boot, or boots something else that writes its disks."""
+    policy = decision.policy
+    if policy is not None and policy.boot is not None:
+        if policy.network_boot in _BY_KEY and policy.provision > 0:  # with 0 it is adopted as it stands
+            return True
+        if policy.network_boot is NetworkBoot.ALWAYS and policy.boot.writes_disk:
+            return True
+    return any(_writes(maintenance.boot) for maintenance in decision.maintenances)
+
+
+_BY_KEY: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
+
+
+def _writes(boot: Boot | None) -> bool:
+    return boot is not None and boot.writes_disk
+
+
+def _asked_anew(old: Decision, new: Decision) -> Iterator[Reinstall]:
+    """For each span of time in which ``new`` asks for a disk-writing boot that ``old`` does not: what is different."""
+    times = instants(old, new)
+    before, after = list(spans(old, times)), list(spans(new, times))
+    for number, is_now in enumerate(after):
+        ask = is_now.ask
+        if ask.writes_disk and not _is_asked(ask, before[number:]):
+            was = before[number].ask
+            if old.stopped and not new.stopped:
+                yield Reinstall(Why.STOPPED, None, None, ask.maintenance)
+            elif ask.maintenance is None:
+                yield from _under_policy(old, new, was)
+            else:
+                yield from _under_maintenance(old, new, was, ask.maintenance)
+
+
+def _is_asked(ask: Demand, spans: list[Span]) -> bool:
+    """Whether a disk-writing boot is asked for in the first of these spans, or its provision key there or later."""
+    here = spans[0].ask
+    if _asks_as_much(here, ask) and here.image == ask.image:
+        return True
+    if not isinstance(ask.when, NotProvisioned):
+        return False
+    return any(_asks_as_much(span.ask, ask) for span in spans if isinstance(span.ask.when, NotProvisioned))
+
+
+def _asks_as_much(was: Demand, ask: Demand) -> bool:
+    as_soon = ask.waits or not was.waits
+    return was.writes_disk and as_soon and covers(was.when, ask.when) and (_sets(was) or not _sets(ask))
+
+
+def _sets(ask: Demand) -> bool:
+    return ask.override is not OverrideMode.NONE
+
+
+def _under_policy(old: Decision, new: Decision, was: Demand) -> Iterator[Reinstall]:
+    before, after = old.policy, new.policy
+    assert after is not None  # noqa: S101 - it asks for a boot
+    assert after.boot is not None  # noqa: S101
+    if before is None:
+        yield Reinstall(Why.POLICY, None, after.policy)
+        return
+    found = tuple(_differing(before, after, after.boot))
+    if not found and was.maintenance is not None:
+        found = (Reinstall(Why.UNCOVERED, was.maintenance, None),)
+    yield from found
+
+
+def _differing(before: PolicyDecision, after: PolicyDecision, boot: Boot) -> Iterator[Reinstall]:
+    if before.network_boot is not after.network_boot:
+        yield Reinstall(Why.NETWORK_BOOT, before.network_boot, after.network_boot)
+    if before.boot is None or not before.boot.writes_disk:
+        yield Reinstall(Why.WRITES_DISK, before.boot.image if before.boot else None, boot.image)
+    elif before.boot.image != boot.image and after.network_boot is not NetworkBoot.ONCE:
+        yield Reinstall(Why.IMAGE, before.boot.image, boot.image)
+    if after.network_boot in _BY_KEY and after.provision > before.provision:
+        yield Reinstall(Why.PROVISION, str(before.provision), str(after.provision))
+    if after.network_boot in _BY_KEY and after.attempts > before.attempts:
+        yield Reinstall(Why.ATTEMPTS, str(before.attempts), str(after.attempts))
+    if after.network_boot in _BY_KEY and before.boot is not None and boot.boots > before.boot.boots:
+        yield Reinstall(Why.BOOTS, str(before.boot.boots), str(boot.boots))
+    if before.wait_for is not after.wait_for and after.wait_for is PolicyWait.NONE:
+        yield Reinstall(Why.WAIT, before.wait_for, after.wait_for)
+    if before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE:
+        yield Reinstall(Why.OVERRIDE, before.override, after.override)
+
+
+def _under_maintenance(old: Decision, new: Decision, was: Demand, name: str) -> Iterator[Reinstall]:
+    before, after = (next((each for each in its.maintenances if each.name == name), None) for its in (old, new))
+    assert after is not None  # noqa: S101 - it asks for a boot
+    if before is None or _asked(before) != _asked(after):
+        yield Reinstall(Why.MAINTENANCE, _told(before) if before else None, _told(after), name)
+    elif before.override is not after.override:
+        yield Reinstall(Why.OVERRIDE, before.override, after.override, name)
+    else:
+        yield Reinstall(Why.UNCOVERED, was.maintenance, None, name)
+
+
+def _asked(maintenance: MaintenanceDecision) -> tuple[object, ...]:
+    """All that decides which disk-writing boots a maintenance asks for, and when."""
+    image = maintenance.boot.image if maintenance.boot is not None and maintenance.boot.writes_disk else None
+    return image, maintenance.network_boot, maintenance.run, maintenance.start, maintenance.end
+
+
+def _told(maintenance: MaintenanceDecision) -> str:
+    image = maintenance.boot.image if maintenance.boot else "local disk"
+    start, end = (format_instant(each) if each else "-" for each in (maintenance.start, maintenance.end))
+    return f"{image}, {maintenance.network_boot}, run {maintenance.run}, [{start}, {end})"
+
+
+def may_be_installed(asked: tuple[Reinstall, ...]) -> bool:
+    """Return whether the record of a server can show that all of ``asked`` is installed already.
+
+    A record has what a policy has installed on this machine. It does not have what other machines boot, nor whether an
+    image really writes no disk.
+    """
+    return bool(asked) and all(each.maintenance is None and each.why in _OF_POLICY for each in asked)
+
+
+RAISED: Final = frozenset({Why.PROVISION, Why.ATTEMPTS, Why.BOOTS})  # what hardly any record shows as installed
+_OF_POLICY: Final = RAISED | {
+    *(Why.IMAGE, Why.POLICY, Why.NETWORK_BOOT, Why.WAIT, Why.OVERRIDE, Why.WRITES_DISK, Why.UNCOVERED),
+}
+
+
+def asks_at_once(asked: tuple[Reinstall, ...]) -> bool:
+    """Whether the policy asks for its boot whatever was provisioned before."""
+    return any(each.maintenance is None for each in asked)
+
+
+class GainedIdentity(NamedTuple):
+    """An identity by which a machine newly gets an install boot of a server."""
+
+    kind: str
+    value: str
+    server: str
+    uuid: SystemUuid  # of the server
+    replaces: SystemUuid | None  # the UUID of the same machine before its board was replaced
+    is_counted: bool  # whether the older commit shows that it was another server's, and the comparison counts that
+    is_new: bool  # whether the server had it not at all in the older commit
+
+    @property
+    def mark(self) -> Mark:
+        return self.kind, self.value
+
+
+class Inheritance(NamedTuple):
+    """An identity by which a machine that was perhaps installed newly gets an install boot of another server."""
+
+    server: str
+    kind: str
+    value: str
+    uuid: SystemUuid  # of the machine
+    machine: str  # the name that it had last, or its UUID
+
+    def __str__(self) -> str:
+        return f"{self.server} gets {self.value}, the {_WORDS[Why(self.kind)]} of {self.machine}"
+
+
+_WORDS: Final = {
+    Why.MAC: "MAC address",
+    Why.SERIAL: "serial number",
+    Why.ADDRESS: "address",
+    Why.UUID: "UUID",
+    Why.NAME: "name",
+    Why.NID: "nid",
+}
+
+
+class Described(NamedTuple):
+    """What one commit says of a server."""
+
+    decision: Decision
+    machine: Machine
+    host: Host
+    labels: Mapping[str, str]
+    outputs: Collection[Output]
+
+    def identities(self) -> Iterator[Mark]:
+        """Return every identity of the machine, also of interfaces that it may not boot from."""
+        yield from _of_machine(self.machine)
+        yield from self._of_network()
+
+    def lookups(self) -> Iterator[Mark]:
+        """Return every identity by which the machine can ask for its boot."""
+        idle = {nic.mac for nic in self.host.nics if not nic.boots}
+        yield from (mark for mark in _of_machine(self.machine) if mark[0] != Why.MAC or mark[1] not in idle)
+        yield from self._of_network()
+
+    def _of_network(self) -> Iterator[Mark]:
+        yield from ((Why.ADDRESS, address) for nic in self.host.nics for address in nic.addresses)
+        if Output.BSS in self.outputs:
+            names = {self.machine.name, self.labels.get("xname", self.machine.name)}
+            yield from ((Why.NAME, name) for name in sorted(names))
+            if (nid := self.labels.get("nid")) is not None:
+                yield Why.NID, nid
+
+
+def _of_machine(machine: Machine) -> Iterator[Mark]:
+    """Return the identities of a machine that the ledger stores with its description."""
+    yield from ((Why.MAC, mac) for mac in machine.macs if not is_placeholder_mac(mac))
+    reports = machine.bmc.reports_serial if machine.bmc is not None else None
+    serials = (each for each in (machine.serial, reports) if each is not None and not is_placeholder_serial(each))
+    yield from ((Why.SERIAL, serial) for serial in sorted({each.upper() for each in serials}))
+    shown = machine.bmc.reports_uuid if machine.bmc is not None else None
+    uuids = (each for each in (machine.uuid, shown) if each is not None and lookup_uuids(each))
+    yield from ((Why.UUID, uuid) for uuid in sorted({byte_orders(each)[0] for each in uuids}))
+
+
+def installing(described: Described | None) -> dict[Mark, None]:
+    """Return the identities by which a machine can get an install boot, each once, in a fixed order.
+
+    An address counts only if firmware fetches a file of such a boot.
+    """
+    if described is None or described.decision.stopped or described.decision.lifecycle is not Lifecycle.ACTIVE:
+        return {}
+    policy = described.decision.policy
+    boots = [each.boot for each in described.decision.maintenances]
+    if policy is not None and policy.network_boot is not NetworkBoot.NEVER:
+        boots.append(policy.boot)
+    writing = [boot for boot in boots if boot is not None and boot.writes_disk]
+    if not writing:
+        return {}
+    by_firmware = any(boot.http_boot_file is not None for boot in writing)
+    return dict.fromkeys(mark for mark in described.lookups() if by_firmware or mark[0] != Why.ADDRESS)
+
+
+def of_others(marks: Iterable[Mark], owners: Mapping[Mark, str], was: str | None) -> tuple[Reinstall, ...]:
+    """Return the reinstallations that identities of other servers allow.
+
+    ``owners`` are the servers of the older commit by their identities, ``was`` is the name of the same server there.
+    """
+    return tuple(Reinstall(Why(mark[0]), owners[mark], mark[1]) for mark in marks if owners.get(mark, was) != was)
+
+
+def gained(old: Described | None, new: Described, others: Collection[Reinstall]) -> Iterator[GainedIdentity]:
+    """Return the identities by which a machine can get an install boot of ``new`` and could not of ``old``.
+
+    ``others`` are those that the comparison of the two commits counts.
+    """
+    before, counted = installing(old), {(each.why, each.new) for each in others}
+    had = set(old.identities()) if old is not None else set()
+    machine = new.machine
+    for mark in installing(new):
+        if mark not in before:
+            yield GainedIdentity(*mark, machine.name, machine.uuid, machine.replaces, mark in counted, mark not in had)
+
+
+def lost(old: Described, new: Described | None) -> Iterator[LostIdentity]:
+    """Return the identities that the machine of ``old`` has no more in ``new``, the description of the same server."""
+    kept = set(new.identities()) if new is not None else set()
+    policy = old.decision.policy
+    netboots = policy is not None and policy.network_boot is NetworkBoot.ALWAYS
+    yield from (LostIdentity(*mark, old.machine.uuid, netboots) for mark in old.identities() if mark not in kept)
+
+
+def lost_by_machine(old: Machine, new: Machine | None) -> Iterator[LostIdentity]:
+    """Return the identities of a machine that another description of it lacks, as far as a `Machine` has them."""
+    kept = set(_of_machine(new)) if new is not None else set()
+    yield from (LostIdentity(*mark, old.uuid) for mark in _of_machine(old) if mark not in kept)
+
+
+def still_lost(
+    before: frozenset[LostIdentity], newly_lost: Iterable[LostIdentity], newly_gained: Iterable[GainedIdentity]
+) -> frozenset[LostIdentity]:
+    """Return the lost identities after a commit was accepted.
+
+    If a server gets install boots by an identity in an accepted commit, the guard has let that pass: its machine is the
+    only one that the identity can belong to from then on.
+    """
+    now = before.union(newly_lost)
+    owners = {each.mark: each.uuid for each in newly_gained}
+    return frozenset(each for each in now if owners.get(each.mark, each.uuid) == each.uuid) if owners else now
+
+
+# Arguments that only choose where the kernel prints, and how much.
+# Source: https://docs.kernel.org/admin-guide/kernel-parameters.html
+_PRINTING: Final = frozenset({"console", "earlycon", "earlyprintk", "loglevel", "quiet"})
+
+
+def new_claims(
+    documents: Mapping[Id, DocumentChange], old: FleetRepository | None, new: FleetRepository
+) -> frozenset[str]:
+    """Return the names of the BootImages of ``new`` whose claim no image of ``old`` makes for the same content.
+
+    There is none if ``old`` has no servers: as in a first commit, no machine has a disk to lose.
+    """
+    if old is None or not old.servers:
+        return frozenset()
+    changed = [key.name for key, change in documents.items() if key.kind == "BootImage" and _is_there(change)]
+    claiming = [name for name in changed if not new.images[name].spec.writes_disk]
+    if not claiming:
+        return frozenset()
+    known = set(map(_content, old.images.values()))  # the claim is part of the content
+    return frozenset(name for name in claiming if _content(new.images[name]) not in known)
+
+
+def _is_there(change: DocumentChange) -> bool:
+    return change.fate is not Fate.REMOVED
+
+
+def _content(image: BootImage) -> Digest:
+    """All that the image boots and claims, whatever it is called."""
+    return digest({name: value for name, value in plain(image)["spec"].items() if name != "version"})
+
+
+class DiskClaims:
+    """The claims of one commit beside an earlier one; offered boots are read from the earlier one when needed."""
+
+    def __init__(
+        self,
+        documents: Mapping[Id, DocumentChange],
+        old: Decisions | None,
+        old_repository: FleetRepository | None,
+        new: FleetRepository,
+    ) -> None:
+        self.images = new_claims(documents, old_repository, new)
+        self._old, self._new = old, new
+        fleet = old_repository.fleet.spec if old_repository is not None else None
+        sites = fleet.sites if fleet is not None else ()
+        self._hosts = {fleet.base_url if fleet is not None else None, *(site.base_url for site in sites)}
+        self._offered: frozenset[Digest] | None = None
+
+    def newly_made(self, old: Decision | None, new: Decision) -> tuple[Reinstall, ...]:
+        """Return each boot of ``new`` that counts as an installation because of its claim; ``old`` None: it is new."""
+        return tuple(self._newly_made(old, new))
+
+    def _newly_made(self, old: Decision | None, new: Decision) -> Iterator[Reinstall]:
+        for maintenance, boot in _claimed(new):
+            if boot.image in self.images:
+                yield Reinstall(Why.CLAIM, None, boot.image, maintenance)
+            elif old is not None and not self._is_known(old, new, boot):
+                yield Reinstall(Why.CLAIM_OF_BOOT, None, boot.image, maintenance)
+
+    def is_unknown(self, new: Decision) -> bool:
+        """Whether a server that is new is offered a boot that claims to write no disk, and that none was offered."""
+        return self._old is not None and any(
+            boot.image in self.images or not self._is_known(None, new, boot) for _, boot in _claimed(new)
+        )
+
+    def _is_known(self, old: Decision | None, new: Decision, boot: Boot) -> bool:
+        if new.base_url not in self._hosts:
+            return False
+        if self._adds_nothing(boot):
+            return True
+        started = _started(new, boot)
+        if old is not None and any(_started(old, was) == started for _, was in _claimed(old)):
+            return True  # user data is the configuration of a system without a disk: it changes like any other
+        if self._offered is None:
+            decisions = self._old.servers.values() if self._old is not None else ()
+            self._offered = frozenset(_whole(each, was) for each in decisions for _, was in _claimed(each))
+        return _whole(new, boot) in self._offered
+
+    def _adds_nothing(self, boot: Boot) -> bool:
+        """Whether a boot is its image alone, but for where it prints."""
+        if boot.entries or boot.user_data is not None:
+            return False
+        if boot.direct:  # no loader, so no arguments
+            return True
+        own = self._new.images[boot.image].spec.kernel_arguments
+        more = [each for each in boot.kernel_arguments if each not in own]
+        return set(own) <= set(boot.kernel_arguments) and all(map(_only_prints, more))
+
+
+def _only_prints(argument: str) -> bool:
+    return argument.partition("=")[0] in _PRINTING
+
+
+def _claimed(decision: Decision) -> Iterator[tuple[str | None, Boot]]:
+    """The boots that a decision offers, now or in a window, and that claim to write no disk; None: of its policy."""
+    if decision.lifecycle is not Lifecycle.ACTIVE:
+        return
+    policy = decision.policy
+    offered = policy.boot if policy is not None and policy.network_boot is not NetworkBoot.NEVER else None
+    if offered is not None and not offered.writes_disk:
+        yield None, offered
+    for each in decision.maintenances:
+        if each.boot is not None and not each.boot.writes_disk:
+            yield each.name, each.boot
+
+
+def _started(decision: Decision, boot: Boot) -> Digest:
+    """What a machine starts: files, arguments, scripts, wherever the files and the user data lie.
+
+    Arguments that only choose where it prints make no difference.
+    """
+
+    def moved(text: str) -> str:
+        text = text.replace(boot.user_data.url, "") if boot.user_data is not None else text
+        return text.replace(decision.base_url, "")
+
+    return digest(
+        {
+            "image": boot.image,
+            "method": [boot.method, boot.http_boot, boot.config_from],
+            "files": [each.sha256 for each in boot.files.all()],
+            "arguments": [moved(each) for each in boot.kernel_arguments if not _only_prints(each) and not boot.direct],
+            "entries": {loader: moved(text) for loader, text in boot.entries.items()},
+        }
+    )
+
+
+def _whole(decision: Decision, boot: Boot) -> Digest:
+    """The same with the templates of its user data."""
+    format = boot.user_data.format if boot.user_data is not None else None
+    return digest([_started(decision, boot), format, dict(boot.templates)])
+
+
+_RESETS = (MaintenancePower.RESTART, MaintenancePower.GRACEFUL_RESTART)
+
+
+def resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
+    """The maintenances by which ``new`` can have its machine reset once more than ``old``, by name.
+
+    No record is looked at: one whose run was made before its window was moved is told from one that comes.
+    """
+    if new.lifecycle is not Lifecycle.ACTIVE:
+        return ()
+    there = old.maintenances if old is not None and old.lifecycle is Lifecycle.ACTIVE else ()
+    before = {each.name: each for each in there}
+    return tuple(
+        each.name for each in new.maintenances if each.power in _RESETS and not _as_much(before.get(each.name), each)
+    )
+
+
+def _as_much(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
+    """Whether a machine that was reset for what a maintenance was is not for what it is."""
+    if was is None or was.power not in _RESETS or was.run < now.run:
+        return False
+    return was.end is None or now.start is None or now.start < was.end
+
+
+def returning(
+    come: Iterable[Decision],
+    records: Mapping[SystemUuid, Record],
+    seen: Collection[SystemUuid],
+    unknown_claims: Collection[str] = (),
+) -> tuple[str, ...]:
+    """The servers among those that ``come`` with a commit that the guard maxReinstalls counts, by name.
+
+    They are machines that the ledger ever saw. No two commits tell that: beside the one before they look like new ones.
+    A server in ``unknown_claims`` boots an image that claims to write no disk, and nobody has acknowledged that claim.
+    """
+    known = (each for each in come if each.uuid in seen or each.uuid in records)
+    return tuple(
+        sorted(
+            each.server
+            for each in known
+            if each.server in unknown_claims or _writes_returning(each, records.get(each.uuid))
+        )
+    )
+
+
+def _writes_returning(decision: Decision, record: Record | None) -> bool:
+    """Whether a disk-writing boot would be offered, now or in a window to come."""
+    if decision.stopped:
+        return False
+    policy = decision.policy
+    if policy is not None and policy.boot is not None and policy.boot.writes_disk:
+        if policy.network_boot is NetworkBoot.ALWAYS:
+            return True
+        if policy.network_boot is not NetworkBoot.NEVER and record is not None and not is_provisioned(policy, record):
+            return True
+    return any(
+        each.network_boot is NetworkBoot.ALWAYS or (record is not None and not has_run(each, record))
+        for each in decision.maintenances
+        if each.boot is not None and each.boot.writes_disk
+    )
+
+
+_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)  # the first of `instants`
+
+
+def withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> tuple[WithheldBoot, ...]:
+    """Return the install boots of ``accepted`` that ``newer`` does not offer, the earliest first.
+
+    ``newer`` is the decision of the commit ``by`` for the same machine; None: the commit does not describe the machine.
+    """
+    found: list[WithheldBoot] = []
+    for each in _spans_withheld(accepted, newer, by):
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and last.end == each.start
+            and last._replace(start=None, end=None) == each._replace(start=None, end=None)
+        ):
+            found[-1] = last._replace(end=each.end)
+        else:
+            found.append(each)
+    return tuple(found)
+
+
+def _spans_withheld(accepted: Decision, newer: Decision | None, by: str) -> Iterator[WithheldBoot]:
+    times = instants(accepted) if newer is None else instants(accepted, newer)
+    offered = [span.ask for span in spans(accepted, times)]
+    others: list[Demand | None] = [None for _ in times]
+    if newer is not None:
+        others = [span.ask for span in spans(newer, times)]
+    windows = pairwise((*(None if time == _BEGINNING else time for time in times), None))
+    for (start, end), ask, other in zip(windows, offered, others, strict=True):
+        if ask.boot is not None and ask.boot.writes_disk and not _is_same_offer(ask, other):
+            is_back = other is None or other.image != ask.image
+            yield WithheldBoot(ask.maintenance, start, end, takes_image_back=is_back, by=by)
+
+
+def _is_same_offer(ask: Demand, other: Demand | None) -> bool:
+    """Return whether the other demand offers the same install boot to the same machine, as soon as the first."""
+    if other is None or ask.boot is None or other.boot is None or ask.maintenance != other.maintenance:
+        return False
+    return (
+        _key(ask.when) == _key(other.when)
+        and _content_withheld(ask.boot) == _content_withheld(other.boot)
+        and ask.waits == other.waits
+    )
+
+
+def _key(when: When) -> tuple[object, ...]:
+    """Return the provision key or the run of a boot: how often it may be attempted is no part of it."""
+    match when:
+        case NotProvisioned():
+            return "provision", when.number, when.image
+        case NotRun():
+            return "run", when.maintenance, when.run
+        case EachTime():
+            return ("always",)
+
+
+def _content_withheld(boot: Boot) -> tuple[object, ...]:
+    """Return what of a boot decides what the machine installs."""
+    texts = boot.kernel_arguments, dict(boot.entries), boot.user_data
+    return boot.image, boot.files, boot.method, boot.http_boot, boot.writes_disk, texts

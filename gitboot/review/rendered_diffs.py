@@ -1,0 +1,454 @@
+"""Rendered diffs: unified diffs of boot files."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from difflib import unified_diff
+from typing import Any, Final
+
+from gitboot.jsonio import Digest, digest
+from gitboot.model.boot_policy import NetworkBoot
+from gitboot.model.fleet import Output
+from gitboot.render import grub, ipxe
+from gitboot.render.paths import File
+from gitboot.resolve.secret_scan import leaks, secrets
+from gitboot.resolve.server_decision import Boot, Decision, Decisions, provisioned_token
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from gitboot.review.decision_changes import ServerChange
+from gitboot.text import count, more
+
+_CONTEXT: Final = 2  # lines around each difference
+_LONGEST: Final = 4_000  # lines of one diff; more is not read; how much more is said
+Texts = dict[str, str]  # by name: entry, user-data
+Boots = dict[str, Texts]  # by boot: BootPolicy, Maintenance/memory-test
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenderedDiff:
+    """How one file that a machine fetches differs."""
+
+    boot: str  # BootPolicy, Maintenance/memory-test, unknown servers
+    file: str  # boot.ipxe, config.ign
+    lines: tuple[str, ...]  # of a unified diff, without line ends
+
+
+class RenderedChanges:
+    """What the servers of two commits fetch, rendered to be compared and to be shown."""
+
+    def __init__(self, old: Decisions | None, new: Decisions) -> None:
+        self._old, self._new = old, new
+        self._keys: dict[Digest, Digest] = {}  # by both texts: most servers have equal ones
+
+    def key(self, change: ServerChange) -> Digest:
+        """Return a digest of how all files of a server differ, with its own values replaced.
+
+        It is equal for two servers if and only if each difference has the same lines, in the same lines of the file.
+        What looks like a secret is compared, too.
+        """
+        if change.new is None:
+            return digest(None)  # what it fetches is gone, whatever it was
+        before, after = self._boots(change, laid_out)
+        was, now = own_values(change.old, change.new, self._old, self._new)
+        texts = [
+            [boot, file, _replaced(was, before, boot, file), _replaced(now, after, boot, file)]
+            for boot in sorted(before.keys() | after.keys())
+            for file in sorted(before.get(boot, {}).keys() | after.get(boot, {}).keys())
+        ]
+        both = digest(texts)
+        if (known := self._keys.get(both)) is None:
+            differing = [(boot, file, old, new) for boot, file, old, new in texts if old != new]
+            known = digest([[boot, file, *_hunks(old, new)] for boot, file, old, new in differing])
+            self._keys[both] = known
+        return known
+
+    def shown(self, change: ServerChange) -> tuple[RenderedDiff, ...]:
+        """Return every file of a server that differs, boot by boot, without what looks like a secret."""
+        return tuple(_diffs(*self._boots(change, fit_to_show), *self._boots(change, laid_out)))
+
+    def replaced(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> list[str]:
+        """Return the lines that come and go in a server's ``diffs``, with its own values replaced."""
+        was, now = own_values(change.old, change.new, self._old, self._new)
+        lines = [line for each in diffs for line in each.lines[2:] if line[:1] in ("-", "+")]
+        return [(was if line.startswith("-") else now).replaced(line) for line in lines]
+
+    def own(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
+        """Return the names of a server's own values that stand in the lines that come and go in ``diffs``."""
+        return tuple(sorted({name for line in self.replaced(change, diffs) for name in names_in(line)}))
+
+    def _boots(self, change: ServerChange, prepared: Callable[[Boot], Boot]) -> tuple[Boots, Boots]:
+        before = _boots(self._old, change.old, prepared) if self._old and change.old else {}
+        return before, _boots(self._new, change.new, prepared) if change.new else {}
+
+
+def _replaced(own: OwnValues, boots: Boots, boot: str, file: str) -> str | None:
+    text = boots.get(boot, {}).get(file)
+    return own.replaced(text) if text is not None else None
+
+
+def _hunks(old: str | None, new: str | None) -> Iterator[object]:
+    """What differs in two texts: where, and the lines; an absent text differs from an empty one."""
+    was, is_now = (_split(text) for text in (old, new))
+    yield [old is None, new is None]
+    same = 0  # lines at the beginning: what is left is compared the faster
+    while same < min(len(was), len(is_now)) and was[same] == is_now[same]:
+        same += 1
+    yield same
+    yield list(unified_diff(was[same:], is_now[same:], n=0, lineterm=""))
+
+
+def _split(text: str | None) -> list[str]:
+    return text.split("\n") if text is not None else []
+
+
+def unknown_diffs(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
+    """How what unknown machines fetch differs."""
+    shown, whole = (
+        [{_UNKNOWN: _unknown(prepared(each))} if each else {} for each in (old, new)]
+        for prepared in (_fit_to_show, _laid_out)
+    )
+    return tuple(_diffs(*shown, *whole))
+
+
+def shared_diffs(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
+    """How differs what every machine begins with."""
+    shown, whole = (
+        [{_SHARED: _shared(prepared(each))} if each else {} for each in (old, new)]
+        for prepared in (_fit_to_show, _laid_out)
+    )
+    return tuple(_diffs(*shown, *whole))
+
+
+_UNKNOWN: Final = "unknown servers"
+_SHARED: Final = "all machines"
+
+
+def _diffs(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterator[RenderedDiff]:
+    """How files differ that are fit to show; the ``whole`` ones have what is hidden in these."""
+    for boot in dict.fromkeys((*old, *new)):
+        before, after = old.get(boot, {}), new.get(boot, {})
+        for file in sorted(before.keys() | after.keys()):
+            shown = before.get(file), after.get(file)
+            whole = whole_old.get(boot, {}).get(file), whole_new.get(boot, {}).get(file)
+            lines = tuple(_diff(*shown, file, _hidden(shown, whole)))
+            if lines:
+                yield RenderedDiff(boot=boot, file=file, lines=lines)
+
+
+def _hidden(shown: Sequence[str | None], whole: Sequence[str | None]) -> int:
+    """How many lines come or go among those that are hidden because they look like a secret."""
+    was, now = (Counter(_split(text)) - Counter(_split(part)) for part, text in zip(shown, whole, strict=True))
+    return ((was - now) + (now - was)).total()
+
+
+def _diff(old: str | None, new: str | None, file: str, hidden: int) -> Iterator[str]:
+    was, is_now = (text.splitlines() if text is not None else [] for text in (old, new))
+    before, after = (file if text is not None else "/dev/null" for text in (old, new))
+    lines = list(unified_diff(was, is_now, before, after, n=_CONTEXT, lineterm=""))
+    if hidden and not lines:
+        lines = [f"--- {before}", f"+++ {after}"]
+    yield from lines[:_LONGEST]
+    if len(lines) > _LONGEST:
+        yield f"… {more(len(lines) - _LONGEST, 'line')}"
+    if hidden and old is not None and new is not None:
+        yield f"… {count(hidden, 'line')} HIDDEN: looks like a secret, and differs"
+
+
+def _boots(decisions: Decisions, decision: Decision, prepared: Callable[[Boot], Boot]) -> Boots:
+    """What a server fetches, for each boot from the network that it may make."""
+    found: Boots = {}
+    policy = decision.policy
+    if policy is not None and policy.boot is not None and policy.network_boot is not NetworkBoot.NEVER:
+        cause = Cause.ALWAYS if policy.network_boot is NetworkBoot.ALWAYS else Cause.PENDING
+        plan = _plan(decision, prepared(policy.boot), Phase.NETWORK, cause, policy=policy.policy)
+        found["BootPolicy"] = _texts(decisions, decision, plan)
+    for each in decision.maintenances:
+        if each.boot is not None:
+            plan = _plan(decision, prepared(each.boot), Phase.MAINTENANCE, Cause.MAINTENANCE, maintenance=each.name)
+            found[f"Maintenance/{each.name}"] = _texts(decisions, decision, plan)
+    return found
+
+
+def _plan(
+    decision: Decision,
+    boot: Boot,
+    phase: Phase,
+    cause: Cause,
+    *,
+    policy: str | None = None,
+    maintenance: str | None = None,
+) -> BootPlan:
+    """A plan that boots ``boot``, whatever the hour."""
+    return BootPlan(
+        server=decision.server,
+        uuid=decision.uuid,
+        macs=decision.macs,
+        architecture=decision.architecture,
+        firmware=decision.firmware,
+        base_url=decision.base_url,
+        restrict=decision.restrict,
+        local_disk=decision.local_disk,
+        phase=phase,
+        cause=cause,
+        policy=policy,
+        maintenance=maintenance,
+        key=None,
+        boot=boot,
+        user_data=None,
+        override=None,
+        next_transition=None,
+    )
+
+
+def _texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> Texts:
+    texts = {}
+    if Output.IPXE in decisions.outputs:
+        texts["boot.ipxe"] = _entry(dict(ipxe.render(decision, plan)), "boot.ipxe")
+    elif Output.GRUB in decisions.outputs:
+        texts["grub.cfg"] = _entry(dict(grub.render(decision, plan)), "grub.cfg")
+    if plan.boot is not None and plan.boot.user_data is not None:
+        texts |= plan.boot.user_data.files
+        if secrets := plan.boot.user_data.secrets:  # encrypted
+            texts["secrets"] = "".join(f"{name} {digest(text)}\n" for name, text in sorted(secrets.items()))
+    if plan.boot is not None and "grub" in plan.boot.entries:  # an entry of one's own says what nothing else does
+        texts["grub.cfg"] = _entry(dict(grub.render(decision, plan)), "grub.cfg")
+    return texts
+
+
+def _entry(files: dict[str, File], name: str) -> str:
+    """An entry without its plan's digest, which differs wherever anything does."""
+    found = next(file for path, file in files.items() if path.endswith(f"/{name}"))
+    lines = found.content.decode().splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("# gitboot plan "))
+
+
+def _unknown(decisions: Decisions) -> Texts:
+    files = dict(ipxe.shared(decisions))
+    found = files.get("boot/unknown.ipxe")
+    texts = {"unknown.ipxe": found.content.decode()} if found else {}
+    for architecture, boot in sorted((decisions.unknown or {}).items()):
+        if boot.user_data is not None:
+            texts |= {f"{architecture} {name}": text for name, text in boot.user_data.files.items()}
+    return texts
+
+
+def _shared(decisions: Decisions) -> Texts:
+    if Output.GRUB not in decisions.outputs:
+        return {}
+    return {path.removeprefix("boot/"): file.content.decode() for path, file in grub.shared(decisions)}
+
+
+def _fit_to_show(decisions: Decisions) -> Decisions:
+    """Decisions without what looks like a secret in what unknown machines boot."""
+    return _with_unknown(decisions, fit_to_show)
+
+
+def _laid_out(decisions: Decisions) -> Decisions:
+    return _with_unknown(decisions, laid_out)
+
+
+def _with_unknown(decisions: Decisions, prepared: Callable[[Boot], Boot]) -> Decisions:
+    if decisions.unknown is None:
+        return decisions
+    shown = {architecture: prepared(boot) for architecture, boot in decisions.unknown.items()}
+    return replace(decisions, unknown=shown)
+
+
+_OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"
+_CLOSE: Final = "\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
+_NAME: Final = "name"  # the one value that can be part of another word
+_DIGEST: Final = "digest"  # of the user data, which is shown itself
+
+
+class OwnValues:
+    """Replaces one server's values; ``named`` has the name of each value."""
+
+    def __init__(self, named: Mapping[str, str]) -> None:
+        self._named = named
+
+    def replaced(self, text: str) -> str:
+        """Return the text with each value as ⟨its name⟩; a bracket that the text has itself becomes ⟨⟨⟩.
+
+        Of values that overlap, the first in the text is replaced, and of those the longest.
+        """
+        parts, end = [], 0
+        for start, negative_length, name in sorted(self._found(text)):
+            if start >= end:
+                parts += [text[end:start], _OPEN, name, _CLOSE]
+                end = start - negative_length
+        return "".join((*parts, text[end:]))
+
+    def _found(self, text: str) -> Iterator[tuple[int, int, str]]:
+        # A search for each value: to compile a pattern for each server takes twice as long as all else here.
+        for value, name in (*self._named.items(), (_OPEN, _OPEN)):
+            start = text.find(value)
+            while start >= 0:
+                end = start + len(value)
+                if value == _OPEN or not (
+                    _continues(text[start - 1 : start], name) or _continues(text[end : end + 1], name)
+                ):
+                    yield start, -len(value), name
+                start = text.find(value, start + 1)
+
+
+def _continues(beside: str, name: str) -> bool:
+    """Whether a character beside a value makes it a part of a longer word; at an end of the text there is none."""
+    return (beside.isascii() and beside.isalnum()) or (name == _NAME and (beside.isalnum() or beside in ("_", "-")))
+
+
+def names_in(text: str) -> list[str]:
+    """Return what was replaced in a text, for people: name, UUID, MAC, address, base URL, token."""
+    found = re.findall(f"{_OPEN}([a-zA-Z]+(?: URL)?)[^{_OPEN}{_CLOSE}]*{_CLOSE}", text)
+    return [name for name in found if name != _DIGEST]
+
+
+def own_values(
+    old: Decision | None, new: Decision | None, old_decisions: Decisions | None, new_decisions: Decisions
+) -> tuple[OwnValues, OwnValues]:
+    """Return what replaces a server's values in the texts of the old and of the new commit."""
+    sides = [
+        dict(_given(decision, decisions)) if decision is not None and decisions is not None else {}
+        for decision, decisions in ((old, old_decisions), (new, new_decisions))
+    ]
+    before, after = sides
+    if old is not None and new is not None:
+        kept = before.items() & after.items()
+        before, after = ({value: name for value, name in side.items() if (value, name) in kept} for side in sides)
+    return OwnValues({**before, **dict(_derived(old))}), OwnValues({**after, **dict(_derived(new))})
+
+
+def _given(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
+    """What a document says of its server alone, and its site of all its servers; the later of two equal values wins."""
+    network = decisions.networks.get(decision.server)
+    for number, address in enumerate(address for nic in (network.nics if network else ()) for address in nic.addresses):
+        yield address, f"address {number}"
+    for number, mac in enumerate(decision.macs):
+        yield mac, f"MAC {number}"
+        yield mac.replace("-", ":"), f"MAC {number}:"
+    if decision.base_url != decisions.base_url:  # else it is every server's
+        yield decision.base_url, "base URL"
+    yield decision.uuid, "UUID"
+    yield decision.server, _NAME
+
+
+def _derived(decision: Decision | None) -> Iterator[tuple[str, str]]:
+    """Digests of a server's values and of its user data, which is compared itself."""
+    for boot in decision.boots if decision is not None else ():
+        assert decision is not None  # noqa: S101 - it has a boot
+        yield provisioned_token(decision.uuid, decision.provision, boot.image), f"token of {boot.image}"
+        if boot.user_data is not None:
+            yield boot.user_data.digest, _DIGEST
+
+
+_ARGUMENT: Final = "kernel argument "
+
+
+def laid_out(boot: Boot) -> Boot:
+    """Return the boot with user data laid out in lines."""
+    return _with_files(boot, lambda text: _lines(text, str))
+
+
+def fit_to_show(boot: Boot) -> Boot:
+    """The boot with user data laid out in lines, and HIDDEN wherever something looks like a secret."""
+    boot = _with_files(boot, lambda text: _without_secrets(_lines(text, _without_secrets)))
+    boot = replace(boot, entries={name: _without_secrets(text) for name, text in boot.entries.items()})
+    names = {leak.where.removeprefix(_ARGUMENT) for leak in leaks(boot)}
+    return replace(boot, kernel_arguments=tuple(_argument(each, names) for each in boot.kernel_arguments))
+
+
+def _with_files(boot: Boot, changed: Callable[[str], str]) -> Boot:
+    if (user_data := boot.user_data) is None:
+        return boot
+    files = {name: changed(text) for name, text in user_data.files.items()}
+    return replace(boot, user_data=replace(user_data, files=files))
+
+
+def decision_to_show(decision: Decision) -> Decision:
+    """A decision with all its boots fit to be shown."""
+    policy = decision.policy
+    if policy is not None and policy.boot is not None:
+        policy = replace(policy, boot=fit_to_show(policy.boot))
+    maintenances = tuple(
+        replace(each, boot=fit_to_show(each.boot)) if each.boot else each for each in decision.maintenances
+    )
+    return replace(decision, policy=policy, maintenances=maintenances)
+
+
+def _lines(text: str, shown: Callable[[str], str]) -> str:
+    """JSON on many lines, and the texts in it too, so that a difference is a line; anything else as it is.
+
+    Files in data URLs are decoded. They and all other texts in JSON become what ``shown`` returns for them. If that is
+    what it was given, two different texts are different after this, but for white space in JSON.
+    """
+    try:
+        value = _from_json(text)
+        laid_out = json.dumps(value if _DECODED in text else _decoded(value, shown), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+    return _LINE_END.sub(r"\g<0>" + "\n", laid_out) + "\n"
+
+
+def _from_json(text: str) -> Any:
+    """Raises: ValueError for what is no JSON, or has a key twice: readers differ in which of the two counts."""
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return found
+
+
+_DECODED: Final = "decoded from base64"
+_DATA_URL: Final = "data:;base64,"  # as the filter data_url writes them
+
+
+def _decoded(value: Any, shown: Callable[[str], str]) -> Any:
+    """Return a JSON value with its texts as they are ``shown``, and with each data URL as an object.
+
+    The object has what was decoded, and that can have data URLs, too. Text with such an object is not decoded.
+    """
+    if isinstance(value, dict):
+        return {key: _decoded(each, shown) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_decoded(each, shown) for each in value]
+    if not isinstance(value, str):
+        return value
+    if not value.startswith(_DATA_URL):
+        return shown(value)
+    encoded = value.removeprefix(_DATA_URL)
+    try:
+        text = b64decode(encoded, validate=True).decode()
+    except ValueError:
+        return value
+    if b64encode(text.encode()).decode() != encoded or _DECODED in text:
+        return value
+    if text.startswith("{"):
+        with suppress(ValueError):
+            return {_DECODED: _decoded(_from_json(text), shown)}
+    return {_DECODED: shown(text)}
+
+
+_LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')  # an escaped one within a string, but for its last
+
+
+def _argument(argument: str, names: set[str]) -> str:
+    name = argument.partition("=")[0]
+    return f"{name}=HIDDEN" if name in names else argument
+
+
+def _without_secrets(text: str) -> str:
+    """A text in which a line says what stood there, in place of each secret's lines."""
+    lines = text.split("\n")
+    shown: list[str] = []
+    done = 0
+    for secret in secrets(text):
+        if secret.first > done:
+            shown += [*lines[done : secret.first - 1], f"HIDDEN: looks like {secret.what}"]
+        done = max(done, secret.last)
+    return "\n".join([*shown, *lines[done:]])

@@ -1,0 +1,413 @@
+"""Rollout progress: which servers have which image, and the next step."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.revision import Revision
+from gitboot.jsonio import format_instant
+from gitboot.model.boot_image import Rollout
+from gitboot.model.scalars import SystemUuid, version_key
+from gitboot.model.selectors import selects
+from gitboot.model.server import Server
+from gitboot.resolve.install_attempts import step_of
+from gitboot.resolve.policy_selection import Named, choose_image, joins_at, opt_outs
+from gitboot.resolve.provisioning_record import InstallStep, Record
+from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.text import count, some
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageUse:
+    """How many servers boot an image."""
+
+    name: str
+    version: str
+    streams: tuple[str, ...]  # that have it as their current image, their rollout's, or a hold's
+    decided: int  # under their policies
+    maintenances: int  # in a window that is open or to come
+    provisioned: int | None  # by their records; None: no records were given
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joining:
+    """Who joins a rollout once its percentage is as high as this."""
+
+    percent: int
+    servers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamUse:
+    """Where the servers of a stream are."""
+
+    name: str
+    current: str
+    rollout: str | None
+    percent: int | None
+    images: Mapping[str, int]  # how many of its servers boot which image
+    joining: tuple[Joining, ...]  # by percentage: what raising it would touch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Behind:
+    """A pin or a hold, and those whom it keeps where they are."""
+
+    what: str  # as the opt-out says it
+    image: str
+    reason: str
+    until: datetime | None
+    overdue: bool
+    servers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TooOld:
+    """A server whose image is below the version that its stream wants at least."""
+
+    server: str
+    stream: str
+    image: str
+    version: str
+    minimum_version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Images:
+    """All of it for one fleet at one instant."""
+
+    items: tuple[ImageUse, ...]
+    streams: tuple[StreamUse, ...]
+    behind: tuple[Behind, ...]  # by deadline, so those that are overdue come first
+    too_old: tuple[TooOld, ...]
+
+
+def images(
+    repository: FleetRepository, decisions: Decisions, records: Mapping[SystemUuid, Record] | None, at: datetime
+) -> Images:
+    """What ``decisions`` of ``repository`` and ``records`` (None: not given) come to at ``at``."""
+    found = list(followers(repository, decisions))
+    return Images(
+        items=tuple(_images(repository, decisions.servers.values(), records, at)),
+        streams=tuple(_streams(repository, found)),
+        behind=_behind(repository, found, at),
+        too_old=tuple(_too_old(repository, found)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamFollower:
+    """A server whose policy boots from the network, the image that was chosen for it, and by whom."""
+
+    server: Server
+    stream: str | None
+    named: Named
+
+
+def followers(repository: FleetRepository, decisions: Decisions) -> Iterator[StreamFollower]:
+    """Each server whose policy boots from the network, in the order of their names."""
+    for name, decision in decisions.servers.items():
+        if decision.policy is not None and decision.policy.boot is not None:
+            profile, server = repository.profiles[decision.policy.boot.profile], repository.servers[name]
+            chosen = choose_image(server, profile, repository.streams)
+            yield StreamFollower(server=server, stream=profile.spec.stream, named=chosen.winner)
+
+
+def _images(
+    repository: FleetRepository,
+    decisions: Iterable[Decision],
+    records: Mapping[SystemUuid, Record] | None,
+    at: datetime,
+) -> Iterator[ImageUse]:
+    decided: Counter[str] = Counter()
+    maintained: Counter[str] = Counter()
+    provisioned: Counter[str | None] = Counter()
+    for decision in decisions:
+        if decision.policy is not None and decision.policy.boot is not None:
+            decided[decision.policy.boot.image] += 1
+        maintained.update(_in_windows(decision, at))
+        if records is not None and (record := records.get(decision.uuid)) is not None:
+            provisioned[record.image] += 1
+    streams = _streams_of(repository)
+    for name, image in repository.images.items():
+        yield ImageUse(
+            name=name,
+            version=image.spec.version,
+            streams=streams.get(name, ()),
+            decided=decided[name],
+            maintenances=maintained[name],
+            provisioned=None if records is None else provisioned[name],
+        )
+
+
+def _in_windows(decision: Decision, at: datetime) -> set[str]:
+    """The images of a server's maintenances that are not over."""
+    return {
+        maintenance.boot.image
+        for maintenance in decision.maintenances
+        if maintenance.boot is not None and (maintenance.end is None or at < maintenance.end)
+    }
+
+
+def _streams_of(repository: FleetRepository) -> dict[str, tuple[str, ...]]:
+    """The streams that name an image."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name, stream in repository.streams.items():
+        rollout = [stream.spec.rollout.image] if stream.spec.rollout else []
+        for image in {stream.spec.current, *rollout, *(hold.image for hold in stream.spec.holds)}:
+            found[image].append(name)
+    return {image: tuple(names) for image, names in found.items()}
+
+
+def _streams(repository: FleetRepository, followers: list[StreamFollower]) -> Iterator[StreamUse]:
+    for name, stream in repository.streams.items():
+        own = [follower for follower in followers if follower.stream == name]
+        rollout = stream.spec.rollout
+        yield StreamUse(
+            name=name,
+            current=stream.spec.current,
+            rollout=rollout.image if rollout else None,
+            percent=rollout.percent if rollout else None,
+            images=dict(sorted(Counter(follower.named.image for follower in own).items())),
+            joining=tuple(_joining(repository, name, own)),
+        )
+
+
+def _joining(repository: FleetRepository, stream: str, followers: list[StreamFollower]) -> Iterator[Joining]:
+    """Who boots the current image only because the percentage has not reached it yet."""
+    rollout = repository.streams[stream].spec.rollout
+    if rollout is None:
+        return
+    waiting: defaultdict[int, list[str]] = defaultdict(list)
+    for follower in followers:
+        metadata = follower.server.metadata
+        if follower.named.path == ("spec", "current") and selects(rollout.selector, metadata.name, metadata.labels):
+            waiting[joins_at(stream, follower.server.uuid)].append(metadata.name)
+    for percent, servers in sorted(waiting.items()):
+        yield Joining(percent=percent, servers=tuple(servers))
+
+
+def _behind(repository: FleetRepository, followers: list[StreamFollower], at: datetime) -> tuple[Behind, ...]:
+    kept: defaultdict[tuple[Id, tuple[str | int, ...]], list[str]] = defaultdict(list)
+    for follower in followers:
+        kept[follower.named.said_by, follower.named.path].append(follower.server.metadata.name)
+    found = [
+        Behind(
+            what=each.what,
+            image=each.image,
+            reason=each.reason,
+            until=each.until,
+            overdue=each.until is not None and each.until <= at,
+            servers=tuple(kept.get((each.resource, (*each.path, "image")), ())),
+        )
+        for each in opt_outs(repository)
+    ]
+    far = datetime.max.replace(tzinfo=UTC)
+    return tuple(sorted(found, key=lambda each: (each.until or far, each.what)))
+
+
+def _too_old(repository: FleetRepository, followers: list[StreamFollower]) -> Iterator[TooOld]:
+    for follower in followers:
+        skew = repository.streams[follower.stream].spec.skew if follower.stream else None
+        if skew is None:
+            continue
+        version = repository.images[follower.named.image].spec.version
+        if version_key(version) < version_key(skew.minimum_version):
+            yield TooOld(
+                server=follower.server.metadata.name,
+                stream=str(follower.stream),
+                image=follower.named.image,
+                version=version,
+                minimum_version=skew.minimum_version,
+            )
+
+
+OLDEST: Final = timedelta(hours=1)  # of what an instance said last, to count as how it is now
+# The evidence in a record that an installation ended. "Adopted" is missing: no machine has shown it.
+_COMPLETION: Final = frozenset({"Reported", "Progress", "Declared", "Operator"})
+# The evidence that an installation began: a file was fetched, or a boot override was consumed.
+_BEGINNING: Final = frozenset({"Fetched", "Consumed"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What an instance knows of its machines, and how far that counts."""
+
+    commit: Revision  # that it had applied
+    at: datetime | None  # when it said so last
+    doubt: str | None  # why it does not go by its records itself, or offers no boots
+    records: Mapping[SystemUuid, Record]
+
+
+class StepOutcome(StrEnum):
+    """What comes of looking at a rollout."""
+
+    NEXT = "Next"  # it may take its next step
+    COMPLETE = "Complete"  # there is none
+    WAITS = "Waits"  # not yet; it goes on by itself
+    STOPPED = "Stopped"  # a person has to look
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Headway:
+    """What comes of it, why, and by which machines."""
+
+    stream: str
+    outcome: StepOutcome
+    why: str
+    image: str | None = None  # that is rolled out
+    percent: int | None = None  # at present
+    next: int | None = None  # the step that may be taken
+    reached: int = 0  # servers that boot the image by the rollout
+    proven: int = 0  # of them provisioned with it
+    begun: tuple[str, ...] = ()  # whose record shows a fetch or a consumed override of it, and no completion
+    failed: tuple[str, ...] = ()  # whose installer said so
+    unknown: tuple[str, ...] = ()  # of whose disks nothing is known
+    unproven: tuple[str, ...] = ()  # all others that are not proven
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AppliedRollout:
+    """A rollout in the commit that an instance has applied."""
+
+    rollout: Rollout | None
+    machines: tuple[Decision, ...]  # that boot its image by it, by name
+
+
+def applied_in(stream: str, repository: FleetRepository, decisions: Decisions) -> AppliedRollout:
+    """The rollout of a stream in a commit, and whom it gives its image."""
+    found = repository.streams.get(stream)
+    by = (Id("ImageStream", stream), ("spec", "rollout", "image"))
+    machines = (
+        decisions.servers[each.server.metadata.name]
+        for each in followers(repository, decisions)
+        if (each.named.said_by, each.named.path) == by
+    )
+    return AppliedRollout(rollout=found.spec.rollout if found is not None else None, machines=tuple(machines))
+
+
+class _Standing(StrEnum):
+    PROVEN = "proven"
+    BEGUN = "begun"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    UNPROVEN = "unproven"
+
+
+_Known = Mapping[_Standing, tuple[str, ...]]
+
+
+def _known(image: str, machines: Iterable[Decision], records: Mapping[SystemUuid, Record]) -> _Known:
+    """What is known of the machines that boot ``image`` by a rollout: their names, sorted."""
+    found: dict[_Standing, list[str]] = {each: [] for each in _Standing}
+    for decision in machines:
+        found[_standing(image, decision, records.get(decision.uuid))].append(decision.server)
+    return {standing: tuple(sorted(servers)) for standing, servers in found.items()}
+
+
+def _standing(image: str, decision: Decision, record: Record | None) -> _Standing:
+    step = step_of(decision, record)
+    if step is InstallStep.UNKNOWN or record is None:
+        return _Standing.UNKNOWN
+    if step is InstallStep.FAILED:
+        return _Standing.FAILED
+    if step is not InstallStep.PROVISIONED or record.image != image:
+        return _Standing.UNPROVEN
+    if record.evidence in _COMPLETION:
+        return _Standing.PROVEN
+    return _Standing.BEGUN if record.evidence in _BEGINNING else _Standing.UNPROVEN
+
+
+def advance(
+    stream: str,
+    here: Rollout,
+    applied: AppliedRollout,
+    proof: Proof,
+    *,
+    steps: Sequence[int],
+    after: int,
+    at: datetime,
+    accept_fetched: bool = False,
+) -> Headway:
+    """Whether ``here``, the rollout as Git has it now, takes its next step at ``at``.
+
+    ``after``: of how many in a hundred of the servers that it reaches it has to be proven that they have the image.
+    ``accept_fetched``: count the servers whose record shows only the beginning of an installation, too.
+    """
+    known = _known(here.image, applied.machines, proof.records)
+    following = min((step for step in steps if step > here.percent), default=None)
+    outcome, why = _judged(
+        here, applied.rollout, known, proof, following, after=after, at=at, accept_fetched=accept_fetched
+    )
+    if outcome is StepOutcome.NEXT and following is None:
+        outcome, why = StepOutcome.COMPLETE, f"{why}: make {here.image} the stream's current image"
+    return Headway(
+        stream=stream,
+        outcome=outcome,
+        why=why,
+        image=here.image,
+        percent=here.percent,
+        next=following if outcome is StepOutcome.NEXT else None,
+        reached=len(applied.machines),
+        proven=len(known[_Standing.PROVEN]),
+        begun=known[_Standing.BEGUN],
+        failed=known[_Standing.FAILED],
+        unknown=known[_Standing.UNKNOWN],
+        unproven=known[_Standing.UNPROVEN],
+    )
+
+
+def _judged(
+    here: Rollout,
+    there: Rollout | None,
+    known: _Known,
+    proof: Proof,
+    following: int | None,
+    *,
+    after: int,
+    at: datetime,
+    accept_fetched: bool,
+) -> tuple[StepOutcome, str]:
+    """Whether the present step is proven, which another one may be ``following``, and why not."""
+    if here != there:
+        told = f"the instance has applied {proof.commit[:12]}, in which the rollout is another one"
+        return StepOutcome.WAITS, f"{told} ({_shown(there)}, here {_shown(here)})"
+    if proof.at is None or not -OLDEST <= at - proof.at <= OLDEST:
+        said = f"at {format_instant(proof.at)}" if proof.at is not None else "at no time that it names"
+        return StepOutcome.WAITS, f"the instance said last how it fares {said}: that is not now"
+    if proof.doubt is not None:
+        return StepOutcome.WAITS, proof.doubt
+    if failed := known[_Standing.FAILED]:
+        return StepOutcome.STOPPED, f"installing has failed on {some(failed)}"
+    if unknown := known[_Standing.UNKNOWN]:
+        return StepOutcome.WAITS, f"it is not known what is on the disks of {some(unknown)}"
+    begun, number = known[_Standing.BEGUN], sum(map(len, known.values()))
+    counted = len(known[_Standing.PROVEN]) + (len(begun) if accept_fetched else 0)
+    has = "has" if number == 1 else "have"
+    share = f"{counted} of {count(number, 'server')} {has} {here.image} at {here.percent} %"
+    if begun and accept_fetched:
+        share += f" (no completion was reported by {some(begun)})"
+    if not number and following is None:
+        return StepOutcome.WAITS, f"{share}: it reaches nobody, and no step follows that does"
+    if counted * 100 < after * number:
+        return StepOutcome.WAITS, f"{share}, fewer than {after} %{_missing(known, accept_fetched)}"
+    return StepOutcome.NEXT, share
+
+
+def _missing(known: _Known, accept_fetched: bool) -> str:
+    """Return the servers that do not count, as the end of a sentence."""
+    unproven, begun = known[_Standing.UNPROVEN], known[_Standing.BEGUN]
+    text = f"; not yet {some(unproven)}" if unproven else ""
+    if begun and not accept_fetched:
+        text += f"; {some(begun)} fetched the boot, and no completion was reported"
+    return text
+
+
+def _shown(rollout: Rollout | None) -> str:
+    return f"{rollout.image} at {rollout.percent} %" if rollout is not None else "none"

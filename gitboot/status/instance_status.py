@@ -1,0 +1,246 @@
+"""Instance status: the values that an instance reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from gitboot.fleet.revision import Signer
+from gitboot.jsonio import Digest, facts, format_instant
+from gitboot.problems import Problem
+from gitboot.status.conditions import Condition, remedy
+
+WRITTEN_EVERY_S: Final = 60.0  # an instance that runs writes its status at least so often
+STALE_S: Final = 150.0  # a status that is older than this is stale: two intervals and some more
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoints:
+    """How the endpoints that an instance starts fare."""
+
+    wanted: int
+    alive: int  # those that respond
+    restarts: int  # since the start
+    hung: int = 0  # processes that do not respond
+    unread: tuple[str, ...] = ()  # why credential files cannot be used now: option, file, cause
+    certificate: str | None = None  # why what stands in the files of the operators' certificate cannot be used
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Telling:
+    """How it fares to tell the forge of commits."""
+
+    commit: str | None = None  # told last
+    says: str = ""  # and what
+    failure: tuple[str, str] | None = None  # the error that the last try ended with: its name, and its words
+    asked: bool = True  # whether it was asked, be it in vain, what it knew of this ledger before it is told anything
+    known: int | None = None  # how far the ledger had come by what it knew; None: it knew nothing, or did not answer
+    claimed: int | None = None  # the same by statuses of which nothing proves that the ledger's instance wrote them
+
+
+class ThreadFailure(NamedTuple):
+    """A thread of an instance that died of an error, and has not run for long since."""
+
+    thread: str
+    message: str  # the error, on one line
+    deaths: int  # since the instance started
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Following:
+    """How a target fares that follows the published directory."""
+
+    name: str
+    serves: str | None = None  # the base URL under which machines find it; None: nobody said
+    commit: str | None = None  # of which it holds all that it is to hold; None: not known to hold anything yet
+    behind_since: datetime | None = None  # since when it holds less than is published; None: it holds all of it
+    overdue_since: datetime | None = None  # the first transition that it does not hold, or may not hold
+    failure: tuple[str, str] | None = None  # the error that the last try ended with: its name, and its words
+    withheld: int = 0  # servers of whom a boot is left out there: it is made once, and nobody could record it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedListState:
+    """The signed list of the published tree."""
+
+    signed: bool = False  # whether a key signs it
+    expires: datetime | None = None  # None: this process has not written a list
+    root_expires: datetime | None = None  # when the newest root metadata expires; None: unsigned, or unknown
+    failure: tuple[str, str] | None = None  # why it was not written the last time: a word, and in words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """A commit that waits for an acknowledgement."""
+
+    commit: str
+    digest: Digest  # of what it changes
+    guards: tuple[str, ...]
+    lines: tuple[str, ...] = ()  # that acknowledge it in a commit's message; none where no line does
+    reinstalls: tuple[str, ...] = ()  # servers whose records do not rule out that it reinstalls them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WithheldServer:
+    """A server of which gitboot withholds an install boot, because a newer commit does not offer it."""
+
+    server: str
+    by: tuple[str, ...]  # the newer commits, sorted
+    boots: str | None  # the image that it boots now; None: its disk
+    why: str  # why it boots that, in words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChangedArea:
+    """How much of a group of servers an accepted commit has changed."""
+
+    commit: str
+    label: str  # site=fra1; "" is the whole fleet
+    size: int
+    changed: int
+    less: int  # servers that offer nothing that they did not offer before
+    removed: int
+    added: int
+    reinstalled: int
+    subject: str = ""  # the first line of the commit's message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassedMerge:
+    """A commit between the accepted one and the newest, when that was judged."""
+
+    commit: str
+    says: str  # what became of it, in a few words: accepted, held …, invalid …
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heeded:
+    """An acknowledgement by which a commit was accepted."""
+
+    commit: str
+    guard: str
+    by: str  # who has acknowledged it, in words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """An instance at a glance."""
+
+    ledger: str | None = None  # the identity of the instance's ledger; None: it only serves a tree
+    attempted: str | None = None  # the commit that was tried last
+    problems: tuple[Problem, ...] = ()  # of the attempted commit
+    held: Held | None = None  # the attempted commit, where a guard holds it
+    withheld: tuple[WithheldServer, ...] = ()  # the servers of which install boots are withheld, by name
+    passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one, the oldest first
+    accepted: str | None = None  # the commit that the next one is compared with
+    committed_at: datetime | None = None  # the committer time of the accepted commit
+    signer: Signer | None = None  # whose trusted key vouches for it
+    acknowledged: tuple[Heeded, ...] = ()  # by whom what it changes, or what led to it, was let pass
+    changed: tuple[ChangedArea, ...] = ()  # by the commits that were accepted last; none before any was
+    applied: str | None = None  # the commit that what is answered comes from
+    fetch_began: datetime | None = None  # when the last fetch that ended began
+    fetched: str | None = None  # the commit that was fetched last
+    planned_at: datetime | None = None
+    next_transition: datetime | None = None
+    phases: Mapping[str, int] = field(default_factory=dict)  # phase -> servers
+    records: Mapping[str, int] = field(default_factory=dict)  # Provisioned, Pending, Unknown -> servers
+    installs: Mapping[str, int] = field(default_factory=dict)  # Now, Later: servers offered what writes their disks
+    runs: Mapping[str, int] = field(default_factory=dict)  # Attempted, Started, Made -> servers in an open window
+    installing: Mapping[str, int] = field(default_factory=dict)  # Installing/Started … -> servers
+    installations: tuple[Mapping[str, Any], ...] = ()  # of those servers, the oldest last step first
+    drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
+    bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last job -> BMCs with something wanted
+    below_minimum_version: Mapping[str, int] = field(default_factory=dict)  # stream -> servers
+    secret_fetches: tuple[Mapping[str, Any], ...] = ()  # of the servers whose secrets were fetched last
+    stages: Mapping[str, Any] = field(default_factory=dict)  # how long what takes, as histograms
+    conditions: tuple[Condition, ...] = ()
+
+    def condition(self, type: str) -> bool:
+        """Whether a condition holds; one that nothing is known of does not."""
+        return any(condition.status for condition in self.conditions if condition.type == type)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "apiVersion": "gitboot.dev/v1alpha1",
+            "ledger": self.ledger,
+            "attempted": {
+                "commit": self.attempted,
+                "problems": facts(self.problems),
+                "held": {
+                    "digest": self.held.digest,
+                    "guards": list(self.held.guards),
+                    "lines": list(self.held.lines),
+                    "reinstalls": list(self.held.reinstalls),
+                }
+                if self.held
+                else None,
+                "withheld": facts(self.withheld),
+            },
+            "accepted": {
+                "commit": self.accepted,
+                "committedAt": format_instant(self.committed_at) if self.committed_at else None,
+                "signer": facts(self.signer),
+                "acknowledged": facts(self.acknowledged),
+                "changed": facts(self.changed),
+            },
+            "applied": {"commit": self.applied},
+            "fetched": {
+                "commit": self.fetched,
+                "began": format_instant(self.fetch_began) if self.fetch_began else None,
+            },
+            "plannedAt": format_instant(self.planned_at) if self.planned_at else None,
+            "nextTransition": format_instant(self.next_transition) if self.next_transition else None,
+            "phases": dict(sorted(self.phases.items())),
+            "records": dict(sorted(self.records.items())),
+            "installs": dict(sorted(self.installs.items())),
+            "runs": dict(sorted(self.runs.items())),
+            "installing": dict(sorted(self.installing.items())),
+            "installations": list(self.installations),
+            "drift": dict(sorted(self.drift.items())),
+            "bmcs": dict(sorted(self.bmcs.items())),
+            "belowMinimumVersion": dict(sorted(self.below_minimum_version.items())),
+            "secretFetches": list(self.secret_fetches),
+            "stages": dict(sorted(self.stages.items())),
+            "conditions": facts(self.conditions),
+        }
+
+
+STATUS_CURRENT: Final = "StatusCurrent"
+
+
+def with_age(status: Mapping[str, Any], age_s: float | None, written: datetime | None) -> dict[str, Any]:
+    """Return a status with its age in seconds, and with a false condition if it is stale.
+
+    All of a stale status may be wrong by now, so the condition has to be there even if all others are true.
+    ``written`` is when the instance wrote its last status that was seen, and ``age_s`` how long ago that was; None: no
+    instance has written one.
+    """
+    conditions = [each for each in status["conditions"] if each["type"] != STATUS_CURRENT]
+    if age_s is not None and age_s > STALE_S and written is not None:
+        conditions = sorted([*conditions, _stale(written, age_s)], key=lambda each: str(each["type"]))
+    return {**status, "ageSeconds": None if age_s is None else int(age_s), "conditions": conditions}
+
+
+def written_at(status: Mapping[str, Any]) -> datetime | None:
+    """Return when an instance wrote a status, by the clock of its host; None: no instance has written it."""
+    try:
+        return datetime.fromisoformat(status["clock"]).astimezone(UTC)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _stale(written: datetime, age_s: float) -> dict[str, Any]:
+    message = (
+        f"gitboot wrote this status {int(age_s)} s ago, at {format_instant(written)}: it does not run, it hangs, or it "
+        "cannot write its status. All that the status says may be wrong by now"
+    )
+    return {
+        "type": STATUS_CURRENT,
+        "status": False,
+        "reason": "Stale",
+        "message": message,
+        "since": format_instant(written + timedelta(seconds=STALE_S)),
+        "remedy": remedy(STATUS_CURRENT, "Stale"),
+    }

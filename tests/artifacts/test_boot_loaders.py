@@ -1,0 +1,249 @@
+"""Loaders from packages: what is placed, what is missing, and that doing it twice changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gitboot.artifacts.boot_loaders import (
+    LOADERS,
+    MANIFEST,
+    Built,
+    Packaged,
+    Placed,
+    Placement,
+    first_grub_configuration,
+    place,
+)
+from gitboot.cli.commands.artifacts import command
+from gitboot.errors import AssetError, UsageError
+
+BASE = "http://192.0.2.1:8080/boot"
+
+
+def packages(folder: Path) -> Path:
+    """A system with every package that brings loaders as they are."""
+    for loader in LOADERS:
+        if isinstance(loader, Packaged):
+            source = folder / loader.sources[0]
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.write_text(f"contents of {loader.sources[0]}")
+    return folder
+
+
+def placed(out: Path, system: Path, tftp: Path | None = None) -> dict[str, Placed]:
+    told: list[Placed] = []
+    assert place(out, tftp, BASE, told.append, systems=[system]) == tuple(told)
+    return {each.path: each for each in told}
+
+
+def at(out: Path, path: str) -> Path:
+    return out / "assets" / path
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int, int]]:
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode & 0o777)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_what_the_packages_have_is_placed_under_the_web_root_and_the_tftp_root(tmp_path: Path) -> None:
+    out, tftp = tmp_path / "out", tmp_path / "tftp"
+    told = placed(out, packages(tmp_path / "system"), tftp)
+    for loader in LOADERS:
+        if isinstance(loader, Packaged):
+            assert told[loader.path].outcome is Placement.PLACED
+            expected = f"contents of {loader.sources[0]}"
+            found = (out / "assets" / loader.path).read_text(), (tftp / loader.path).read_text()
+            assert found == (expected, expected)
+
+
+def test_pxelinux_finds_its_core_beside_its_configurations_as_well(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    placed(out, packages(tmp_path / "system"))
+    assert (out / "ldlinux.c32").read_bytes() == (out / "assets/loaders/ldlinux.c32").read_bytes()
+
+
+def test_placing_twice_writes_nothing(tmp_path: Path) -> None:
+    system = packages(tmp_path / "system")
+    placed(tmp_path / "out", system)
+    before = contents(tmp_path / "out")
+    told = placed(tmp_path / "out", system)
+    assert contents(tmp_path / "out") == before
+    assert Placement.PLACED not in {each.outcome for each in told.values()}
+
+
+def test_what_was_placed_is_readable_to_servers_that_run_as_somebody_else(tmp_path: Path) -> None:
+    placed(tmp_path / "out", packages(tmp_path / "system"))
+    assert {mode for _, _, mode in contents(tmp_path / "out").values()} == {0o644}
+
+
+def test_the_manifest_lists_what_was_placed_with_its_sha256_and_nothing_that_is_missing(tmp_path: Path) -> None:
+    system = packages(tmp_path / "system")
+    (system / "usr/lib/ipxe/undionly.kpxe").unlink()
+    told = placed(tmp_path / "out", system)
+    assert told["loaders/undionly.kpxe"] == Placed(
+        path="loaders/undionly.kpxe", outcome=Placement.MISSING, message="install the package ipxe"
+    )
+    items = json.loads((tmp_path / "out/assets" / MANIFEST).read_text())["items"]
+    assert {each["path"] for each in items} == {path for path, each in told.items() if each.sha256}
+    for each in items:
+        assert each["sha256"] == sha256((at(tmp_path / "out", each["path"])).read_bytes()).hexdigest()
+
+
+def test_a_newer_package_replaces_what_was_placed_from_the_old_one(tmp_path: Path) -> None:
+    system = packages(tmp_path / "system")
+    placed(tmp_path / "out", system)
+    (system / "usr/lib/ipxe/undionly.kpxe").write_text("newer")
+    told = placed(tmp_path / "out", system)
+    changed = {path for path, each in told.items() if each.outcome is Placement.PLACED}
+    assert changed == {"loaders/undionly.kpxe"}
+    assert (tmp_path / "out/assets/loaders/undionly.kpxe").read_text() == "newer"
+
+
+def test_a_loader_whose_package_is_gone_is_left_as_it_lies(tmp_path: Path) -> None:
+    system = packages(tmp_path / "system")
+    placed(tmp_path / "out", system)
+    (system / "usr/lib/ipxe/undionly.kpxe").unlink()
+    placed(tmp_path / "out", system)
+    assert (tmp_path / "out/assets/loaders/undionly.kpxe").exists()
+
+
+def test_another_distributions_place_is_found_too(tmp_path: Path) -> None:
+    source = tmp_path / "system/usr/share/ipxe/arm64-efi/snponly.efi"
+    source.parent.mkdir(parents=True)
+    source.write_text("Fedora's")
+    told = placed(tmp_path / "out", tmp_path / "system")
+    assert told["loaders/snponly-aarch64.efi"].message == str(source)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(AssetError, match=r"loaders/undionly\.kpxe cannot be placed"):
+        placed(tmp_path / "out", packages(tmp_path / "system"))
+
+
+# GRUB
+
+MODULES = Path("/usr/lib/grub/x86_64-efi")
+needs_grub = pytest.mark.skipif(
+    not (MODULES.is_dir() and shutil.which("grub-mkimage")) and not os.environ.get("CI"),
+    reason="GRUB's modules are missing (Debian: grub-efi-amd64-bin, grub-common)",
+)
+
+
+def with_grub(folder: Path) -> Path:
+    """A system with Debian's GRUB modules alone."""
+    (folder / "usr/lib/grub").mkdir(parents=True)
+    (folder / "usr/lib/grub/x86_64-efi").symlink_to(MODULES)
+    return folder
+
+
+@needs_grub
+def test_grub_is_built_for_http_and_to_the_same_bytes_each_time(tmp_path: Path) -> None:
+    system = with_grub(tmp_path / "system")
+    assert placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Placement.PLACED
+    image = (tmp_path / "out/assets/loaders/grub-x86_64.efi").read_bytes()
+    assert image.startswith(b"MZ")
+    assert first_grub_configuration(BASE).encode() in image
+    assert placed(tmp_path / "other", system)["loaders/grub-x86_64.efi"].sha256 == sha256(image).hexdigest()
+    assert placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Placement.UNCHANGED
+
+
+@needs_grub
+def test_a_grub_for_another_base_url_is_another_image(tmp_path: Path) -> None:
+    system = with_grub(tmp_path / "system")
+    placed(tmp_path / "out", system)
+    [other] = [
+        each
+        for each in place(tmp_path / "out", None, "http://[2001:db8::1]", lambda each: None, systems=[system])
+        if each.path == "loaders/grub-x86_64.efi"
+    ]
+    assert other.outcome is Placement.PLACED
+    assert b"configfile '(http,[2001:db8::1])/grub.cfg'" in (tmp_path / "out/assets" / other.path).read_bytes()
+
+
+@needs_grub
+def test_a_package_with_a_module_missing_is_an_error_and_nothing_is_placed(tmp_path: Path) -> None:
+    modules = tmp_path / "system/usr/lib/grub/x86_64-efi"
+    shutil.copytree(MODULES, modules, ignore=shutil.ignore_patterns("regexp.mod", "monolithic"))
+    with pytest.raises(AssetError, match="regexp"):
+        placed(tmp_path / "out", tmp_path / "system")
+    assert not (tmp_path / "out/assets/loaders/grub-x86_64.efi").exists()
+
+
+@pytest.mark.skipif(
+    shutil.which("grub-script-check") is None and not os.environ.get("CI"),
+    reason="grub-script-check is missing (Debian: grub-common)",
+)
+@pytest.mark.parametrize("url", [BASE, "http://[2001:db8::1]", "http://boot.test/a,b/c;d/$e/(f)"])
+def test_the_configuration_that_grub_carries_is_a_script(url: str, tmp_path: Path) -> None:
+    (tmp_path / "grub.cfg").write_text(first_grub_configuration(url))
+    checked = subprocess.run(
+        ["grub-script-check", str(tmp_path / "grub.cfg")], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_every_built_loader_names_the_package_that_it_lacks(tmp_path: Path) -> None:
+    told = placed(tmp_path / "out", tmp_path)
+    for loader in LOADERS:
+        if isinstance(loader, Built):
+            assert told[loader.path].message == f"install the package {loader.package}"
+
+
+# The command
+
+
+def test_the_command_takes_the_fleets_base_url_and_tells_of_each_loader(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "example-repo"
+    done = CliRunner().invoke(command, ["loaders", "--out", str(tmp_path / "out"), "--path", str(example)])
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    lines = done.output.splitlines()
+    assert [line.split()[1] for line in lines] == [loader.path for loader in LOADERS]
+    assert (tmp_path / "out/assets" / MANIFEST).exists()
+
+
+def test_packages_of_another_architecture_are_taken_from_where_they_were_unpacked(tmp_path: Path) -> None:
+    installed, unpacked = packages(tmp_path / "installed"), tmp_path / "unpacked"
+    (installed / "usr/lib/ipxe/ipxe-arm64.efi").unlink()
+    for name in ("ipxe-arm64.efi", "undionly.kpxe"):
+        path = unpacked / "usr/lib/ipxe" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name} of a newer release")
+    done = CliRunner().invoke(
+        command,
+        [
+            "loaders",
+            f"--out={tmp_path}",
+            "--base-url=http://boot.test",
+            f"--system={installed}",
+            f"--system={unpacked}",
+        ],
+    )
+    assert f"loaders/ipxe-aarch64.efi     {unpacked}/usr/lib/ipxe/ipxe-arm64.efi" in done.output
+    assert (tmp_path / "assets/loaders/ipxe-aarch64.efi").read_text() == "ipxe-arm64.efi of a newer release"
+    assert (tmp_path / "assets/loaders/undionly.kpxe").read_text() == "contents of usr/lib/ipxe/undionly.kpxe"
+
+
+def test_a_base_url_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(command, ["loaders", "--out", str(tmp_path), "--base-url", "boot.test"])
+    assert isinstance(done.exception, UsageError)
+    assert "expected an http or https URL" in str(done.exception)
+
+
+def test_below_https_grub_alone_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    outcomes = place(tmp_path, None, "https://boot.test", lambda each: None, systems=[tmp_path])
+    told = {each.path: each for each in outcomes}
+    assert told["loaders/grub-x86_64.efi"].outcome is Placement.MISSING
+    assert told["loaders/grub-x86_64.efi"].message.startswith("GRUB fetches by http only, not from https://boot.test")
+    assert told["loaders/undionly.kpxe"].message == "install the package ipxe"

@@ -1,0 +1,228 @@
+"""`gitboot artifacts download`: fetched files are whole, a second run continues, and other files stay as they are."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gitboot.cli.main import Exit, cli
+from gitboot.errors import UsageError
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
+from tests.helpers.failing_disk import small_disk
+from tests.helpers.fleets import SEED, document, fleet, image, server
+from tests.helpers.registries import Registry, registry
+from tests.helpers.signers import Minisign
+from tests.helpers.strange_server import Client, strange_server
+
+KERNEL, INITRD = b"kernel" * 1_000_000, b"initrd" * 1000
+
+
+@pytest.fixture
+def web() -> Iterator[ArtifactServer]:
+    with artifact_server() as web:
+        web.put("/vmlinuz?v=1", KERNEL)
+        web.put("/initrd.img", INITRD)
+        yield web
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    folder = tmp_path_factory.mktemp("registry")
+    with registry(folder, storage=folder / "storage") as found:
+        found.push_blob("os/linux", KERNEL)
+        yield found
+
+
+def fleet_of(
+    folder: Path, kernel: str, initrd: str, outputs: str = "ipxe, mirror", more: str = "", of_kernel: str = ""
+) -> Path:
+    artifacts = (
+        f"kernel: {{url: '{kernel}', sha256: {digest_of(KERNEL)}, size: {len(KERNEL)}{of_kernel}}}, "
+        f"initrds: [{{url: '{initrd}', sha256: {digest_of(INITRD)}}}]"
+    )
+    text = document("BootImage", "flatcar-1", f"version: '1', architectures: {{x86_64: {{{artifacts}}}}}")
+    first = fleet(f"baseURL: 'http://boot.test', outputs: [{outputs}]{more}")
+    path = folder / "fleet"
+    path.mkdir(exist_ok=True)
+    documents = (first, *(text if each == image("flatcar-1") else each for each in SEED[1:]))
+    (path / "fleet.yaml").write_text("---\n".join(documents))
+    return path
+
+
+def mirror(path: Path, out: Path, *options: str) -> tuple[int, dict[str, str], list[str]]:
+    """The exit code, what became of each artifact, and what was pruned."""
+    command = ["artifacts", "download", str(path), "--out", str(out), *options, "-o", "json"]
+    result = CliRunner().invoke(cli, command)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    said: dict[str, Any] = json.loads(result.stdout)
+    return result.exit_code, {Path(each["path"]).name: each["outcome"] for each in said["items"]}, said["pruned"]
+
+
+def lying(out: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(out)): file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()}
+
+
+ALL = {f"o/{digest_of(KERNEL)}/kernel": KERNEL, f"o/{digest_of(INITRD)}/initrd": INITRD}
+
+
+def test_what_images_name_elsewhere_is_brought_once(web: ArtifactServer, tmp_path: Path) -> None:
+    path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    assert mirror(path, out) == (0, {"kernel": "fetched", "initrd": "fetched"}, [])
+    assert lying(out) == ALL
+    assert {file.stat().st_mode & 0o777 for file in out.rglob("*") if file.is_file()} == {0o644}
+    web.asked.clear()
+    assert mirror(path, out) == (0, {"kernel": "there", "initrd": "there"}, [])
+    assert not web.asked
+
+
+def test_what_lies_in_a_registry_is_brought(found: Registry, web: ArtifactServer, tmp_path: Path) -> None:
+    kernel = f"oci://{found.host}/os/linux@sha256:{digest_of(KERNEL)}"
+    path, out = fleet_of(tmp_path, kernel, f"{web.url}/initrd.img"), tmp_path / "boot"
+    assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
+    assert mirror(path, out, "--registries", found.allowed) == (0, {"kernel": "fetched", "initrd": "there"}, [])
+    assert lying(out) == ALL
+
+
+def test_what_was_begun_is_gone_on_with(web: ArtifactServer, tmp_path: Path) -> None:
+    path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    web.cut["/vmlinuz?v=1"] = 1_000_000
+    assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
+    assert f"o/{digest_of(KERNEL)}/kernel" not in lying(out)
+    del web.cut["/vmlinuz?v=1"]
+    assert mirror(path, out) == (0, {"kernel": "fetched", "initrd": "there"}, [])
+    assert web.ranges == ["bytes=1000000-"]
+    assert lying(out) == ALL
+
+
+def test_what_is_begun_and_is_another_files_does_not_stay(web: ArtifactServer, tmp_path: Path) -> None:
+    path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    part = out / f"o/{digest_of(KERNEL)}/.kernel.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"x" * 100)
+    assert mirror(path, out)[1]["kernel"] == "failed"
+    assert not part.exists()
+    assert mirror(path, out)[1]["kernel"] == "fetched"
+    (out / f"o/{digest_of(KERNEL)}/kernel").rename(part)  # whole, but for its name
+    web.asked.clear()
+    assert mirror(path, out)[1]["kernel"] == "fetched"
+    assert not web.asked
+    assert lying(out) == ALL
+
+
+@pytest.mark.parametrize("content", [b"another", KERNEL + b"x", KERNEL[:-1] + b"x", b""])
+def test_another_file_is_not_brought(web: ArtifactServer, tmp_path: Path, content: bytes) -> None:
+    path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    web.put("/vmlinuz?v=1", content)
+    assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
+    assert list(lying(out)) == [f"o/{digest_of(INITRD)}/initrd"]
+
+
+def test_a_file_whose_image_gives_no_size_is_read_to_a_limit(
+    web: ArtifactServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gitboot.artifacts.local_copies.LARGEST_ARTIFACT", 4 << 20)
+
+    def answer(client: Client) -> None:
+        client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10737418240\r\n\r\n")
+        client.flood(bytes(1 << 20), 10240)
+
+    with strange_server(answer) as server:
+        path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{server.url}/initrd.img"), tmp_path / "boot"
+        assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "fetched", "initrd": "failed"}, [])
+    assert server.taken < 64 << 20  # the limit, and buffers of this machine
+    assert list(lying(out)) == [f"o/{digest_of(KERNEL)}/kernel"]
+
+
+def test_a_disk_that_is_full_is_not_kept_full(web: ArtifactServer, tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk:
+        code, became, _ = mirror(fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), disk)
+        assert code == Exit.PARTIAL
+        assert sorted(became.values()) == ["failed", "fetched"]
+        (initrd,) = (path for path in disk.rglob("*") if path.is_file())
+        assert initrd.read_bytes() == INITRD
+
+
+def test_two_who_bring_the_same_do_not_write_into_it_both(web: ArtifactServer, tmp_path: Path) -> None:
+    path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    part = out / f"o/{digest_of(KERNEL)}/.kernel.part"
+    part.parent.mkdir(parents=True)
+    with part.open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert mirror(path, out)[1]["kernel"] == "failed"
+    assert part.read_bytes() == b""
+    assert mirror(path, out)[1]["kernel"] == "fetched"
+
+
+def test_what_nothing_names_any_more_goes_after_its_days_and_nothing_else_does(
+    web: ArtifactServer, tmp_path: Path
+) -> None:
+    path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    mirror(path, out)
+    old, new, folder = out / f"o/{'0' * 64}/kernel", out / f"o/{'1' * 64}/uki.efi", out / "o" / ("2" * 64)
+    kept = [out / f"o/{'0' * 64}/user-data", out / "o/kernel", out / "o/other/kernel", out / f"o/{'3' * 64}/config.ign"]
+    for file in (old, new, folder / ".kernel.part", *kept):
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"x")
+        os.utime(file, (0, 0) if file != new else None)
+    for file in (out / each for each in ALL):
+        os.utime(file, (0, 0))
+    assert mirror(path, out)[2] == [f"o/{'0' * 64}/kernel", f"o/{'2' * 64}/.kernel.part"]
+    assert new.exists() and not folder.exists() and all(file.exists() for file in kept)
+    assert mirror(path, out, "--keep-days", "0")[2] == [f"o/{'1' * 64}/uki.efi"]
+    assert mirror(path, out, "--keep-days", "0") == (0, {"kernel": "there", "initrd": "there"}, [])
+
+
+def test_a_fleet_that_mirrors_nothing_is_told_so(web: ArtifactServer, tmp_path: Path) -> None:
+    path = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img", outputs="ipxe")
+    with pytest.raises(UsageError, match="outputs do not have mirror"):
+        mirror(path, tmp_path / "boot")
+    assert mirror(fleet_of(tmp_path, "assets:kernel", "assets:initrd"), tmp_path / "boot") == (0, {}, [])
+
+
+def test_before_a_merge_sources_are_looked_at(found: Registry, web: ArtifactServer, tmp_path: Path) -> None:
+    sites = ", sites: [{name: fra, select: {matchLabels: {site: fra}}, baseURL: 'http://fra.test'}]"
+    kernel = f"oci://{found.host}/os/linux@sha256:{digest_of(KERNEL)}"
+    path = fleet_of(tmp_path, kernel, f"{web.url}/initrd.img", more=sites)
+    (path / "web02.yaml").write_text(server("web02", "role: web, site: fra"))
+    command = ["artifacts", "verify", str(path), "--sources", "--no-cache", "-o", "json"]
+    result = CliRunner().invoke(cli, [*command, "--registries", found.allowed])
+    items = {each["url"]: each for each in json.loads(result.stdout)["items"]}
+    assert result.exit_code == 0
+    assert {url: (each["presence"], each["sites"], each["servers"]) for url, each in items.items()} == {
+        kernel: ("Verified", ["", "fra"], 2),
+        f"{web.url}/initrd.img": ("Verified", ["", "fra"], 2),
+    }
+    assert CliRunner().invoke(cli, command).exit_code == Exit.SOURCE  # nobody says that the registry may be asked
+    web.statuses["/initrd.img"] = 404
+    assert CliRunner().invoke(cli, command).exit_code == Exit.PARTIAL
+
+
+def test_with_keys_only_what_is_signed_is_brought(web: ArtifactServer, tmp_path: Path) -> None:
+    vendor, stranger = Minisign(tmp_path, "vendor"), Minisign(tmp_path, "stranger")
+    (tmp_path / "kernel").write_bytes(KERNEL)
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "vendor.pub").write_bytes(vendor.public.read_bytes())
+    signature, out = f"{web.url}/kernel.minisig", tmp_path / "boot"
+    path = fleet_of(
+        tmp_path,
+        f"{web.url}/vmlinuz?v=1",
+        f"{web.url}/initrd.img",
+        of_kernel=f", signature: {{minisign: '{signature}'}}",
+    )
+    web.put("/kernel.minisig", stranger.sign(tmp_path / "kernel"))
+    with_keys = ("--image-keys", str(tmp_path / "keys"))
+    assert mirror(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "failed"}, [])
+    assert lying(out) == {}
+    web.put("/kernel.minisig", vendor.sign(tmp_path / "kernel"))
+    assert mirror(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "fetched", "initrd": "failed"}, [])
+    web.asked.clear()
+    assert mirror(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "there", "initrd": "failed"}, [])
+    assert not web.asked

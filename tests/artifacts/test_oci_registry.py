@@ -1,0 +1,311 @@
+"""Registries that are asked: real ones, each way of letting in, and ones that mislead who asks."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gitboot.artifacts.oci import AllowedRegistry, OciReference, Registries, RegistryCredentials, resolve
+from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused, UsageError
+from gitboot.http_client import HttpClient
+from gitboot.jsonio import Digest
+from tests.helpers.cases import for_each
+from tests.helpers.registries import (
+    BASIC,
+    GARDENLINUX,
+    IRONCORE,
+    PASSWORD,
+    USER,
+    Certificate,
+    Registry,
+    Scripted,
+    TokenServer,
+    digest,
+    registry,
+    serving,
+    with_password,
+)
+
+KERNEL, INITRD, ROOT = b"kernel" * 1000, b"initrd", b"squashfs"
+PXE = [(f"{IRONCORE}kernel", KERNEL), (f"{IRONCORE}initramfs", INITRD), (f"{IRONCORE}squashfs", ROOT)]
+
+
+@dataclass(frozen=True)
+class Rack:
+    """Registries over the same images."""
+
+    open: Registry
+    password: Registry
+    token: Registry
+    tokens: TokenServer
+    tls: Certificate
+
+
+@pytest.fixture(scope="module")
+def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+    folder = tmp_path_factory.mktemp("registries")
+    tls = Certificate.made(folder / "tls")
+    tokens = TokenServer(certificate=tls)
+    storage = folder / "storage"
+    with ExitStack() as stack:
+        stack.enter_context(serving(tokens, tls))
+        anonymous = stack.enter_context(registry(folder / "open", storage=storage))
+        password = stack.enter_context(
+            registry(folder / "password", storage=storage, more=with_password(folder / "password"))
+        )
+        token = stack.enter_context(registry(folder / "token", storage=storage, more=tokens.settings(), tls=tls))
+        for name in ("os/linux", "open/linux"):
+            pxe = anonymous.push_image(name, "pxe", PXE)
+            arm = anonymous.push_image(name, "arm", [(f"{GARDENLINUX}kernel", b"arm")])
+            uki = anonymous.push_image(name, "uki", [(f"{IRONCORE}uki", b"uki")], {"architecture": "amd64"})
+            index = [
+                {**pxe, "platform": {"architecture": "amd64", "os": "linux"}, "annotations": {"cname": "metal_pxe-1"}},
+                {**uki, "platform": {"architecture": "amd64", "os": "linux"}, "annotations": {"cname": "metal_uki-1"}},
+                {**arm, "annotations": {"cname": "metal_pxe-2", "architecture": "arm64"}},
+            ]
+            anonymous.push_index(name, "1.0", index)
+        yield Rack(anonymous, password, token, tokens, tls)
+
+
+def credentials(folder: Path, host: str, pair: str = BASIC.removeprefix("Basic ")) -> RegistryCredentials:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "auth.json"
+    file.write_text(json.dumps({"auths": {host: {"auth": pair}}}))
+    file.chmod(0o600)
+    return RegistryCredentials(file)
+
+
+def asking(
+    found: Registry | Scripted, given: RegistryCredentials | None = None, tls: Certificate | None = None
+) -> Registries:
+    named = found.allowed if isinstance(found, Registry) else found.url
+    return Registries([AllowedRegistry.parse(named)], HttpClient(ca_bundle=tls.certificate if tls else None), given)
+
+
+def image(found: Registry | Scripted, name: str = "os/linux:1.0") -> OciReference:
+    return OciReference.parse(f"oci://{found.host}/{name}")
+
+
+def test_a_tag_is_resolved_to_the_digest_of_each_file(rack: Rack) -> None:
+    found = resolve(image(rack.open), asking(rack.open), cname="metal_pxe")
+    kernel = f"oci://{rack.open.host}/os/linux@sha256:{digest(KERNEL)}"
+    assert found.architectures["x86_64"] == {
+        "kernel": {"url": kernel, "sha256": digest(KERNEL), "size": len(KERNEL)},
+        "initrds": [{"url": kernel.replace(digest(KERNEL), digest(INITRD)), "sha256": digest(INITRD), "size": 6}],
+        "rootfs": {"url": kernel.replace(digest(KERNEL), digest(ROOT)), "sha256": digest(ROOT), "size": 8},
+    }
+    assert found.architectures["aarch64"]["kernel"]["sha256"] == digest(b"arm")
+    again = resolve(found.image, asking(rack.open), cname="metal_pxe")
+    assert again == found and found.image.digest is not None
+
+
+def test_an_image_without_an_index_is_for_one_architecture(rack: Rack) -> None:
+    asked = asking(rack.open)
+    assert list(resolve(image(rack.open, "os/linux:uki"), asked).architectures["x86_64"]) == ["uki"]
+    with pytest.raises(UsageError, match="give --architecture"):
+        resolve(image(rack.open, "os/linux:pxe"), asked)
+
+
+def test_a_file_comes_as_a_stream_and_from_where_it_was_left(rack: Rack) -> None:
+    kernel = image(rack.open).at(Digest(digest(KERNEL)))
+    with asking(rack.open).blob(kernel) as whole:
+        assert (whole.status, whole.read(1 << 20)) == (200, KERNEL)
+    with asking(rack.open).blob(kernel, headers={"Range": "bytes=5990-"}) as rest:
+        assert (rest.status, rest.read(1 << 20)) == (206, KERNEL[5990:])
+    with asking(rack.open).blob(kernel, method="HEAD") as head:
+        assert (head.headers["Content-Length"], head.read(10)) == (str(len(KERNEL)), b"")
+
+
+def test_what_a_registry_does_not_have_is_told_from_one_that_does_not_answer(rack: Rack) -> None:
+    asked = asking(rack.open)
+    for name in ("os/linux:2.0", "nothing:1.0", f"os/linux@sha256:{'0' * 64}"):
+        with pytest.raises(NotInRegistry, match="is not in the registry"):
+            asked.manifest(image(rack.open, name))
+    with pytest.raises(NotInRegistry), asked.blob(image(rack.open, f"os/linux@sha256:{'0' * 64}")):
+        pass
+    gone = Registry("127.0.0.1:1")
+    with pytest.raises(HostUnreachable):
+        asking(gone).manifest(image(gone))
+
+
+def test_a_registry_asks_for_a_password(rack: Rack, tmp_path: Path) -> None:
+    with pytest.raises(RegistryRefused, match="not given to the anonymous: give --registry-credentials"):
+        asking(rack.password).manifest(image(rack.password))
+    known = asking(rack.password, credentials(tmp_path, rack.password.host))
+    assert known.manifest(image(rack.password))[1]
+    for number, wrong in enumerate(("boot:wrong", "stranger:correct horse")):
+        given = credentials(tmp_path / str(number), rack.password.host, base64.b64encode(wrong.encode()).decode())
+        with pytest.raises(RegistryRefused, match="not given to these credentials") as refused:
+            asking(rack.password, given).manifest(image(rack.password))
+        assert "wrong" not in str(refused.value)
+
+
+def test_a_registry_asks_for_a_token(rack: Rack, tmp_path: Path) -> None:
+    anonymous = asking(rack.token, tls=rack.tls)
+    rack.tokens.asked.clear()
+    assert resolve(image(rack.token, "open/linux:1.0"), anonymous, cname="metal_pxe").architectures
+    assert len(rack.tokens.asked) == 1  # it is kept
+    with pytest.raises(RegistryRefused, match="not given to these credentials"):
+        anonymous.manifest(image(rack.token))
+    known = asking(rack.token, credentials(tmp_path, rack.token.host), rack.tls)
+    assert known.manifest(image(rack.token))[1]
+    target, headers = rack.tokens.asked[-1]
+    assert headers["Authorization"] == BASIC
+    assert "scope=repository%3Aos%2Flinux%3Apull" in target and "service=registry" in target
+
+
+def test_credentials_are_for_one_registry(rack: Rack, tmp_path: Path) -> None:
+    given = credentials(tmp_path, "elsewhere.test")
+    with pytest.raises(RegistryRefused, match="anonymous"):
+        asking(rack.password, given).manifest(image(rack.password))
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        ("{}", 0o604, "everybody can read it"),
+        ("[]", 0o600, "is not a file of registries' credentials"),
+        ("\x00", 0o600, "is not a file of registries' credentials"),
+        ('{"auths": {"h": {}}}', 0o600, "holds no USER:PASSWORD"),
+        ('{"auths": {"h": {"auth": "ü"}}}', 0o600, "holds no USER:PASSWORD"),
+        ('{"auths": {"h": {"identitytoken": "x"}}}', 0o600, "holds no USER:PASSWORD"),
+    ],
+    ids=["open", "list", "binary", "empty", "not-base64", "refresh-token"],
+)
+def test_a_file_of_credentials_that_serves_nobody_is_refused(tmp_path: Path, text: str, mode: int, says: str) -> None:
+    file = tmp_path / "auth.json"
+    file.write_text(text)
+    file.chmod(mode)
+    with pytest.raises(UsageError, match=says):
+        RegistryCredentials(file).authorization("h")
+
+
+def test_a_name_and_a_password_count_as_what_they_make(tmp_path: Path) -> None:
+    file = tmp_path / "auth.json"
+    file.write_text(json.dumps({"auths": {"h": {"username": USER, "password": PASSWORD}}}))
+    file.chmod(0o600)
+    assert RegistryCredentials(file).authorization("h") == BASIC
+
+
+# What a hostile registry, or somebody on the way to it, answers.
+
+
+@contextmanager
+def hostile(
+    answers: Mapping[str, tuple[int, dict[str, str], bytes]], tls: Certificate | None = None
+) -> Iterator[Scripted]:
+    server = Scripted(answers=dict(answers))
+    with serving(server, tls):
+        yield server
+
+
+def bearer(realm: str) -> tuple[int, dict[str, str], bytes]:
+    return 401, {"WWW-Authenticate": f'Bearer realm="{realm}",service="x",scope="repository:any:*"'}, b""
+
+
+MANIFEST_PATH = "/v2/os/linux/manifests/1.0"
+
+
+def test_t3_credentials_do_not_go_where_an_unencrypted_answer_sends_them(tmp_path: Path, rack: Rack) -> None:
+    with hostile({"/token": (200, {}, b'{"token": "t"}')}, rack.tls) as thief, hostile({}) as asked:
+        for realm in (
+            f"{thief.url}/token",
+            "http://[",
+            "",
+            "file:///etc/passwd",
+            asked.url.replace("127.0.0.1", "127.0.0.2"),
+        ):
+            asked.answers[MANIFEST_PATH] = bearer(realm)
+            with pytest.raises(RegistryRefused, match="credentials are not sent"):
+                asking(asked, credentials(tmp_path, asked.host), rack.tls).manifest(image(asked))
+        assert thief.asked == []
+
+
+def test_t3_credentials_do_not_go_unencrypted_where_an_encrypted_answer_sends_them(tmp_path: Path, rack: Rack) -> None:
+    with hostile({}) as thief, hostile({MANIFEST_PATH: bearer(f"{thief.url}/token")}, rack.tls) as asked:
+        asked.answers[MANIFEST_PATH] = bearer(f"{thief.url}/token")
+        with pytest.raises(RegistryRefused, match="credentials are not sent"):
+            asking(asked, credentials(tmp_path, asked.host), rack.tls).manifest(image(asked))
+        assert thief.asked == []
+
+
+def test_t3_a_redirect_takes_no_token_along(tmp_path: Path) -> None:
+    with hostile({"/blob": (200, {}, KERNEL)}) as store, hostile({}) as asked:
+        kernel = image(asked).at(Digest(digest(KERNEL)))
+        path = f"/v2/os/linux/blobs/sha256:{digest(KERNEL)}"
+        asked.answers = {path: bearer(f"{asked.url}/token"), "/token": (200, {}, b'{"access_token": "t"}')}
+        moved = 307, {"Location": f"{store.url}/blob?signed"}, b""
+        original = asked.answer
+
+        def answer(target: str, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes]:
+            found = original(target, headers)
+            return moved if target == path and headers.get("Authorization") == "Bearer t" else found
+
+        asked.answer = answer  # type: ignore[method-assign]
+        with asking(asked, credentials(tmp_path, asked.host)).blob(kernel) as found:
+            assert found.read(1 << 20) == KERNEL
+        assert [headers.get("Authorization") for _, headers in store.asked] == [None]
+        assert [headers.get("Authorization") for target, headers in asked.asked if "/token" in target] == [BASIC]
+
+
+@for_each(
+    ("answer", "error", "says"),
+    [
+        ((200, {}, b"{}"), RegistryRefused, "is not what the registry answered"),
+        ((200, {}, b"x" * ((4 << 20) + 1)), RegistryRefused, "more than 4 MiB"),
+        ((302, {"Location": MANIFEST_PATH}, b""), RegistryRefused, "more than 5 redirects"),
+        ((302, {"Location": "file:///etc/passwd"}, b""), RegistryRefused, "leads to"),
+        ((503, {}, b""), HostUnreachable, "not now"),
+        ((429, {}, b""), HostUnreachable, "not now"),
+        ((418, {}, b""), RegistryRefused, "answers 418"),
+        ((401, {"WWW-Authenticate": "Negotiate"}, b""), RegistryRefused, "anonymous"),
+    ],
+    ids=["another", "large", "round", "file", "503", "429", "418", "negotiate"],
+)
+def test_no_answer_is_taken_for_what_it_is_not(
+    answer: tuple[int, dict[str, str], bytes], error: type[Exception], says: str
+) -> None:
+    path = f"/v2/os/linux/manifests/sha256:{'0' * 64}"
+    with hostile({path: answer, MANIFEST_PATH: answer}) as asked, pytest.raises(error, match=says):
+        asking(asked).manifest(image(asked).at(Digest("0" * 64)))
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"token": 1}', b'{"token": "a\\r\\nX: y"}'])
+def test_a_token_that_is_none_is_refused(body: bytes) -> None:
+    with hostile({"/token": (200, {}, body)}) as asked:
+        asked.answers[MANIFEST_PATH] = bearer(f"{asked.url}/token")
+        with pytest.raises(RegistryRefused, match="gives no token"):
+            asking(asked).manifest(image(asked))
+
+
+@dataclass
+class Expiring(Scripted):
+    """A registry whose last token counts alone; that one ends with the test's word."""
+
+    token: str = ""
+    given: int = 0
+
+    def answer(self, target: str, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes]:
+        if target.startswith("/token"):
+            self.given += 1
+            self.token = f"token-{self.given}"
+            return 200, {}, json.dumps({"token": self.token}).encode()
+        good = headers.get("Authorization") == f"Bearer {self.token}"
+        return (200, {}, b'{"layers": []}') if good else bearer(f"{self.url}/token")
+
+
+def test_a_stale_token_is_asked_for_anew() -> None:
+    asked = Expiring()
+    with serving(asked):
+        found = asking(asked)
+        for given in (1, 1, 2):
+            if given == 2:
+                asked.token = "expired"
+            assert found.manifest(image(asked))[1] == b'{"layers": []}'
+            assert asked.given == given

@@ -1,0 +1,769 @@
+"""`BmcConnection` against the double: each vendor, each fault, over HTTP and HTTPS."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import ssl
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import sushy
+from hypothesis import given
+from hypothesis import strategies as st
+from sushy.exceptions import SushyError
+
+from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.identity import Shown
+from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_steps import OFF, fit, stands
+from gitboot.bmc.power_steps import ResetType
+from gitboot.bmc.reboot_detection import Marks
+from gitboot.bmc.redfish.client import MEANING, BmcConnection
+from gitboot.bmc.redfish.quirks import QUIRKS
+from gitboot.bmc.redfish.resources import Resource, observe, read_clock
+from gitboot.bmc.redfish.transport import Reach, tls_context
+from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError, LeaseLost
+from gitboot.model.scalars import SystemUuid
+from tests.helpers.cases import for_each
+from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.redfish_double.double import STARTED, Machine
+from tests.helpers.redfish_double.faults import (
+    Body,
+    Drop,
+    Fault,
+    Hang,
+    Huge,
+    Ignored,
+    Intrusion,
+    Redirect,
+    Reverted,
+    Slow,
+    Status,
+    Truncated,
+)
+from tests.helpers.redfish_double.profiles import (
+    AMI,
+    GENERIC,
+    ILO6,
+    PROFILES,
+    SUPERMICRO_X10,
+    SUPERMICRO_X11,
+    XCC,
+    Profile,
+)
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+
+USER, PASSWORD = "gitboot", "correct horse"
+URI = "http://boot.example.net/web.efi"
+ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
+ALWAYS = Override(enabled=Enabled.CONTINUOUS, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
+FROM_CD = Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI")
+
+
+class Open(Protocol):
+    def __call__(self, server: RedfishServer, **options: Any) -> BmcConnection: ...
+
+
+class Serve(Protocol):
+    def __call__(self, *machines: Machine, tls: bool = False) -> RedfishServer: ...
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def serve(authority: Authority) -> Iterator[Serve]:
+    with ExitStack() as stack:
+
+        def serve(*machines: Machine, tls: bool = False) -> RedfishServer:
+            service = Service(*machines, credentials={USER: PASSWORD})
+            context = authority.server_context() if tls else None
+            return stack.enter_context(RedfishServer(service, tls=context))
+
+        yield serve
+
+
+@pytest.fixture
+def open_bmc(authority: Authority) -> Iterator[Open]:
+    with ExitStack() as stack:
+
+        def open_bmc(server: RedfishServer, **chosen: Any) -> BmcConnection:
+            options: dict[str, Any] = {"tls": tls_context(ca=authority.pem), "read_timeout_s": 60} | chosen
+            bmc = BmcConnection(server.url, Credentials(username=USER, password=PASSWORD, name="rack"), **options)
+            return stack.enter_context(bmc)
+
+        yield open_bmc
+
+
+def _set(bmc: BmcConnection, wanted: Override) -> Observed:
+    seen = bmc.observe()
+    override = fit(wanted, seen)
+    assert override is not None
+    bmc.set_override(override, seen)
+    return bmc.observe()
+
+
+def _sent(machine: Machine, index: int = -1) -> str:
+    """One of a machine's PATCHes: the values of its override, in a fixed order."""
+    boot = machine.writes[index]["Boot"]
+    names = ("Enabled", "Target", "Mode")
+    values = [boot.pop(f"BootSourceOverride{name}", "") for name in names] + [boot.pop("HttpBootUri", "")]
+    assert not boot
+    return " ".join(str(value).replace(URI, "URI") for value in values if value != "")
+
+
+# profile, what is sent for ONCE, for ALWAYS (nothing: it knows no Continuous), for FROM_CD and to switch that off;
+# what the machine boots
+VENDORS = [
+    ("generic", "Once UefiHttp URI", "Continuous UefiHttp", "Once Cd", "Disabled", "UefiHttp UefiHttp Cd"),
+    ("idrac9", "Once UefiHttp", "Continuous Pxe", "Once Cd", "Disabled", "UefiHttp Pxe Cd"),
+    ("idrac10", "Once UefiHttp", "Continuous Pxe", "Once Cd", "Disabled", "UefiHttp Pxe Cd"),
+    ("ilo6", "Once UefiHttp", "Continuous UefiHttp", "Once Cd", "Disabled Pxe", "UefiHttp UefiHttp Cd"),
+    ("supermicro-x10", "Once Pxe", "Continuous Pxe", "Once UsbCd", "Disabled", "Pxe Pxe UsbCd"),
+    (
+        "supermicro-x11",
+        "Once UefiHttp UEFI",
+        "Continuous UefiHttp UEFI",
+        "Once UsbCd UEFI",
+        "Disabled UEFI",
+        "UefiHttp UefiHttp UsbCd",
+    ),
+    (
+        "ami",
+        "Once UefiHttp UEFI URI",
+        "Continuous UefiHttp UEFI",
+        "Once Cd UEFI",
+        "Disabled None UEFI",
+        "UefiHttp UefiHttp Cd",
+    ),
+    ("xcc", "Once UefiHttp", "", "Once Cd", "Disabled", "UefiHttp None Cd"),
+    ("openbmc", "Once Pxe", "Continuous Pxe", "Once Cd", "Disabled", "Pxe Pxe Cd"),
+    ("openbmc-2021", "Once Pxe", "Continuous Pxe", "Once Cd", "Disabled", "Pxe Pxe Cd"),
+    ("gb200", "Once Pxe", "Continuous Pxe", "Once Cd", "Disabled", "Pxe Pxe Cd"),
+    (
+        "dgx",
+        "Once UefiHttp UEFI URI",
+        "Continuous UefiHttp UEFI",
+        "Once Cd UEFI",
+        "Disabled None UEFI",
+        "UefiHttp UefiHttp Cd",
+    ),
+    ("cimc", "Once Pxe", "Continuous Pxe", "Once Cd", "Disabled", "Pxe Pxe Cd"),
+    ("irmc", "Once Pxe", "Continuous Pxe", "Once Cd", "None", "Pxe Pxe Cd"),
+    ("ibmc", "Once Pxe", "Continuous Pxe", "Once Cd", "Disabled", "Pxe Pxe Cd"),
+    ("stuck", "Once UefiHttp URI", "Continuous UefiHttp", "Once Cd", "Disabled", "UefiHttp UefiHttp Cd"),
+]
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
+@pytest.mark.parametrize(
+    ("name", "once", "always", "from_cd", "off", "boots"), VENDORS, ids=[row[0] for row in VENDORS]
+)
+def test_each_vendor_is_sent_what_it_takes(
+    serve: Serve,
+    open_bmc: Open,
+    name: str,
+    once: str,
+    always: str,
+    from_cd: str,
+    off: str,
+    boots: str,
+    tls: bool,
+) -> None:
+    machine = Machine(profile=PROFILES[name])
+    bmc = open_bmc(serve(machine, tls=tls))
+    for wanted, sent in ((ONCE, once), (ALWAYS, always), (FROM_CD, from_cd)):
+        machine.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
+        fitted = fit(wanted, bmc.observe())
+        assert (fitted is not None) == bool(sent)
+        if fitted is not None:
+            assert stands(fitted, _set(bmc, wanted))
+            assert _sent(machine) == sent
+        machine.run_through()
+
+    _set(bmc, FROM_CD)
+    bmc.set_override(OFF, bmc.observe())
+    assert stands(OFF, bmc.observe())
+    assert _sent(machine) == off
+    machine.run_through()
+    assert [boot.target for boot in machine.boots] == [*boots.split(), "None"]
+    assert machine.resets == 4  # nothing that was sent cost the machine another reboot
+    assert not machine.boot_order_changed
+    assert all("If-Match" in request.headers for request in machine.requests if request.method == "PATCH")
+
+
+def test_all_profiles_are_tested() -> None:
+    assert [row[0] for row in VENDORS] == list(PROFILES)
+
+
+def test_only_what_differs_is_sent(serve: Serve, open_bmc: Open) -> None:
+    machine = Machine()
+    bmc = open_bmc(serve(machine))
+    _set(bmc, ONCE)
+    _set(bmc, ONCE)
+    _set(bmc, Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="Legacy"))
+    bmc.set_override(OFF, bmc.observe())
+    bmc.set_override(OFF, bmc.observe())
+
+    sent = [_sent(machine, index) for index in range(len(machine.writes))]
+    assert sent == ["Once UefiHttp URI", "Legacy None", "Disabled"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "sent"),
+    [
+        pytest.param(GENERIC, "Cd", id="what differs"),
+        pytest.param(SUPERMICRO_X10, "Once UsbCd", id="and Enabled"),
+        pytest.param(SUPERMICRO_X11, "Once UsbCd UEFI", id="and Enabled and Mode"),
+        pytest.param(AMI, "Once Cd UEFI", id="and all of it"),
+    ],
+)
+def test_a_change_of_target_is_sent_with_what_the_bmc_wants_to_be_told_anyway(
+    serve: Serve, open_bmc: Open, profile: Profile, sent: str
+) -> None:
+    machine = Machine(profile=profile)
+    bmc = open_bmc(serve(machine))
+    _set(bmc, replace(FROM_CD, target=BootTarget.PXE))
+    _set(bmc, FROM_CD)
+    assert _sent(machine) == sent
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_what_is_off_is_not_switched_off(serve: Serve, open_bmc: Open, profile: Profile) -> None:
+    machine = Machine(profile=profile)
+    bmc = open_bmc(serve(machine))
+    bmc.set_override(OFF, bmc.observe())
+    assert machine.writes == []
+
+
+@pytest.mark.parametrize(
+    ("profile", "first", "again"),
+    [
+        pytest.param(GENERIC, 1, 1, id="override in the system"),
+        pytest.param(XCC, 2, 1, id="Settings without override"),
+        pytest.param(AMI, 2, 2, id="override in Settings"),
+    ],
+)
+def test_reading_takes_one_request_for_each_resource_that_matters(
+    serve: Serve, open_bmc: Open, profile: Profile, first: int, again: int
+) -> None:
+    machine = Machine(profile=profile)
+    server = serve(machine, tls=True)
+    bmc = open_bmc(server, system=machine.path)
+    counts = []
+    for _ in range(3):
+        before = len(server.service.requests)
+        bmc.observe()
+        counts.append(len(server.service.requests) - before)
+    assert counts == [first, again, again]
+    assert server.connections == 1
+
+
+def test_the_only_system_is_looked_for_once(serve: Serve, open_bmc: Open) -> None:
+    server = serve(Machine(profile=ILO6))
+    bmc = open_bmc(server)
+    bmc.observe()
+    bmc.observe()
+    paths = [request.path for request in server.service.requests]
+    assert paths == [
+        "/redfish/v1/",
+        "/redfish/v1/Systems",
+        "/redfish/v1/Systems/1/",
+        "/redfish/v1/Systems/1/",
+    ]
+
+
+def test_one_of_several_systems_must_be_named(serve: Serve, open_bmc: Open) -> None:
+    machines = [Machine(name, system=name) for name in ("a", "b")]
+    server = serve(*machines)
+    with pytest.raises(BmcRejected, match="/redfish/v1/Systems/a, /redfish/v1/Systems/b: name it"):
+        open_bmc(server).observe()
+    assert open_bmc(server, system=machines[1].path).observe().system == machines[1].path
+
+
+def test_a_missing_slash_is_found_and_written_to(serve: Serve, open_bmc: Open) -> None:
+    machine = Machine(profile=ILO6)
+    bmc = open_bmc(serve(machine), system="/redfish/v1/Systems/1")
+    assert stands(Override(enabled=Enabled.ONCE, target=BootTarget.CD), _set(bmc, FROM_CD))
+
+
+def test_a_change_by_someone_else_is_not_written_over(serve: Serve, open_bmc: Open) -> None:
+    machine = Machine(profile=XCC)
+    bmc = open_bmc(serve(machine))
+    seen = bmc.observe()
+    machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
+
+    with pytest.raises(BmcBusy, match="412 the ETag did not match"):
+        bmc.set_override(FROM_CD, seen)
+    assert machine.override["BootSourceOverrideTarget"] == "BiosSetup"
+    assert len(machine.writes) == 1
+
+
+def test_an_etag_that_a_bmc_wants_without_its_quotes_is_given_so(serve: Serve, open_bmc: Open) -> None:
+    machine = Machine(profile=replace(GENERIC, if_match_required=True, if_match="{}"))
+    bmc = open_bmc(serve(machine))
+    seen = bmc.observe()
+    assert stands(ONCE, _set(bmc, ONCE))
+    with pytest.raises(BmcBusy, match="412 the ETag did not match"):
+        bmc.set_override(FROM_CD, seen)
+    assert machine.override["BootSourceOverrideTarget"] == ONCE.target
+
+
+def test_who_cannot_read_an_etag_without_quotes_is_not_sent_one_after_a_change(serve: Serve, open_bmc: Open) -> None:
+    machine = Machine(profile=GENERIC)
+    server = serve(machine)
+    bmc = open_bmc(server)
+    seen = bmc.observe()
+    machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
+    server.service.requests.clear()
+    with pytest.raises(BmcBusy, match="412"):
+        bmc.set_override(FROM_CD, seen)
+    assert [request.method for request in server.service.requests] == ["PATCH", "GET"]
+
+
+NOT_REDFISH = [
+    b"[]",
+    b'"no"',
+    b'{"error": "no"}',
+    b'{"error": []}',
+    b'{"error": {"@Message.ExtendedInfo": [1]}}',
+]
+UNREACHABLE = [
+    pytest.param(Hang(), "Read timed out", id="hangs"),
+    pytest.param(Slow(), "took too long|timed out", id="a byte now and then"),
+    pytest.param(Drop(applied=False), "Connection aborted", id="drops the connection"),
+    pytest.param(Truncated(), "IncompleteRead", id="truncated"),
+    pytest.param(Huge(), "more than 1048576 bytes", id="without end"),
+    pytest.param(Body(), "not JSON", id="half of a JSON text"),
+    pytest.param(Body(body=b"\xff\xfe\x00"), "not JSON", id="not even text"),
+    pytest.param(Body(body=b"[" * 100_000), "not JSON", id="nested too deeply"),
+    pytest.param(Body(body=b"[1]"), "not a JSON object", id="a list"),
+    pytest.param(Status(status=500, body=b"<html>"), "500 without a reason", id="500"),
+    *(pytest.param(Status(status=400, body=body), "not Redfish's", id=body.decode()) for body in NOT_REDFISH[:3]),
+]
+REJECTED = [
+    pytest.param(Status(status=401), '401: the BMC refuses the user name or password of credentials "rack"', id="401"),
+    pytest.param(Status(status=403), "403 no", id="403"),
+    pytest.param(Status(status=404), "404 no", id="404"),
+    pytest.param(Status(status=501), "501 no", id="501"),
+    pytest.param(Redirect(location="http://192.0.2.1/redfish/v1/"), "redirected to http://192", id="elsewhere"),
+    pytest.param(Redirect(location="//[192.0.2.1/"), "redirected to", id="redirected to nonsense"),
+    pytest.param(Body(body=b'{"Boot": {}}'), "shows no Boot.BootSourceOverrideTarget", id="no override"),
+    pytest.param(Body(body=b'{"Boot": []}'), "shows no Boot.BootSourceOverrideTarget", id="Boot is a list"),
+    pytest.param(
+        Body(body=b'{"Boot": {"BootSourceOverrideTarget": "Pxe", "BootSourceOverrideEnabled": "Twice"}}'),
+        "BootSourceOverrideEnabled 'Twice', not one of Disabled, Once, Continuous",
+        id="unheard of",
+    ),
+    pytest.param(
+        Body(body=b'{"@Redfish.Settings": {"SettingsObject": {"@odata.id": "http://192.0.2.1/a"}}}'),
+        "not a path on this BMC",
+        id="a link to elsewhere",
+    ),
+]
+BUSY = [
+    pytest.param(Status(status=409), "409 no", id="409"),
+    pytest.param(Status(status=429), "429 no", id="429"),
+    pytest.param(Status(status=503), "503 no", id="503"),
+    pytest.param(
+        Status(status=500, body=b'{"error": {"@Message.ExtendedInfo": [{"MessageId": "IDRAC.2.8.SYS518"}]}}'),
+        "500 .*SYS518",
+        id="iDRAC is not ready",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        *(pytest.param(row.values[0], BmcUnreachable, row.values[1], id=str(row.id)) for row in UNREACHABLE),
+        *(pytest.param(row.values[0], BmcRejected, row.values[1], id=str(row.id)) for row in REJECTED),
+        *(pytest.param(row.values[0], BmcBusy, row.values[1], id=str(row.id)) for row in BUSY),
+    ],
+)
+def test_each_fault_of_a_reading_has_its_error(
+    serve: Serve, open_bmc: Open, fault: Fault, error: type[GitbootError], message: str
+) -> None:
+    machine = Machine()
+    server = serve(machine)
+    timeout_s = 0.3 if isinstance(fault, (Hang, Slow)) else 60  # the answer would take an hour, or half a minute
+    bmc = open_bmc(server, system=machine.path, read_timeout_s=timeout_s)
+    server.fault(fault, times=2)  # sushy repeats a GET that was answered by a 5xx
+
+    with pytest.raises(error, match=message) as raised:
+        bmc.observe()
+
+    assert str(raised.value).startswith(f"GET {server.url}") or server.url in str(raised.value)
+    assert PASSWORD not in repr(raised.value)
+    assert len(machine.requests) <= 2
+
+
+def test_a_bmc_is_well_again_after_a_fault(serve: Serve, open_bmc: Open) -> None:
+    machine = Machine()
+    server = serve(machine, tls=True)
+    bmc = open_bmc(server, system=machine.path)
+    for fault in (Truncated(), Huge(), Drop(applied=False), Body()):
+        server.fault(fault)
+        with pytest.raises(BmcUnreachable):
+            bmc.observe()
+        assert bmc.observe().power == "On"
+
+
+def test_wrong_credentials_are_tried_once(serve: Serve, open_bmc: Open) -> None:
+    machine = Machine()
+    server = serve(machine)
+    wrong = Credentials(username=USER, password="wrong", name="rack")
+    with (
+        BmcConnection(server.url, wrong, system=machine.path) as bmc,
+        pytest.raises(BmcRejected, match='401: the BMC refuses the user name or password of credentials "rack"'),
+    ):
+        bmc.observe()
+    assert len(server.service.requests) == 1
+
+
+@pytest.mark.parametrize(("retry_after", "seconds"), [("120", 120), ("9999999", 3600), ("soon", None), ("-5", None)])
+def test_a_busy_bmc_may_say_for_how_long(serve: Serve, open_bmc: Open, retry_after: str, seconds: int | None) -> None:
+    machine = Machine()
+    server = serve(machine)
+    server.fault(Status(status=503, headers={"Retry-After": retry_after}), times=2)
+    with pytest.raises(BmcBusy) as raised:
+        open_bmc(server, system=machine.path).observe()
+    assert raised.value.retry_after_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("profile", "fault", "error", "message", "enabled"),
+    [
+        pytest.param(GENERIC, Drop(applied=True), BmcUnreachable, "aborted", "Once", id="applied, dropped"),
+        pytest.param(GENERIC, Drop(applied=False), BmcUnreachable, "aborted", "Disabled", id="dropped"),
+        pytest.param(GENERIC, Hang(), BmcUnreachable, "timed out", "Disabled", id="hangs"),
+        pytest.param(GENERIC, Status(status=500), BmcUnreachable, "500", "Disabled", id="500"),
+        pytest.param(GENERIC, Status(status=400), BmcRejected, "400 no", "Disabled", id="400"),
+        pytest.param(
+            GENERIC,
+            Redirect(location="http://192.0.2.1/redfish/v1/Systems/1", status=307),
+            BmcRejected,
+            "307: redirected to http://192.0.2.1/redfish/v1/Systems/1",
+            "Disabled",
+            id="307 to another host",
+        ),
+        pytest.param(
+            GENERIC,
+            Redirect(location="/redfish/v1/Systems/1", status=303),
+            BmcRejected,
+            "303: redirected to /redfish/v1/Systems/1",
+            "Disabled",
+            id="303, which would be read",
+        ),
+        pytest.param(
+            GENERIC,
+            Intrusion(boot={"BootSourceOverrideEnabled": "Continuous"}),
+            BmcBusy,
+            "412",
+            "Continuous",
+            id="someone else was faster",
+        ),
+        pytest.param(GENERIC, Ignored(), None, "", "Disabled", id="ignored"),
+        pytest.param(GENERIC, Reverted(), None, "", "Disabled", id="reverted"),
+    ],
+)
+def test_each_fault_of_a_write_has_its_error_and_no_second_try(
+    serve: Serve,
+    open_bmc: Open,
+    profile: Profile,
+    fault: Fault,
+    error: type[GitbootError] | None,
+    message: str,
+    enabled: str,
+) -> None:
+    machine = Machine(profile=profile)
+    server = serve(machine)
+    seen = open_bmc(server).observe()
+    bmc = open_bmc(server, read_timeout_s=0.3 if isinstance(fault, Hang) else 60)
+    server.fault(fault, on="PATCH")
+
+    if error is None:
+        bmc.set_override(ONCE, seen)
+    else:
+        with pytest.raises(error, match=message):
+            bmc.set_override(ONCE, seen)
+
+    assert machine.override["BootSourceOverrideEnabled"] == enabled
+    refused = ["GET"] if isinstance(fault, Intrusion) else []  # it is looked whether the ETag is another
+    assert [request.method for request in machine.requests] == ["GET", "PATCH", *refused]
+    assert bmc.observe().override.enabled == enabled
+
+
+@pytest.mark.parametrize(
+    ("profile", "message", "retry_after_s"),
+    [
+        pytest.param(ILO6, "cannot be changed during POST", None, id="iLO"),
+        pytest.param(AMI, "not while the host is booting", 30, id="AMI"),
+    ],
+)
+def test_a_bmc_that_takes_nothing_during_post_is_busy(
+    serve: Serve, open_bmc: Open, profile: Profile, message: str, retry_after_s: int | None
+) -> None:
+    machine = Machine(profile=profile)
+    bmc = open_bmc(serve(machine))
+    machine.reset()
+    with pytest.raises(BmcBusy, match=message) as raised:
+        _set(bmc, FROM_CD)
+    assert raised.value.retry_after_s == retry_after_s
+
+
+def test_the_marks_and_post_are_read(serve: Serve, open_bmc: Open) -> None:
+    machines = {name: Machine(profile=PROFILES[name]) for name in ("generic", "ilo6", "openbmc", "idrac9")}
+    rows = []
+    for name, machine in machines.items():
+        bmc = open_bmc(serve(machine))
+        readings = [bmc.observe()]
+        machine.reset()
+        readings.append(bmc.observe())
+        machine.advance(machine.post_s)
+        readings.append(bmc.observe())
+        machine.reset("ForceOff")
+        readings.append(bmc.observe())
+        for seen in readings:
+            times = (seen.marks.last_reset_time, seen.marks.boot_progress_time)
+            rows.append(
+                (
+                    name,
+                    seen.power,
+                    seen.in_post,
+                    seen.marks.settled,
+                    *(time and time[11:16] for time in times),
+                )
+            )
+    assert rows == [
+        ("generic", "On", False, True, "12:00", "12:00"),
+        ("generic", "On", True, False, "12:00", "12:00"),
+        ("generic", "On", False, True, "12:00", "12:01"),
+        ("generic", "Off", False, False, "12:01", "12:01"),
+        ("ilo6", "On", False, True, "12:00", None),
+        ("ilo6", "On", True, False, "12:00", None),
+        ("ilo6", "On", False, True, "12:01", None),
+        ("ilo6", "Off", False, False, "12:01", None),
+        ("openbmc", "On", False, True, None, "12:00"),
+        ("openbmc", "On", True, False, None, "12:00"),
+        ("openbmc", "On", False, True, None, "12:01"),
+        ("openbmc", "Off", False, False, None, "12:01"),
+        ("idrac9", "On", False, True, "12:00", None),
+        ("idrac9", "On", True, False, "12:00", None),
+        ("idrac9", "On", False, True, "12:00", None),
+        ("idrac9", "Off", False, False, "12:01", None),
+    ]
+
+
+def test_a_placeholder_is_no_mark() -> None:
+    machine = Machine()
+    system = machine.system() | {
+        "LastResetTime": "1970-01-01T00:00:00+00:00",
+        "BootProgress": {"LastStateTime": ""},
+    }
+    seen = observe(Resource(url=f"http://bmc{machine.path}", body=system), None)
+    assert (seen.marks.last_reset_time, seen.marks.boot_progress_time) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("targets", "target"), [(["Cd", "UsbCd"], BootTarget.USB_CD), (["Cd"], BootTarget.CD), (None, BootTarget.CD)]
+)
+def test_virtual_media_boot_as_a_usb_cd_only_where_there_is_one(targets: list[str] | None, target: BootTarget) -> None:
+    machine = Machine(profile=SUPERMICRO_X11)
+    body = machine.system()
+    body["Boot"]["BootSourceOverrideTarget@Redfish.AllowableValues"] = targets
+    system = Resource(url=f"http://bmc{machine.path}", body=body)
+    assert observe(system, None).boots_cd_as is target
+
+
+def test_an_unknown_authority_and_another_name_are_rejected(authority: Authority, serve: Serve, open_bmc: Open) -> None:
+    server = serve(Machine(), tls=True)
+    with pytest.raises(BmcRejected, match="certificate refused: unable to get local issuer certificate"):
+        open_bmc(server, tls=tls_context()).observe()
+    with (
+        RedfishServer(Service(Machine()), tls=authority.server_context("DNS:bmc.example.net")) as other,
+        pytest.raises(BmcRejected, match=r"certificate refused: .*not valid for '127"),
+    ):
+        open_bmc(other).observe()
+    assert open_bmc(server, tls=tls_context(verify=False)).observe().power == "On"
+
+
+def test_the_environment_of_requests_does_not_matter(
+    serve: Serve, open_bmc: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login other password wrong\n")
+    for name, value in (
+        ("REQUESTS_CA_BUNDLE", "/nonexistent"),
+        ("CURL_CA_BUNDLE", "/nonexistent"),
+        ("HTTP_PROXY", "http://192.0.2.1:1"),
+        ("HTTPS_PROXY", "http://192.0.2.1:1"),
+        ("NETRC", str(netrc)),
+    ):
+        monkeypatch.setenv(name, value)
+    for tls in (False, True):
+        assert open_bmc(serve(Machine(), tls=tls)).observe().power == "On"
+
+
+def test_no_listener_and_no_tls_are_unreachable(serve: Serve, open_bmc: Open) -> None:
+    server = serve(Machine())
+    with (
+        BmcConnection(server.url.replace("http", "https"), Credentials(username=USER, password=PASSWORD)) as bmc,
+        pytest.raises(BmcUnreachable),
+    ):
+        bmc.observe()
+    with RedfishServer(Service()) as gone:
+        pass
+    with pytest.raises(BmcUnreachable, match="Connection refused"):
+        open_bmc(gone).observe()
+
+
+def test_a_link_to_another_host_is_never_followed(serve: Serve, open_bmc: Open) -> None:
+    other, machine = serve(Machine()), Machine()
+    server = serve(machine)
+    system = machine.system() | {
+        "@Redfish.Settings": {"SettingsObject": {"@odata.id": f"{other.url}/redfish/v1/Systems/1"}}
+    }
+    server.fault(Body(body=json.dumps(system).encode()))
+    server.fault(Redirect(location=f"{other.url}/redfish/v1/"))
+    for message in ("not a path on this BMC", "redirected to"):
+        with pytest.raises(BmcRejected, match=message):
+            open_bmc(server, system=machine.path).observe()
+    assert other.connections == 0
+
+
+def test_a_redirect_in_circles_ends(serve: Serve, open_bmc: Open) -> None:
+    machine = Machine()
+    server = serve(machine)
+    server.fault(Redirect(location=machine.path), times=10)
+    with pytest.raises(BmcUnreachable, match="Exceeded 3 redirects"):
+        open_bmc(server, system=machine.path).observe()
+
+
+def test_every_error_of_sushy_has_a_meaning() -> None:
+    for module in pkgutil.walk_packages(sushy.__path__, "sushy."):
+        if not module.name.startswith("sushy.tests"):
+            importlib.import_module(module.name)
+
+    def family(kind: type[SushyError]) -> set[type[SushyError]]:
+        return {kind}.union(*(family(child) for child in kind.__subclasses__()))
+
+    assert set(MEANING) == family(SushyError)
+
+
+def test_credentials_do_not_print_their_password() -> None:
+    assert PASSWORD not in repr(Credentials(username=USER, password=PASSWORD))
+
+
+def test_every_quirk_names_its_source() -> None:
+    assert len({row.name for row in QUIRKS}) == len(QUIRKS)
+    assert all(row.source and (row.manufacturers or row.systems) for row in QUIRKS)
+
+
+def test_bmcs_with_one_authority_share_a_tls_context(authority: Authority) -> None:
+    assert tls_context(ca=authority.pem) is tls_context(ca=authority.pem)
+    assert tls_context(verify=False).verify_mode is ssl.CERT_NONE
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inside: st.lists(inside, max_size=2) | st.dictionaries(st.text(max_size=8), inside, max_size=2),
+    max_leaves=4,
+)
+KEYS = ("Boot", "BootProgress", "LastResetTime", "Manufacturer", "PowerState", "Oem", "@Redfish.Settings")
+
+
+@given(profile=st.sampled_from(list(PROFILES.values())), garbage=st.dictionaries(st.sampled_from(KEYS), JSON))
+def test_no_payload_can_crash_the_reader(profile: Profile, garbage: dict[str, Any]) -> None:
+    machine = Machine(profile=profile)
+    system = Resource(url=f"http://bmc{machine.path}", body=machine.system() | garbage)
+    system.link("@Redfish.Settings", "SettingsObject")
+    try:
+        observe(system, None)
+    except BmcRejected:
+        assert "Boot" in garbage or profile.name == "idrac10"
+
+
+# Who the system is, and by which clock
+
+
+@for_each(
+    ("case", "given", "instead"),
+    [
+        ("as it is", {}, {}),
+        ("in capitals", {"UUID": "4C4C4544-0034-4A10-8056-B9C04F4D3732"}, {}),
+        ("without hyphens", {"UUID": "4C4C454400344A108056B9C04F4D3732"}, {}),
+        ("zeros", {"UUID": "00000000-0000-0000-0000-000000000000"}, {"uuid": None}),
+        ("no UUID", {"UUID": "Not Available"}, {"uuid": None}),
+        ("a number", {"UUID": 7}, {"uuid": None}),
+        ("a padded serial number", {"SerialNumber": " SN1  "}, {}),
+        ("an empty one", {"SerialNumber": ""}, {"serial": None}),
+        ("null", {"UUID": None, "SerialNumber": None, "SKU": None}, {"uuid": None, "serial": None, "sku": None}),
+    ],
+)
+def test_who_a_system_is_is_read_with_its_override(case: str, given: dict[str, Any], instead: dict[str, Any]) -> None:
+    body = Machine(serial="SN1", sku="0B2D").system() | given
+    expected = replace(
+        Shown(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="SN1", sku="0B2D"), **instead
+    )
+    assert observe(Resource(url="http://bmc/x", body=body), None).shown == expected, case
+
+
+@for_each(
+    ("manager", "bmc_time", "ahead"),
+    [
+        ({"DateTime": "2026-11-20T12:00:05Z"}, "2026-11-20T12:00:05Z", 5),
+        ({"DateTime": "2026-11-20T14:00:00", "DateTimeLocalOffset": "+02:00"}, "2026-11-20T14:00:00+02:00", 0),
+        ({"DateTime": "2026-11-20T14:00:00+02:00", "DateTimeLocalOffset": "+02:00"}, "2026-11-20T14:00:00+02:00", 0),
+        ({"DateTime": "2026-11-20T10:00:00-02:00"}, "2026-11-20T10:00:00-02:00", 0),
+        ({"DateTime": "2026-11-20T12:00:00"}, "2026-11-20T12:00:00", 0),
+        ({"DateTime": None}, None, None),
+        ({"DateTime": "yesterday"}, None, None),
+    ],
+)
+def test_the_clock_of_a_manager(manager: dict[str, Any], bmc_time: str | None, ahead: int | None) -> None:
+    resource = Resource(url="http://bmc/m", body=manager | {"LastResetTime": "2026-11-01T00:00:00Z"})
+    marks = read_clock(Marks(), resource, STARTED)
+    assert (marks.bmc_time, marks.bmc_ahead_s) == (bmc_time, ahead)
+    assert marks.manager_reset_time == ("2026-11-01T00:00:00Z" if bmc_time else None)
+
+
+def test_the_clock_is_read_once_and_only_where_there_is_one(serve: Serve, open_bmc: Open) -> None:
+    machine = Machine()
+    server = serve(machine)
+    bmc = open_bmc(server, system=machine.path)
+    seen = bmc.with_clock(bmc.observe(), lambda: machine.now)
+    assert (seen.marks.bmc_time, seen.manager) == ("2026-11-20T12:00:00+00:00", "/redfish/v1/Managers/1")
+    assert bmc.with_clock(seen, lambda: machine.now) == seen
+    without = replace(bmc.observe(), manager=None)
+    assert bmc.with_clock(without, lambda: machine.now) == without
+    assert [request.path for request in server.service.requests] == [machine.path, seen.manager, machine.path]
+
+
+def test_where_another_instance_may_act_it_is_read_and_nothing_is_changed(serve: Serve, open_bmc: Open) -> None:
+    """Looked at right before a request is sent: what was recorded a moment ago may be another's by now."""
+    machine = Machine("m1")
+    lost: list[LeaseLost] = []
+
+    def fence() -> None:
+        if lost:
+            raise lost[0]
+
+    bmc = open_bmc(serve(machine), reach=Reach(fence=fence))
+    seen = bmc.observe()
+    lost.append(LeaseLost("another acts"))
+    with pytest.raises(LeaseLost):
+        bmc.set_override(ONCE, seen)
+    with pytest.raises(LeaseLost):
+        bmc.reset(ResetType.FORCE_RESTART, seen)
+    assert bmc.observe().override == seen.override
+    assert {each.method for each in machine.requests} == {"GET"}

@@ -1,0 +1,201 @@
+"""A loader's URI in firmware's own settings: written before a reset that is made anyway, and never for an installer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override, Wanted
+from gitboot.bmc.override_steps import left_to_dhcp
+from gitboot.bmc.power_steps import Manner, Switching, SwitchState
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.step_runner import Outcome
+from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, racks
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Drop, Ignored
+from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, IDRAC10, ILO6, Profile
+
+TREE = "http://boot.test/"
+LOADER, BEFORE, OTHERS = f"{TREE}assets/web-2/loader", f"{TREE}assets/web-1/loader", "http://rescue.test/install.efi"
+HTTP = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
+BY_LOADER = Wanted(reason="provision/1", plan_digest="d" * 64, override=HTTP, own_loaders=TREE)
+BY_UKI = replace(BY_LOADER, own_loaders=None)
+RESTART = Switching(reason="power/check/1", manner=Manner.RESTART, override="provision/1", now=True)
+
+
+@pytest.fixture
+def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
+    with racks(tmp_path) as make:
+        yield make
+
+
+def rack_of(make_rack: MakeRack, profile: Profile = IDRAC9, uri: str = "") -> Rack:
+    machine = Machine("web01", uuid=uuid_of("web01"), profile=profile)
+    if uri:
+        machine.bios.attributes |= {profile.bios_uri: uri}
+        machine.bios.attributes |= {profile.bios_switch: "Enabled"} if profile.bios_switch else {}
+    return make_rack(machine)
+
+
+def written(rack: Rack) -> list[dict[str, Any]]:
+    """What was written to firmware's settings."""
+    return [each["Attributes"] for each in rack.machine.writes if "Attributes" in each]
+
+
+def booted(rack: Rack) -> tuple[str, str | None]:
+    [boot] = rack.machine.boots
+    return boot.target, boot.uri
+
+
+def seen(rack: Rack) -> Observed:
+    found = rack.bring_about(BY_LOADER, switching=RESTART).observed
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("profile", "resets"), [(IDRAC9, 2), (IDRAC10, 2), (ILO6, 1)], ids=lambda each: getattr(each, "name", str(each))
+)
+def test_firmware_keeps_the_loaders_uri_from_the_reset_on_that_power_asks_for(
+    profile: Profile, resets: int, make_rack: MakeRack
+) -> None:
+    rack = rack_of(make_rack, profile)
+    done = rack.bring_about(BY_LOADER, switching=RESTART)
+    message = f"ForceRestart was asked for, for power/check/1; firmware keeps {LOADER} from then on"
+    assert (done.outcome, done.message, done.kept_uri) == (Outcome.APPLIED, message, LOADER)
+    (attributes,) = written(rack)
+    assert attributes[profile.bios_uri] == LOADER and attributes.keys() <= dict(profile.bios).keys()
+    assert done.observed is not None and left_to_dhcp(HTTP, done.observed) == "takes no HttpBootUri"
+    rack.wait(600)
+    assert (booted(rack), rack.machine.resets) == (("UefiHttp", LOADER), resets)
+    assert left_to_dhcp(HTTP, seen(rack)) is None
+    assert (len(written(rack)), rack.machine.resets) == (1, resets), "never twice"
+
+
+@pytest.mark.parametrize("switching", [None, replace(RESTART, now=False)], ids=["no power", "not its turn"])
+def test_nothing_is_written_where_no_reset_is_allowed(switching: Switching | None, make_rack: MakeRack) -> None:
+    rack = rack_of(make_rack)
+    rack.bring_about(BY_LOADER, switching=switching)
+    rack.boot()
+    assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [BY_UKI, replace(BY_LOADER, override=replace(HTTP, http_boot_uri=LOADER.replace("http:", "https:")))],
+    ids=["an image", "https"],
+)
+def test_what_would_install_whoever_chooses_http_is_never_kept(wanted: Wanted, make_rack: MakeRack) -> None:
+    rack = rack_of(make_rack)
+    rack.bring_about(wanted, switching=RESTART)
+    rack.wait(600)
+    assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
+
+
+@pytest.mark.parametrize("wanted", [BY_LOADER, BY_UKI], ids=["a loader", "an image"])
+@pytest.mark.parametrize("profile", [IDRAC9, ILO6], ids=lambda profile: profile.name)
+def test_what_somebody_else_keeps_there_is_neither_booted_nor_replaced(
+    profile: Profile, wanted: Wanted, make_rack: MakeRack
+) -> None:
+    rack = rack_of(make_rack, profile, OTHERS)
+    done = rack.bring_about(wanted, switching=RESTART)
+    assert done.observed is not None
+    assert left_to_dhcp(HTTP, done.observed) == f"would boot {OTHERS}, which stands in its firmware's settings"
+    rack.wait(600)
+    assert (written(rack), booted(rack)) == ([], ("Pxe", None))
+
+
+def test_what_is_switched_off_is_somebodys_all_the_same(make_rack: MakeRack) -> None:
+    rack = rack_of(make_rack, uri=OTHERS)
+    rack.machine.bios.attributes["HttpDev1EnDis"] = "Disabled"
+    rack.bring_about(BY_LOADER, switching=RESTART)
+    rack.wait(600)
+    assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
+
+
+def test_the_loader_of_an_older_image_is_not_booted_and_gives_way(make_rack: MakeRack) -> None:
+    rack = rack_of(make_rack, uri=BEFORE)
+    rack.bring_about(BY_LOADER, switching=RESTART)
+    rack.wait(600)
+    assert (len(written(rack)), booted(rack)) == (1, ("Pxe", None))
+    assert left_to_dhcp(HTTP, seen(rack)) is None
+
+
+def test_an_image_that_somebody_has_firmware_keep_is_booted_by_it(make_rack: MakeRack) -> None:
+    rack = rack_of(make_rack, uri=LOADER)
+    done = rack.bring_about(BY_UKI, switching=RESTART)
+    rack.wait(600)
+    assert (written(rack), booted(rack)) == ([], ("UefiHttp", LOADER))
+    assert done.observed is not None and left_to_dhcp(HTTP, done.observed) is None
+
+
+@pytest.mark.parametrize("why", ["read-only", "absent", "a job", "taken and forgotten", "the job fails"])
+def test_where_firmware_does_not_keep_it_dhcp_names_the_loader_as_before(why: str, make_rack: MakeRack) -> None:
+    rack = rack_of(make_rack)
+    bios = rack.machine.bios
+    match why:
+        case "read-only":
+            bios.read_only = {"HttpDev1Uri"}
+        case "absent":
+            del bios.attributes["HttpDev1Uri"]
+        case "a job":
+            bios.pending = {"HttpDev1Protocol": "IPv4"}
+        case "the job fails":
+            bios.job_fails = True
+    rack.bring_about(BY_LOADER)
+    if why == "taken and forgotten":
+        rack.server.fault(Ignored(), on="PATCH", times=1)
+    done = rack.bring_about(BY_LOADER, switching=RESTART)
+    assert ("DHCP names the loader, as firmware was to keep" in done.message) is (why in ("read-only", "a job"))
+    rack.wait(600)
+    assert booted(rack) == ("UefiHttp", None)
+    for _ in range(3):
+        assert left_to_dhcp(HTTP, seen(rack)) == "takes no HttpBootUri"
+        rack.wait(600)
+    assert (len(written(rack)) <= 1, len(rack.machine.boots)) == (True, 1), "never twice"
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("method", ["PATCH", "POST"])
+def test_after_a_crash_at_any_step_it_is_written_and_reset_once(
+    method: str, applied: bool, make_rack: MakeRack
+) -> None:
+    rack = rack_of(make_rack)
+    rack.see_marks_move()
+    rack.machine.boots.clear()
+    before = rack.machine.resets
+    rack.bring_about(BY_LOADER)
+    rack.server.fault(Drop(applied=applied), on=method, times=1)
+    assert rack.bring_about(BY_LOADER, switching=RESTART).outcome is Outcome.WAITING
+    assert rack.switches["web01"]["power/check/1"].state is SwitchState.RECORDED
+    for _ in range(4):
+        rack.wait(120)
+        rack.bring_about(BY_LOADER, switching=RESTART)
+    assert booted(rack) == ("UefiHttp", LOADER)
+    assert rack.machine.resets - before == 2, "one, and that of the job"
+    assert len(written(rack)) == (2 if (method, applied) == ("PATCH", False) else 1)
+
+
+def test_it_is_read_where_it_matters_and_once_for_each_reset(make_rack: MakeRack) -> None:
+    def reads() -> int:
+        return sum(each.path.endswith("/Bios") for each in rack.machine.requests)
+
+    rack = rack_of(make_rack, GENERIC)
+    rack.bring_about(BY_LOADER)
+    assert reads() == 0, "it takes HttpBootUri"
+    rack = rack_of(make_rack)
+    rack.bring_about(replace(BY_LOADER, override=replace(HTTP, target=BootTarget.PXE, http_boot_uri=None)))
+    assert reads() == 0, "no HTTP boot is wanted"
+    with BmcConnection(rack.server.url, Credentials(username=USER, password=PASSWORD)) as bmc:
+        for _ in range(3):
+            assert bmc.firmware.with_uri(bmc.observe()).firmware_uri == ""
+        assert reads() == 1
+        rack.machine.bios.attributes |= {"HttpDev1Uri": OTHERS, "HttpDev1EnDis": "Enabled"}
+        rack.boot()
+        assert bmc.firmware.with_uri(bmc.observe()).firmware_uri == OTHERS

@@ -1,0 +1,166 @@
+"""Links and redirects of a BMC: followed within the BMC, in whatever form, and never to another place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.power_steps import ResetType
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.redfish.quirks import QUIRKS, quirks_of
+from gitboot.bmc.redfish.transport import Reach, origin_of
+from gitboot.errors import BmcRejected, BmcUnreachable, LeaseLost
+from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Body, Redirect
+from tests.helpers.redfish_double.profiles import ILO6, XCC
+
+FOLLOWED = (301, 302, 307, 308)
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    """A machine whose paths end in a slash, and which redirects requests without it."""
+    with racks(tmp_path) as make:
+        yield make(Machine("web01", uuid=uuid_of("web01"), profile=ILO6))
+
+
+@pytest.fixture
+def bmc(rack: Rack) -> Iterator[BmcConnection]:
+    credentials = Credentials(username=USER, password=PASSWORD)
+    with BmcConnection(rack.server.url, credentials, system=rack.machine.path) as bmc:
+        yield bmc
+
+
+def requests_of(rack: Rack) -> list[tuple[str, str]]:
+    return [(each.method, each.path) for each in rack.server.service.requests]
+
+
+@pytest.mark.parametrize("status", FOLLOWED)
+def test_a_write_that_is_redirected_within_the_bmc_is_repeated_there(
+    rack: Rack, bmc: BmcConnection, status: int
+) -> None:
+    path = rack.machine.path.rstrip("/")
+    seen = replace(bmc.observe(), settings=path)
+    rack.server.service.requests.clear()
+    rack.server.fault(Redirect(location=rack.machine.path, status=status), on="PATCH")
+    bmc.set_override(ONCE.override, seen)
+    assert requests_of(rack) == [("PATCH", path), ("PATCH", rack.machine.path)]
+    assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
+    first, second = rack.server.service.requests
+    assert (first.body, first.headers["If-Match"]) == (second.body, second.headers["If-Match"])
+
+
+@pytest.mark.parametrize("status", FOLLOWED)
+def test_a_reset_that_is_redirected_within_the_bmc_happens_once(rack: Rack, bmc: BmcConnection, status: int) -> None:
+    rack.server.fault(Redirect(location=rack.machine.reset_path, status=status), on="RESET")
+    bmc.reset(ResetType.FORCE_RESTART, bmc.observe())
+    assert rack.machine.resets == 1
+
+
+@pytest.mark.parametrize("location", ["http://127.0.0.9:1/", "https://{host}{path}", "//127.0.0.9:1{path}"])
+@pytest.mark.parametrize("status", FOLLOWED)
+def test_a_write_that_is_redirected_elsewhere_changes_nothing(
+    rack: Rack, bmc: BmcConnection, status: int, location: str
+) -> None:
+    host = rack.server.url.partition("//")[2]
+    location = location.format(host=host, path=rack.machine.path)
+    rack.server.fault(Redirect(location=location, status=status), on="PATCH")
+    with pytest.raises(BmcRejected) as raised:
+        bmc.set_override(ONCE.override, bmc.observe())
+    assert str(raised.value) == (
+        f"PATCH {rack.server.url}{rack.machine.path}: {status}: redirected to {location}, where gitboot does not follow"
+    )
+    assert rack.machine.override["BootSourceOverrideEnabled"] == "Disabled"
+
+
+def test_a_write_that_is_redirected_in_circles_ends(rack: Rack, bmc: BmcConnection) -> None:
+    rack.server.fault(Redirect(location=rack.machine.path, status=307), on="PATCH", times=10)
+    with pytest.raises(BmcUnreachable, match="Exceeded 3 redirects"):
+        bmc.set_override(ONCE.override, bmc.observe())
+    assert len(rack.machine.writes) == 4
+
+
+def test_a_lease_that_is_lost_during_a_redirect_ends_the_write(rack: Rack) -> None:
+    """The write is repeated at the other path, so it is fenced there too."""
+    sent: list[int] = []
+
+    def fence() -> None:
+        sent.append(1)
+        if len(sent) == 2:
+            raise LeaseLost("another acts")
+
+    credentials = Credentials(username=USER, password=PASSWORD)
+    with BmcConnection(rack.server.url, credentials, reach=Reach(fence=fence)) as bmc:
+        rack.server.fault(Redirect(location=rack.machine.path, status=307), on="PATCH")
+        with pytest.raises(LeaseLost):
+            bmc.set_override(ONCE.override, bmc.observe())
+    assert rack.machine.override["BootSourceOverrideEnabled"] == "Disabled"
+
+
+@for_each("form", ["{url}{path}", "//{host}{path}", "{upper}{path}"])
+def test_a_link_to_the_bmc_itself_may_be_a_url(tmp_path: Path, form: str) -> None:
+    with racks(tmp_path) as make:
+        rack = make(Machine("web01", uuid=uuid_of("web01"), profile=XCC))
+        host = rack.server.url.partition("//")[2]
+        link = form.format(url=rack.server.url, host=host, upper=f"HTTP://{host}", path=rack.machine.path)
+        collection = json.dumps({"Members": [{"@odata.id": link}]}).encode()
+        with BmcConnection(rack.server.url, Credentials(username=USER, password=PASSWORD)) as bmc:
+            bmc.read("/redfish/v1/")
+            rack.server.fault(Body(body=b"{}"))  # the root, which may name no collection
+            rack.server.fault(Body(body=collection))
+            assert bmc.observe().system == rack.machine.path, form
+
+
+@for_each(
+    "link",
+    [
+        "http://127.0.0.9:1/redfish/v1/Systems/1",
+        "//127.0.0.9:1/redfish/v1/Systems/1",
+        "https://{host}/redfish/v1/Systems/1",
+        "http://{host}@127.0.0.9:1/redfish/v1/Systems/1",
+        "http://[/redfish/v1/Systems/1",
+        "Systems/1",
+        "http://{host}",
+        "file:///etc/passwd",
+        "",
+    ],
+)
+def test_a_link_to_another_place_is_refused(tmp_path: Path, link: str) -> None:
+    with racks(tmp_path) as make:
+        rack = make()
+        link = link.format(host=rack.server.url.partition("//")[2])
+        credentials = Credentials(username=USER, password=PASSWORD)
+        with (
+            BmcConnection(rack.server.url, credentials) as bmc,
+            pytest.raises(BmcRejected, match="not a path on this BMC"),
+        ):
+            bmc.read(link)
+        assert rack.server.service.requests == []
+
+
+@for_each(
+    ("one", "other", "is_same"),
+    [
+        ("https://bmc.test", "https://bmc.test:443/redfish/v1/", True),
+        ("http://bmc.test:80", "http://BMC.test/", True),
+        ("https://bmc.test", "http://bmc.test", False),
+        ("https://bmc.test", "https://bmc.test:8443", False),
+        ("https://[2001:db8::1]", "https://[2001:DB8::1]:443", True),
+    ],
+)
+def test_an_origin_has_the_port_of_its_scheme(one: str, other: str, is_same: bool) -> None:
+    assert (origin_of(one) == origin_of(other)) is is_same, (one, other)
+
+
+def test_the_differences_of_a_bmc_count_whether_the_path_of_its_system_ends_in_a_slash_or_not() -> None:
+    for row in QUIRKS:
+        for path in row.systems:
+            assert quirks_of(path, {}) == quirks_of(f"{path}/", {}) == row

@@ -1,0 +1,106 @@
+"""gitboot and a Redfish service that others wrote: sushy-tools' emulator, with its fake machines."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from werkzeug.serving import make_server
+
+from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.override_state import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
+from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.reboot_detection import NO_MARKS
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
+from gitboot.fleet.identities import BmcAccess
+from gitboot.model.scalars import SystemUuid
+from tests.helpers.redfish_double.double import STARTED
+
+# One machine for each test.
+FOREIGN, CONTINUOUS, ONCE = (SystemUuid(f"4c4c4544-0034-4a10-8056-b9c04f4d373{number}") for number in (1, 2, 3))
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it needs cgi
+        from sushy_tools.emulator.main import app
+
+    machines = [
+        {"uuid": uuid, "name": uuid, "power_state": "On", "external_notifier": False, "nics": []}
+        for uuid in (FOREIGN, CONTINUOUS, ONCE)
+    ]
+    app.config |= {
+        "SUSHY_EMULATOR_FAKE_DRIVER": True,
+        "SUSHY_EMULATOR_FAKE_SYSTEMS": machines,
+        "SUSHY_EMULATOR_STATE_DIR": str(tmp_path_factory.mktemp("emulator")),
+    }
+    server = make_server("127.0.0.1", 0, app)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _bring_about(url: str, uuid: SystemUuid, enabled: Enabled, *, replaces: bool = True) -> list[Result]:
+    """What comes of a wanted override at once, and five minutes later; ``replaces``: a person lets it."""
+    wanted = Wanted(
+        reason=f"provision/{enabled}",
+        plan_digest="d" * 64,
+        override=Override(enabled=enabled, target=BootTarget.PXE, mode="UEFI"),
+    )
+    opened = OverrideRecord(
+        reason=wanted.reason,
+        plan_digest=wanted.plan_digest,
+        override=wanted.override,
+        marks=NO_MARKS,
+        state=State.OPENED,
+        at=STARTED,
+    )
+    records = {opened.reason: opened} if replaces else {}
+
+    def write(record: OverrideRecord | SwitchRecord) -> None:
+        assert isinstance(record, OverrideRecord)
+        records[record.reason] = record
+
+    results = []
+    with BmcConnection(
+        url, Credentials(username="gitboot", password="secret"), system=f"/redfish/v1/Systems/{uuid}"
+    ) as bmc:
+        for at in (STARTED, STARTED + timedelta(minutes=5)):
+            job = Job(
+                server="web01",
+                uuid=uuid,
+                bmc=BmcAccess(address=url, system=None, credentials="rack", verify=True, ca=None),
+                wanted=wanted,
+                records=tuple(records.values()),
+            )
+            results.append(bring_about(bmc, job, write, lambda at=at: at))  # type: ignore[misc]
+    return results
+
+
+def test_what_stands_there_already_is_a_persons_to_replace(emulator: str) -> None:
+    asked, _ = _bring_about(emulator, FOREIGN, Enabled.ONCE, replaces=False)
+    assert asked.asks is OperatorCondition.FOREIGN_OVERRIDE
+    assert "the BMC shows Continuous Hdd, which gitboot has not set" in asked.message
+
+
+def test_a_continuous_override_is_set_and_seen(emulator: str) -> None:
+    first, later = _bring_about(emulator, CONTINUOUS, Enabled.CONTINUOUS)
+    assert (first.outcome, first.message) == (Outcome.APPLIED, "the BMC shows Continuous Pxe")
+    assert (later.outcome, later.message) == (Outcome.UNCHANGED, "the BMC shows Continuous Pxe")
+
+
+def test_a_bmc_that_makes_once_continuous_is_quoted(emulator: str) -> None:
+    """It takes Once, and keeps Continuous: for ever, if nobody says so."""
+    first, later = _bring_about(emulator, ONCE, Enabled.ONCE)
+    assert first.outcome is Outcome.WAITING
+    assert first.message == "Once Pxe was set a moment ago, and the BMC shows Continuous Pxe"
+    assert later.asks is OperatorCondition.NEEDS_OPERATOR
+    assert "the BMC shows Continuous Pxe" in later.message

@@ -1,0 +1,227 @@
+"""The table of vendors: what real BMCs sent is understood, and each fact in a row is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.override_state import BootTarget, Enabled, Override
+from gitboot.bmc.override_steps import OFF, fit, stands
+from gitboot.bmc.reboot_detection import Reset
+from gitboot.bmc.redfish import quirks
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.redfish.quirks import QUIRKS, STANDARD, Quirks
+from gitboot.bmc.redfish.resources import Resource, observe
+from gitboot.errors import GitbootError
+from tests.helpers.cases import for_each
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import PROFILES, Profile
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+
+PAYLOADS = Path(__file__).parents[2] / "helpers" / "redfish_double" / "payloads"
+ROOT = Path(__file__).parents[3]
+USER, PASSWORD = "gitboot", "correct horse"
+URI = "http://boot.example.net/web.efi"
+ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
+ALWAYS = replace(ONCE, enabled=Enabled.CONTINUOUS)
+FROM_CD = Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI")
+FROM_PXE = replace(FROM_CD, target=BootTarget.PXE)
+OLD = replace(FROM_PXE, mode="Legacy")
+
+
+# What real BMCs sent
+
+# payload, its row, where overrides are written, what an HTTP boot once and for good and one from a CD become
+READ = [
+    ("dell-r750", "Dell iDRAC", "System.Embedded.1", "Once UefiHttp", "Continuous Pxe", "Once Cd"),
+    ("dell-r750-settings", "Dell iDRAC", "System.Embedded.1", "Once UefiHttp", "Continuous Pxe", "Once Cd"),
+    ("hpe-dl385-gen10", "HPE iLO", "1", "Once UefiHttp", "Continuous UefiHttp", "Once Cd"),
+    ("lenovo-sr670", "Redfish", "1", "Once Pxe", None, "Once Cd"),
+    ("nvidia-bluefield", "OpenBMC", "Settings", "Once Pxe", "Continuous Pxe", "Once Cd"),
+    ("nvidia-dgx-h100", "AMI MegaRAC", "SD", "Once UefiHttp URI", "Continuous UefiHttp URI", "Once Cd"),
+    ("nvidia-gb200", "OpenBMC", "Settings", "Once Pxe", "Continuous Pxe", "Once Cd"),
+    ("supermicro-x13", "Supermicro", "1", "Once UefiHttp", "Continuous UefiHttp", "Once UsbCd"),
+]
+
+
+def test_every_payload_is_read() -> None:
+    assert [row[0] for row in READ] == sorted(path.stem for path in PAYLOADS.glob("*.json"))
+
+
+@for_each(("name", "row", "settings", "once", "always", "from_cd"), READ, ids=[row[0] for row in READ])
+def test_what_real_bmcs_sent_is_understood(
+    name: str, row: str, settings: str, once: str, always: str | None, from_cd: str
+) -> None:
+    sent = json.loads((PAYLOADS / f"{name}.json").read_text())
+    system, below = (
+        Resource(url=f"https://bmc{body['@odata.id']}", body=body) if body else None
+        for body in (sent["system"], sent.get("settings"))
+    )
+    assert system is not None
+    seen = observe(system, below if below is not None and "BootSourceOverrideTarget" in below.boot else None)
+    assert seen.bmc == row
+    assert seen.settings.rpartition("/")[2] == settings
+    assert stands(OFF, seen)
+    assert seen.shown.uuid is not None or seen.shown.serial is not None
+    assert [_in_words(fit(each, seen)) for each in (ONCE, ALWAYS, FROM_CD)] == [once, always, from_cd]
+
+
+@pytest.mark.parametrize("name", ["dell-r750", "hpe-dl385-gen10"])
+def test_what_real_firmware_keeps_is_read_and_the_double_has_no_attribute_that_it_has_not(name: str) -> None:
+    sent = json.loads((PAYLOADS / f"{name}.json").read_text())
+    seen = observe(Resource(url=f"https://bmc{sent['system']['@odata.id']}", body=sent["system"]), None)
+    bios = Resource(url=f"https://bmc{seen.bios}", body=sent["bios"])
+    row = quirks.row_of(seen)
+    assert seen.keeps_uri and row.firmware_uri is not None
+    assert row.firmware_uri.read(bios.attributes) == "", "nobody has written any there"
+    assert row.firmware_uri.beside.keys() <= bios.attributes.keys()
+    assert bios.settings_at_reset is (row.name == "Dell iDRAC")
+    doubles = [profile for profile in _profiles_of(row) if profile.bios]
+    assert doubles and all(dict(profile.bios).keys() <= bios.attributes.keys() for profile in doubles)
+
+
+def _in_words(override: Override | None) -> str | None:
+    if override is None:
+        return None
+    return f"{override.enabled} {override.target}{' URI' if override.http_boot_uri else ''}"
+
+
+# Each fact of each row
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A field of a row that is not as the standard has it."""
+
+    row: Quirks
+    field: str  # "": the whole row
+
+    def __str__(self) -> str:
+        return f"{self.row.name}: {self.field or 'all of it'}"
+
+    def without(self) -> tuple[Quirks, ...]:
+        """The table as it would be without the fact."""
+        if not self.field:
+            return tuple(each for each in QUIRKS if each is not self.row)
+        poorer = replace(self.row, **{self.field: getattr(STANDARD, self.field)})
+        return tuple(poorer if each is self.row else each for each in QUIRKS)
+
+
+def _facts() -> Iterator[Fact]:
+    names = {"name", "source", "manufacturers", "systems"}
+    for row in QUIRKS:
+        yield Fact(row, "")
+        for field in fields(row):
+            if field.name not in names and getattr(row, field.name) != getattr(STANDARD, field.name):
+                yield Fact(row, field.name)
+
+
+FACTS = list(_facts())
+
+
+def _profiles_of(row: Quirks) -> list[Profile]:
+    return [each for each in PROFILES.values() if _row_of(each) == row.name]
+
+
+@cache
+def _row_of(profile: Profile) -> str:
+    machine = Machine(profile=profile)
+    return quirks.quirks_of(machine.path, {"Manufacturer": profile.manufacturer}).name
+
+
+def _life(profile: Profile) -> list[str]:
+    """What becomes of overrides that are set and booted, changed, and switched off."""
+    machine = Machine(profile=profile)
+    found = []
+    with (
+        RedfishServer(Service(machine, credentials={USER: PASSWORD})) as server,
+        BmcConnection(server.url, Credentials(username=USER, password=PASSWORD)) as bmc,
+    ):
+        found += _beside_a_uri_of_firmware(bmc, machine)
+        for wanted in (ONCE, ALWAYS, FROM_CD, OLD):
+            machine.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
+            found.append(_set_and_booted(bmc, machine, wanted))
+            machine.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
+            found.append(_set(bmc, wanted) or _switched_off(bmc))
+        found.append(_set(bmc, FROM_PXE) or _set(bmc, FROM_CD) or _switched_off(bmc))
+        machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="None")
+        found.append(_switched_off(bmc))
+    order = "wrong: the boot order changed" if machine.boot_order_changed else "the boot order as it was"
+    return [*found, f"{machine.resets} resets", order]
+
+
+def _beside_a_uri_of_firmware(bmc: BmcConnection, machine: Machine) -> list[str]:
+    """What is booted by HTTP where somebody has written another URI into firmware's own settings."""
+    before = dict(machine.bios.attributes)
+    machine.bios.attributes |= {machine.profile.bios_uri: "http://old.example.net/install.efi"} if before else {}
+    machine.bios.attributes |= {machine.profile.bios_switch: "Enabled"} if machine.profile.bios_switch else {}
+    found = _set_and_booted(bmc, machine, ONCE)
+    machine.bios.attributes = before
+    return [f"wrong: {found}" if "old.example.net" in found else found]
+
+
+def _set_and_booted(bmc: BmcConnection, machine: Machine, wanted: Override) -> str:
+    before = bmc.observe()
+    if (failed := _set(bmc, wanted)) is not None:
+        return failed
+    machine.run_through()
+    proof = bmc.observe().marks.reset_since(before.marks)
+    boots = f"boots {machine.boots[-1].target} {machine.boots[-1].uri}"
+    return f"wrong: {boots}, unseen" if proof is Reset.RULED_OUT else f"{boots}, a reset is {proof.value}"
+
+
+def _set(bmc: BmcConnection, wanted: Override) -> str | None:
+    """Why it cannot be set, if so."""
+    seen = bmc.observe()
+    if seen.keeps_uri:
+        seen = bmc.firmware.with_uri(seen)
+    fitted = fit(wanted, seen)
+    if fitted is None:
+        return "unsupported"
+    try:
+        bmc.set_override(fitted, seen)
+    except GitbootError as error:
+        return f"refused: {error}"
+    return None
+
+
+def _switched_off(bmc: BmcConnection) -> str:
+    try:
+        bmc.set_override(OFF, bmc.observe())
+    except GitbootError as error:
+        return f"refused: {error}"
+    return "off" if stands(OFF, bmc.observe()) else "wrong: still on"
+
+
+@cache
+def _good_life(name: str) -> tuple[str, ...]:
+    life = _life(PROFILES[name])
+    assert not [each for each in life if each.startswith(("refused", "wrong"))]
+    return tuple(life)
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=[str(each) for each in FACTS])
+def test_without_any_fact_of_the_table_a_bmc_is_worse_off(fact: Fact, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles = _profiles_of(fact.row)
+    assert profiles, "no double behaves like this row"
+    good = {each.name: _good_life(each.name) for each in profiles}
+    monkeypatch.setattr(quirks, "QUIRKS", fact.without())
+    assert any(tuple(_life(each)) != good[each.name] for each in profiles)
+
+
+def test_each_row_says_in_words_what_is_different() -> None:
+    assert [len(row.differences) for row in QUIRKS] == [
+        sum(1 for fact in FACTS if fact.row is row and fact.field) for row in QUIRKS
+    ]
+
+
+def test_every_row_and_its_source_stand_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "bmcs.md").read_text()
+    assert all(row.name in page and row.source in page for row in QUIRKS)

@@ -1,0 +1,541 @@
+"""Where credentials go: what the author of a pull request, or whoever answers for a BMC, can get of them."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.bmc.credentials import CredentialDirectory, Credentials, Trust, as_file, origin_of, read_trust
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.redfish.transport import Reach
+from gitboot.bmc.worker_pool import Connections
+from gitboot.cli.main import Exit
+from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
+from gitboot.fleet.identities import BmcAccess
+from gitboot.model.scalars import SystemUuid
+from tests.helpers.configuration import configured, give_credentials
+from tests.helpers.fleets import uuid_of
+from tests.helpers.instance_process import eventually
+from tests.helpers.instance_with_bmcs import PASSWORD, USER, Rack, condition, typed, until_condition
+from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+
+LOOSE = {"max_small_group": 100, "max_update_percent": 100}
+
+
+class Collector:
+    """A listener that keeps what it is sent, and how often somebody came."""
+
+    def __init__(self, family: socket.AddressFamily, host: str) -> None:
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.bind((host, 0))
+        self._socket.listen()
+        self.port: int = self._socket.getsockname()[1]
+        self.came: list[bytes] = []
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection:
+                connection.settimeout(60)
+                try:
+                    self.came.append(connection.recv(65536))
+                except OSError:
+                    self.came.append(b"")
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+
+
+@contextmanager
+def collector(family: socket.AddressFamily = socket.AF_INET, host: str = "127.0.0.2") -> Iterator[Collector]:
+    listening = Collector(family, host)
+    try:
+        yield listening
+    finally:
+        listening.close()
+
+
+@pytest.fixture
+def stranger() -> Iterator[Collector]:
+    with collector() as listening:
+        yield listening
+
+
+def said(rack: Rack, trust: str) -> None:
+    """What the instance says beside its credentials; "" where it says nothing."""
+    file = rack.credentials / "access.toml"
+    file.write_text(trust)
+    if not trust:
+        file.unlink()
+
+
+def pull(rack: Rack, old: str, new: str) -> str:
+    """Merge a pull request that changes a text in the fleet."""
+    path = rack.repository.work / "fleet.yaml"
+    text = path.read_text()
+    assert old in text
+    return rack.repository.push({"fleet.yaml": text.replace(old, new)})
+
+
+ELSEWHERE = {
+    "another address": "http://127.0.0.2:PORT",
+    "in one number": "http://2130706434:PORT",
+    "in hexadecimal": "http://0x7f000002:PORT",
+    "in short": "http://127.2:PORT",
+    "as IPv6": "http://[::ffff:127.0.0.2]:PORT",
+    "encrypted": "https://127.0.0.2:PORT",
+}
+
+
+def test_t2_a_pull_request_leads_no_credentials_out_of_their_networks(tmp_path: Path, stranger: Collector) -> None:
+    with Rack(tmp_path) as rack:
+        blades = [rack.add(f"web{number}", provision=1) for number in range(len(ELSEWHERE))]
+        said(rack, 'networks = ["127.0.0.1"]\nhttp = true\nunverified = true\n')
+        rack.push()
+        rack.once(*rack.spooling, records="fresh")
+        assert all(blade.stands for blade in blades), "BMCs in the network are asked"
+        for number, where in enumerate(ELSEWHERE.values()):
+            # Of ten machines one listener is enough: each has a system of its own.
+            pull(rack, f"{blades[number].bmc.url}', ", f"{where.replace('PORT', str(stranger.port))}/{number}', ")
+        rack.once(*configured(max_bmc_changes=9, **LOOSE), *rack.spooling)
+        found = rack.bmc_get()
+    assert stranger.came == []
+    for number, case in enumerate(ELSEWHERE):
+        assert (found[f"web{number}"]["seen"], found[f"web{number}"]["next"]) == (None, "no access"), case
+        assert "access.toml" in found[f"web{number}"]["why"], case
+
+
+def test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens(tmp_path: Path) -> None:
+    with Rack(tmp_path) as rack:
+        blade = rack.add("web01", provision=1)
+        said(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
+        rack.push()
+        rack.once(*rack.spooling, records="fresh")
+        assert blade.stands
+        token_key = (rack.state / "token-keys").read_text().split()[-1]
+        keys = [token_key.encode(), bytes.fromhex(token_key)]
+        passwords = [PASSWORD.encode(), b64encode(f"{USER}:{PASSWORD}".encode())]
+        files = list(rack.state.glob("ledger.sqlite*"))
+        assert files and len(token_key) == 64
+        content = b"".join(file.read_bytes() for file in files)
+    assert blade.name.encode() in content
+    assert [each for each in (*keys, *passwords) if each in content] == []
+
+
+def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in(tmp_path: Path, stranger: Collector) -> None:
+    """Nothing is said beside the credentials: only who was asked before is asked, whoever writes a pull request."""
+    with Rack(tmp_path) as rack:
+        rack.add("web01", provision=1)
+        said(rack, "http = true\n")
+        rack.push()
+        with rack.running(*rack.spooling, ready=False) as instance:
+            first = eventually(lambda: instance.status()["attempted"].get("held"))
+            assert first["guards"] == ["maxBmcChanges"]
+            rack.said("approve", first["digest"], "--guard", "maxBmcChanges", "--reason", "the first rack")
+            eventually(lambda: not instance.status()["attempted"].get("held"))
+            rack.said("records", "begin", "fresh", "--yes")
+            eventually(lambda: rack.blades["web01"].stands)
+            # The pull request, with the acknowledgement that its author writes.
+            mine, other = rack.blades["web01"].bmc.url, f"http://127.0.0.2:{stranger.port}"
+            pull(rack, mine, other)
+            instance.process.send_signal(1)
+            held = eventually(lambda: instance.status()["attempted"].get("held"))
+            acknowledged = f"Change\n\nGitboot-Ack: {held['digest']} maxBmcChanges"
+            newest = rack.repository.push({}, acknowledged)
+            instance.process.send_signal(1)
+            eventually(lambda: instance.status()["attempted"]["commit"] == newest)
+            found = instance.status()["attempted"]["held"]
+            assert "maxBmcChanges" in found["guards"]
+            assert "gitboot approve alone" in condition(instance, "CommitAccepted")["message"]
+            assert stranger.came == []
+            # Who has the shell lets it in: then it is asked.
+            rack.said("approve", found["digest"], "--guard", "maxBmcChanges", "--reason", "it is ours")
+            eventually(lambda: stranger.came)
+
+
+def test_t2_what_a_ledger_of_before_knows_goes_on(tmp_path: Path, stranger: Collector) -> None:
+    """Without a word beside the credentials, an upgrade asks whom it asked before, and nobody else."""
+    with Rack(tmp_path) as rack:
+        web01 = rack.add("web01", provision=1)
+        rack.push()
+        rack.once(*rack.spooling, records="fresh")
+        said(rack, "http = true\n")
+        assert rack.bmc_get()["web01"]["next"] == "no access", "it was asked by the word, and that is gone"
+        with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
+            ledger.execute(  # as the ledger's upgrade does
+                "INSERT INTO known_bmcs SELECT json_extract(bmc, '$.address'), json_extract(bmc, '$.credentials')"
+                " FROM machines WHERE bmc IS NOT NULL"
+            )
+        assert rack.bmc_get()["web01"]["seen"]["enabled"] == "Once"
+        pull(rack, web01.bmc.url, f"http://127.0.0.2:{stranger.port}")
+        assert rack.once(*configured(**LOOSE), *rack.spooling).code == Exit.HELD
+        # A server that leaves is a stranger when it comes back.
+        pull(rack, f"http://127.0.0.2:{stranger.port}", web01.bmc.url)
+        assert rack.once(*configured(**LOOSE), *rack.spooling).code == Exit.FINE
+    assert stranger.came == []
+
+
+def test_t2_trust_prints_the_file_that_an_upgrade_needs(tmp_path: Path) -> None:
+    with Rack(tmp_path) as rack:
+        rack.add("web01", provision=1)
+        rack.add("web02")
+        rack.push()
+        rack.once(*rack.spooling, records="fresh")
+        said(rack, "")
+        assert rack.bmc_get()["web01"]["next"] == "no access"
+        printed = rack.said("bmc", "access-files", "--credentials", rack.credentials)
+        assert printed.startswith(f"# {rack.credentials / 'rack' / 'access.toml'}: 2 BMCs\n")
+        assert "Not known yet, look at them first: web01, web02" in printed
+        said(rack, printed)
+        assert rack.bmc_get()["web01"]["seen"]["enabled"] == "Once"
+
+
+def test_t2_diff_says_where_credentials_go(tmp_path: Path) -> None:
+    with Rack(tmp_path) as rack:
+        web01 = rack.add("web01")
+        rack.push()
+        pull(rack, web01.bmc.url, "http://attacker.test")
+        done = typed("diff", "HEAD~1..HEAD", rack.repository.work)
+    assert "Unchanged" not in done.out
+    assert f"web01: rack at {web01.bmc.url}, unencrypted → rack at http://attacker.test, unencrypted" in done.out
+
+
+# What the word is
+
+
+def bmc(address: str = "https://10.0.0.1", **more: Any) -> BmcAccess:
+    return BmcAccess(**{"address": address, "system": None, "credentials": "rack", "verify": True, "ca": None, **more})
+
+
+def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
+    give_credentials(folder, password=PASSWORD, trust=text)
+    if authority is not None:
+        (folder / "rack" / "ca.crt").write_text(authority)
+    return read_trust(folder, "rack")
+
+
+@pytest.mark.parametrize(
+    ("case", "text", "access", "refused"),
+    [
+        ("nothing is said", "", bmc(), "names no networks, and this BMC is new here"),
+        ("in another", 'networks = ["10.0.1.0/24"]', bmc(), "names others"),
+        ("in a network", 'networks = ["10.0.0.0/24"]', bmc(), None),
+        ("by its name", 'hosts = ["bmc1.test"]', bmc("https://bmc1.test"), None),
+        ("in other letters", 'hosts = ["bmc1.test"]', bmc("https://BMC1.test."), None),
+        ("below a name", 'hosts = ["*.bmc.test"]', bmc("https://a.b.bmc.test"), None),
+        ("the name itself is not below it", 'hosts = ["*.bmc.test"]', bmc("https://bmc.test"), "names others"),
+        ("a name that ends alike", 'hosts = ["*.bmc.test"]', bmc("https://xbmc.test"), "names others"),
+        ("another name", 'hosts = ["bmc1.test"]', bmc("https://bmc2.test"), "names others"),
+        ("unencrypted", 'networks = ["10.0.0.0/24"]', bmc("http://10.0.0.1"), "http = true"),
+        ("unencrypted, as said", 'networks = ["10.0.0.0/24"]\nhttp = true', bmc("http://10.0.0.1"), None),
+        ("unverified", 'networks = ["10.0.0.0/24"]', bmc(verify=False), "unverified = true"),
+        ("unverified, as said", 'networks = ["10.0.0.0/24"]\nunverified = true', bmc(verify=False), None),
+        ("an authority of Git", 'networks = ["10.0.0.0/24"]', bmc(ca="PEM"), "repository-authorities = true"),
+        ("as said", 'networks = ["10.0.0.0/24"]\nrepository-authorities = true', bmc(ca="PEM"), None),
+    ],
+)
+def test_t2_what_is_said_beside_credentials(
+    tmp_path: Path, case: str, text: str, access: BmcAccess, refused: str | None
+) -> None:
+    trust = trust_of(tmp_path, text)
+    assert trust.covers(access) is (refused is None), case
+    if refused is not None:
+        with pytest.raises(BmcNotTrusted, match=refused):
+            trust.allowed(access, known=False)
+
+
+@pytest.mark.parametrize(
+    ("networks", "address", "is_allowed"),
+    [
+        ("10.0.0.0/8", "10.255.0.1", True),
+        ("10.0.0.0/8", "11.0.0.1", False),
+        ("10.0.0.0/8", "::ffff:10.0.0.1", True),
+        ("0.0.0.0/0", "169.254.169.254", False),
+        ("0.0.0.0/0", "::ffff:169.254.169.254", False),
+        ("169.254.0.0/16", "169.254.0.17", True),
+        ("169.254.0.17", "169.254.0.18", False),
+        ("0.0.0.0/0", "127.0.0.1", False),
+        ("0.0.0.0/0", "0.0.0.0", False),
+        ("::/0", "fe80::1", False),
+        ("fe80::/10", "fe80::1", True),
+        ("::/0", "::1", False),
+        ("::/0", "2001:db8::1", True),
+    ],
+)
+def test_t2_what_is_local_to_a_link_or_machine_is_meant_only_by_name(
+    tmp_path: Path, networks: str, address: str, is_allowed: bool
+) -> None:
+    trust = trust_of(tmp_path, f'networks = ["{networks}"]')
+    allowed = trust.allowed(bmc("https://name.test"), known=False)
+    assert allowed(ip_address(address)) is is_allowed
+
+
+@pytest.mark.parametrize("text", ["", 'hosts = ["name.test"]'])
+def test_t2_a_known_bmc_is_not_followed_to_the_metadata_of_a_cloud(tmp_path: Path, text: str) -> None:
+    allowed = trust_of(tmp_path, text).allowed(bmc("https://name.test"), known=True)
+    assert allowed(ip_address("10.0.0.1"))
+    assert not allowed(ip_address("169.254.169.254"))
+
+
+def test_t2_an_authority_of_the_instances_own_lets_in_who_can_show_its_certificate(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "other").mkdir()
+    own, other = Authority(tmp_path / "own"), Authority(tmp_path / "other")
+    trust = trust_of(tmp_path, "", authority=own.pem)
+    assert trust.covers(bmc())
+    assert not trust.covers(bmc("http://10.0.0.1"))
+    assert not trust.covers(bmc(verify=False))
+    assert not trust.covers(bmc(ca="PEM"))
+    machine = Machine("web01")
+    service = Service(machine, credentials={USER: PASSWORD})
+    with ExitStack() as stack:
+        kept = Connections(CredentialDirectory(tmp_path))
+        stack.callback(kept.close)
+        for authority, is_let_in in ((own, True), (other, False)):
+            machine.requests.clear()
+            server = stack.enter_context(RedfishServer(service, tls=authority.server_context("DNS:localhost")))
+            access = bmc(server.url.replace("127.0.0.1", "localhost"))
+            # The names of this machine are meant only where they are named: a network does, beside the authority.
+            give_credentials(tmp_path, password=PASSWORD, trust='networks = ["127.0.0.1"]')
+            connection = kept.to(SystemUuid(str(is_let_in)), "web01", access)
+            if is_let_in:
+                assert connection.observe().power == "On"
+            else:
+                with pytest.raises(BmcRejected, match="certificate refused"):
+                    connection.observe()
+                assert machine.requests == []
+
+
+SITES = """[authorities]
+"10.112.0.0/16" = "ams.crt"
+"10.112.7.0/24" = "lab.crt"
+"10.112.7.9" = "one.crt"
+"2001:db8::/32" = "six.crt"
+"*.bmc.test" = "names.crt"
+"*.ams.bmc.test" = "ams.crt"
+"web01.bmc.test" = "one.crt"
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "authority"),
+    [
+        ("https://10.112.1.1", "ams"),
+        ("https://10.112.7.8", "lab"),
+        ("https://10.112.7.9", "one"),
+        ("https://[2001:db8::1]", "six"),
+        ("https://[::ffff:10.112.1.1]", "ams"),
+        ("https://db1.bmc.test", "names"),
+        ("https://db1.ams.bmc.test", "ams"),
+        ("https://web01.bmc.test", "one"),
+        ("https://10.113.0.1", "shared"),
+        ("https://bmc.test", "shared"),
+    ],
+)
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_narrowest_place_says_whose_authority_counts(
+    tmp_path: Path, address: str, authority: str, is_shared: bool
+) -> None:
+    for name in ("ams", "lab", "one", "six", "names"):
+        (tmp_path / f"{name}.crt").write_text(name)
+    trust = trust_of(tmp_path, SITES, authority="shared" if is_shared else None)
+    found = authority if is_shared or authority != "shared" else None
+    assert trust.trusted_authority(bmc(address)) == found
+    assert trust.covers(bmc(address)) is (found is not None)
+
+
+def test_a_site_has_an_authority_of_its_own(tmp_path: Path) -> None:
+    authorities = {}
+    for site in ("ams", "lab"):
+        (tmp_path / site).mkdir()
+        authorities[site] = Authority(tmp_path / site)
+        (tmp_path / f"{site}.crt").write_text(authorities[site].pem)
+    places = '[authorities]\n"127.0.0.1" = "ams.crt"\n"127.0.0.2" = "lab.crt"\n'
+    give_credentials(tmp_path, password=PASSWORD, trust=f'networks = ["127.0.0.0/8"]\n{places}')
+    with ExitStack() as stack:
+        kept = Connections(CredentialDirectory(tmp_path))
+        stack.callback(kept.close)
+        for host, site, is_its_own in (("127.0.0.1", "ams", True), ("127.0.0.2", "lab", True), ("127.0.0.2", "ams", 0)):
+            machine, tls = Machine("web01"), authorities[site].server_context(f"IP:{host}")
+            service = Service(machine, credentials={USER: PASSWORD})
+            server = stack.enter_context(RedfishServer(service, tls=tls, host=host))
+            connection = kept.to(SystemUuid(server.url), "web01", bmc(server.url))
+            if is_its_own:
+                assert connection.observe().power == "On"
+            else:
+                with pytest.raises(BmcRejected, match="certificate refused"):
+                    connection.observe()
+                assert machine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("network = []", "there is no 'network'; did you mean networks"),
+        ('networks = ["10.0.0.1/8"]', "networks: 10.0.0.1/8 has host bits set"),
+        ('networks = "10.0.0.0/8"', "networks: expected a list of texts"),
+        ("http = 1", "http: expected true or false"),
+        ('hosts = ["10.0.0.1"]', "hosts: '10.0.0.1' is an address: it belongs to networks"),
+        ('hosts = ["*"]', "is no host name"),
+        ('hosts = ["a*.test"]', "is no host name"),
+        ("hosts = [", "cannot be read"),
+        ('authorities = "ams.crt"', "expected networks and hosts, each with the file of its authority"),
+        ('authorities = {"10.0.0.1/8" = "ams.crt"}', "is no host name"),
+        ('authorities = {"10.0.0.1" = "ams.crt"}', "ams.crt cannot be read"),
+    ],
+)
+def test_t2_a_word_that_cannot_be_understood_lets_nobody_in(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("*", "[*]")):
+        trust_of(tmp_path, text)
+    with pytest.raises(UsageError):
+        Connections(CredentialDirectory(tmp_path)).to(SystemUuid("1"), "web01", bmc())
+
+
+def test_what_is_printed_is_understood(tmp_path: Path) -> None:
+    bmcs = [
+        *(bmc(f"https://10.0.0.{last}") for last in range(8)),
+        bmc("https://[2001:db8::1]", verify=False),
+        bmc("http://bmc.test"),
+        bmc("https://other.test", ca="PEM"),
+    ]
+    text = as_file(bmcs)
+    assert 'networks = ["10.0.0.0/29", "2001:db8::1/128"]' in text
+    trust = trust_of(tmp_path, text)
+    assert all(trust.covers(each) for each in bmcs)
+    assert not trust.covers(bmc("https://10.0.0.9"))
+
+
+def test_two_spellings_are_one_bmc() -> None:
+    assert (
+        origin_of("https://BMC1.test:443/redfish/") == origin_of("https://bmc1.test") != origin_of("http://bmc1.test")
+    )
+
+
+# Rotated
+
+
+def test_a_new_password_is_tried_as_soon_as_it_is_there_and_the_wrong_one_once(tmp_path: Path) -> None:
+    """Nothing else wakes this instance: it polls once an hour."""
+    with Rack(tmp_path) as rack:
+        web01 = rack.add("web01", provision=1)
+        rack.push()
+        give_credentials(rack.credentials, password="wrong")
+        with rack.running(records="fresh") as instance:
+            until_condition(instance, "Bmc/web01", status=False, reason="Stalled")
+            assert len(web01.machine.requests) == 1
+            give_credentials(rack.credentials, password=PASSWORD)
+            eventually(lambda: web01.override == ("Once", "Pxe"))
+
+
+# Resolved once
+
+
+def test_t2_a_name_is_resolved_once_and_what_was_looked_at_is_connected_to(
+    monkeypatch: pytest.MonkeyPatch, stranger: Collector
+) -> None:
+    """A name server that gives the allowed address first, and another from then on."""
+    answers = iter(["127.0.0.1"])
+    resolved: list[str] = []
+    real = socket.getaddrinfo
+
+    def rebinding(host: Any, port: Any, *more: Any, **given: Any) -> Any:
+        if host == "bmc.test":
+            resolved.append(host)
+            host = next(answers, "127.0.0.2")
+        return real(host, port, *more, **given)
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+    credentials = Credentials(username=USER, password=PASSWORD)
+    machine = Machine()
+    with RedfishServer(Service(machine, credentials={USER: PASSWORD})) as server:
+        port = server.url.rpartition(":")[2]
+        reach = Reach(allowed=lambda address: str(address) == "127.0.0.1")
+        with BmcConnection(f"http://bmc.test:{port}", credentials, reach=reach) as connection:
+            assert connection.observe().power == "On"
+        assert len(resolved) == server.connections == 1
+        with (
+            BmcConnection(f"http://bmc.test:{stranger.port}", credentials, reach=reach) as connection,
+            pytest.raises(BmcNotTrusted, match=r"bmc.test is at 127.0.0.2, which is no address"),
+        ):
+            connection.observe()
+    assert stranger.came == []
+
+
+# The first certificate
+
+
+def test_t2_the_first_certificate_is_pinned_until_a_person_says_otherwise(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    machine = Machine("web01", uuid=uuid_of("web01"))
+    service = Service(machine, credentials={USER: PASSWORD})
+    with Rack(tmp_path / "rack") as rack:
+        with RedfishServer(service, tls=authority.server_context()) as first:
+            port = int(first.url.rpartition(":")[2])
+            blade = rack.add("web01", provision=1)
+            blade.bmc, blade.machine = first, machine
+            blade.more = ""
+            rack.push()
+            pull(rack, "credentials: rack", "credentials: rack, tls: {verify: false}")
+            rack.once(*rack.spooling, records="fresh")
+            assert blade.override == ("Once", "Pxe"), rack.bmc_get()
+        machine.requests.clear()
+        # Whoever answers there now shows a certificate of their own.
+        with RedfishServer(service, tls=authority.server_context(), port=port):
+            seen = rack.bmc_get()["web01"]
+            assert "the certificate changed: it was" in seen["why"]
+            assert machine.requests == [], "nothing was sent, not even a password"
+            rack.once(*rack.spooling)
+            assert machine.requests == []
+            shown = seen["why"].rpartition("and is ")[2].split()[0]
+            wrong = rack.typed("bmc", "resolve", "web01", "--certificate", "abc", "--reason", "it is new")
+            assert wrong.code == Exit.USAGE
+            rack.said("bmc", "resolve", "web01", "--certificate", shown.upper(), "--reason", "it is new")
+            assert rack.bmc_get()["web01"]["seen"]["enabled"] == "Once"
+
+
+def test_t2_a_bmc_that_may_not_be_asked_holds_up_no_other(tmp_path: Path) -> None:
+    """Twenty servers at addresses that nobody trusts are no network that has failed."""
+    with Rack(tmp_path) as rack:
+        web01 = rack.add("web01")
+        rack.push()
+        with rack.running(*configured(bmc_failures=3, max_bmc_changes=50, **LOOSE), records="fresh") as instance:
+            for number in range(6):
+                rack.add(f"new{number}", provision=1)
+            rack.push()
+            text = (rack.repository.work / "fleet.yaml").read_text()
+            for number in range(6):
+                text = text.replace(rack.blades[f"new{number}"].bmc.url, f"http://127.0.0.{number + 10}:1")
+            said(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
+            rack.repository.push({"fleet.yaml": text})
+            instance.process.send_signal(1)
+            until_condition(instance, "Bmc/new0", status=False, reason="Stalled")
+            assert condition(instance, "BmcsReachable").get("status") is not False
+            web01.provision = 1
+            rack.repository.push(
+                {"fleet.yaml": text.replace("provision: 0", "provision: 1", 1)},
+                "Install",
+            )
+            instance.process.send_signal(1)
+            held = eventually(lambda: instance.status()["attempted"].get("held"))
+            guards = [part for guard in held["guards"] for part in ("--guard", guard)]
+            rack.said("approve", held["digest"], *guards, "--reason", "a test")
+            eventually(lambda: web01.override == ("Once", "Pxe"))

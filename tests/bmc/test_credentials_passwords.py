@@ -1,0 +1,333 @@
+"""Credentials in files that are swapped at any moment, and from commands; certificates that are named."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from ssl import PEM_cert_to_DER_cert
+from typing import Any
+
+import pytest
+
+from gitboot.bmc import credentials
+from gitboot.bmc.credentials import CredentialDirectory, read_credentials, read_trust
+from gitboot.bmc.step_runner import Outcome, Result
+from gitboot.errors import UsageError
+from gitboot.fleet.identities import machines
+from gitboot.fleet.validation import load
+from gitboot.model.scalars import parse_fingerprint
+from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
+from tests.helpers.configuration import HERE
+from tests.helpers.fleets import SEED, server, snapshot
+from tests.helpers.redfish_double.certificates import Authority, Issued
+
+# Files
+
+
+def mount(folder: Path, username: str, password: str) -> None:
+    """A version of a Secret as the kubelet mounts it: links to a folder, which one link names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    version = folder / f"..{username}"
+    version.mkdir()
+    for name, text in (("username", username), ("password", password)):
+        (version / name).write_text(text)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(f"..data/{name}")
+    (folder / "..data_tmp").symlink_to(version.name)
+    (folder / "..data_tmp").rename(folder / "..data")
+
+
+def test_user_name_and_password_are_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the old name goes to the BMC with the new password, and the account is locked."""
+    mount(tmp_path / "rack", "before", "the password before")
+    read_bytes, swaps = Path.read_bytes, iter(["after", "later"])
+
+    def swapped(path: Path) -> bytes:
+        found = read_bytes(path)
+        if path.name == "username" and (name := next(swaps, None)) is not None:
+            mount(tmp_path / "rack", name, f"the password {name}")
+        return found
+
+    monkeypatch.setattr(Path, "read_bytes", swapped)
+    found = read_credentials(tmp_path, "rack")
+    assert (found.username, found.password) == ("later", "the password later")
+
+
+def test_files_that_never_stand_still_are_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_credentials(tmp_path)
+    versions = iter(range(1000))
+    monkeypatch.setattr(credentials, "_version", lambda _: (next(versions), 0, 0, 0))
+    with pytest.raises(UsageError, match="change all the time"):
+        read_credentials(tmp_path, "rack")
+
+
+def test_another_secret_is_another_fingerprint_which_tells_neither(tmp_path: Path) -> None:
+    mount(tmp_path / "rack", "one", "hidden-one")
+    directory = CredentialDirectory(tmp_path)
+    first = directory.of("rack")
+    assert directory.fingerprint("rack") == first.fingerprint
+    mount(tmp_path / "rack", "two", "hidden-two")
+    second = directory.of("rack")
+    assert (first.credentials.password, second.credentials.password) == ("hidden-one", "hidden-two")
+    assert second.fingerprint == directory.fingerprint("rack") != first.fingerprint
+    assert "hidden" not in f"{first} {second} {first.fingerprint}"
+    (tmp_path / "access.toml").write_text(HERE)
+    assert directory.fingerprint("rack") != second.fingerprint
+    assert directory.fingerprint("none") is None is CredentialDirectory(None).fingerprint("rack")
+
+
+# Commands
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rack").mkdir()
+    (tmp_path / "rack" / "username").write_text(USER)
+    return tmp_path
+
+
+def says(folder: Path, script: str, *arguments: str) -> None:
+    """Let a script say the password."""
+    program = folder / "say"
+    program.write_text(f"#!/bin/sh\necho >> {folder}/runs\n{script}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    words = ", ".join(f'"{each}"' for each in (program, *arguments))
+    (folder / "access.toml").write_text(f"{HERE}password-command = [{words}]\n")
+
+
+def runs(folder: Path) -> int:
+    return len((folder / "runs").read_text()) if (folder / "runs").exists() else 0
+
+
+def test_a_command_says_the_password_of_a_name_and_there_is_no_shell(folder: Path) -> None:
+    says(folder, 'printf "%s\\n" "$1"', "secret of {name}; $(id) *")
+    assert CredentialDirectory(folder).of("rack").credentials.password == "secret of rack; $(id) *"
+
+
+def test_it_is_asked_once_however_many_wait_and_not_to_tell_what_has_changed(folder: Path) -> None:
+    says(folder, "echo secret")
+    directory = CredentialDirectory(folder)
+    assert (directory.fingerprint("rack"), runs(folder)) == (None, 0)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: directory.of("rack").credentials.password, range(40)))
+    assert (set(found), runs(folder)) == ({"secret"}, 1)
+    assert directory.fingerprint("rack") == directory.of("rack").fingerprint
+
+
+def test_it_is_asked_again_after_a_while_and_soon_after_a_refusal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(folder, f"wc -l < {folder}/runs | tr -d ' '")
+    monkeypatch.setattr(credentials, "_READ_AGAIN_S", 0)
+    directory = CredentialDirectory(folder)
+    assert [directory.of("rack").credentials.password for _ in range(2)] == ["1", "1"]
+    directory.doubt("rack")
+    assert directory.of("rack").credentials.password == "1", "not at once for each BMC that refuses it"
+    monkeypatch.setattr(credentials, "_DOUBTED_S", 0)
+    before = directory.fingerprint("rack")
+    directory.doubt("rack")
+    assert directory.of("rack").credentials.password == "2"
+    assert directory.fingerprint("rack") != before
+    monkeypatch.setattr(credentials, "_ASK_AGAIN_S", 0)
+    directory.doubt("rack")
+    assert [directory.of("rack").credentials.password for _ in range(2)] == ["3", "4"]
+
+
+def test_what_a_bmc_refuses_is_asked_for_again_and_so_rotated_without_a_restart(
+    make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "_READ_AGAIN_S", 0)
+    monkeypatch.setattr(credentials, "_DOUBTED_S", 0)
+    rack = make_rack()
+    (rack.folder / "rack" / "password").unlink()
+    said = rack.folder / "said"
+    says(rack.folder, f"cat {said}")
+    with rack.fleet() as fleet:
+        found = []
+        for text in ("wrong", PASSWORD, "not asked for again"):
+            said.write_text(text)
+            fleet.submit([job := rack.job()])
+            found.append(fleet.finished(wait_all=True)[job.uuid])
+        assert [each.outcome for each in found] == [Outcome.STALLED, Outcome.APPLIED, Outcome.UNCHANGED]
+        assert found[0].credentials != found[1].credentials == found[2].credentials == fleet.fingerprint(job.bmc)
+    assert runs(rack.folder) == 2
+
+
+def test_a_file_comes_before_a_command(folder: Path) -> None:
+    says(folder, "echo said")
+    (folder / "rack" / "password").write_text("written\n")
+    assert CredentialDirectory(folder).of("rack").credentials.password == "written"
+    assert runs(folder) == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo secret; exit 3", "/say ended with status 3"),
+        ("echo secret >&2; kill -9 $$", "/say ended with status -9"),
+        ("echo", "/say wrote nothing, not the password alone"),
+        ("echo secret; echo login: root", "/say wrote several lines, not the password alone"),
+        ("echo secret; head -c 5000 /dev/zero | tr '\\0' x", "/say wrote more than 4096 bytes"),
+        ("yes secret", "/say wrote more than 4096 bytes"),
+        ("printf '\\377secret'", "what it wrote is no text"),
+        ("echo secret; sleep 600", "/say had not ended after 0 s"),
+        ("echo secret; exec >&-; sleep 600", "/say had not ended after 0 s"),
+        ("sleep 600 & echo secret; exit 4", "/say had not ended after 0 s"),
+    ],
+)
+def test_why_a_command_said_none_is_named_and_what_it_wrote_is_shown_nowhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
+) -> None:
+    if "sleep" in script:
+        monkeypatch.setattr(credentials, "_PATIENCE_S", 0.4)
+    says(folder, script)
+    directory = CredentialDirectory(folder)
+    for _ in range(3):
+        with pytest.raises(UsageError) as raised:
+            directory.of("rack")
+        assert f"no password for credentials rack: password-command of {folder}/access.toml: " in str(raised.value)
+        assert why in str(raised.value)
+        assert "secret" not in str(raised.value)
+    assert runs(folder) <= 1, "a command that fails is not asked for each BMC anew"  # or was ended before it could say
+
+
+def test_a_program_that_is_not_there_is_named(folder: Path) -> None:
+    (folder / "access.toml").write_text('password-command = ["/nowhere/say"]')
+    with pytest.raises(UsageError, match="No such file or directory: '/nowhere/say'"):
+        CredentialDirectory(folder).of("rack")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("password-command = []", "password-command: expected a program and its arguments"),
+        ('password-command = "pass bmc"', "password-command: expected a list of texts"),
+        ('certificates = ["ab"]', "certificates: expected hosts, each with the sha256 of its certificate"),
+        ('certificates = {"10.0.0.1" = "ab"}', "certificates: expected the sha256 of a certificate, found .ab."),
+    ],
+)
+def test_a_word_that_cannot_be_understood_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "access.toml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_trust(tmp_path, "rack")
+
+
+# Certificates that are named
+
+
+@pytest.mark.parametrize("text", ["AB" * 32, "ab" * 32, ":".join(["aB"] * 32)])
+def test_a_fingerprint_is_one_however_it_is_shown(text: str) -> None:
+    assert parse_fingerprint(text) == "ab" * 32
+
+
+def test_a_document_says_which_certificate_its_bmc_shows() -> None:
+    tls = f"{{verify: false, fingerprint: '{':'.join(['AB'] * 32)}'}}"
+    text = server("web02", spec=f"bmc: {{address: 'https://10.0.0.1', credentials: rack, tls: {tls}}}")
+    repository = load(snapshot(text, *SEED), {})
+    (machine,) = machines(repository, ["web02"]).values()
+    assert machine.bmc is not None and machine.bmc.fingerprint == "ab" * 32
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
+    with racks(tmp_path) as make:
+        yield make
+
+
+def fingerprint_of(issued: Issued) -> str:
+    """As openssl shows it."""
+    pem = issued.certificate.read_text()
+    hexadecimal = sha256(PEM_cert_to_DER_cert(pem[: pem.index("-----END") + 25])).hexdigest().upper()
+    return ":".join(hexadecimal[at : at + 2] for at in range(0, 64, 2))
+
+
+def names(rack: Rack, fingerprint: str, more: str = 'networks = ["127.0.0.1"]') -> None:
+    (rack.folder / "access.toml").write_text(f'{more}\n[certificates]\n"127.0.0.1" = "{fingerprint}"\n')
+
+
+def finished(rack: Rack, **changed: Any) -> Result:
+    with rack.fleet() as fleet:
+        job = replace(rack.job(), bmc=replace(rack.job().bmc, **changed))
+        fleet.submit([job])
+        return fleet.finished(wait_all=True)[job.uuid]
+
+
+def test_a_certificate_that_the_instance_names_is_enough_whoever_has_signed_it(
+    make_rack: MakeRack, authority: Authority
+) -> None:
+    issued = authority.issue("DNS:another.test", days=-1)
+    rack = make_rack(tls=issued.context)
+    names(rack, fingerprint_of(issued))
+    for how in ({}, {"verify": False}, {"ca": "garbage"}):
+        assert finished(rack, **how).outcome in (Outcome.APPLIED, Outcome.UNCHANGED), how
+
+
+def test_another_certificate_than_the_named_one_gets_no_password_not_even_a_verified_one(
+    make_rack: MakeRack, authority: Authority
+) -> None:
+    rack = make_rack(tls=authority.server_context())
+    names(rack, fingerprint_of(authority.issue()))
+    (rack.folder / "ca.crt").write_text(authority.pem)
+    result = finished(rack)
+    assert (result.outcome, result.answered) == (Outcome.STALLED, False)
+    assert "the certificate has to be" in result.message
+    assert rack.machine.requests == []
+
+
+def test_who_is_named_by_a_certificate_is_let_in_and_where_networks_stand_they_hold_too(
+    make_rack: MakeRack, authority: Authority
+) -> None:
+    issued = authority.issue()
+    rack = make_rack(tls=issued.context)
+    names(rack, fingerprint_of(issued), 'networks = ["10.0.0.0/8"]')
+    assert "names others" in finished(rack).message
+    trust = read_trust(rack.folder, "rack")
+    assert not trust.covers(rack.job().bmc)
+    bmc = replace(rack.job().bmc, address="https://10.0.0.9")
+    (rack.folder / "access.toml").write_text(f'[certificates]\n"10.0.0.9" = "{fingerprint_of(issued)}"\n')
+    trust = read_trust(rack.folder, "rack")
+    assert trust.covers(bmc) and trust.covers(replace(bmc, verify=False))
+    assert not trust.covers(replace(bmc, address="http://10.0.0.9"))
+    assert not trust.covers(replace(bmc, address="https://10.0.0.10"))
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_certificate_that_a_document_names_is_asked_for_beside_what_else_is(
+    make_rack: MakeRack, authority: Authority, verify: bool
+) -> None:
+    issued = authority.issue()
+    rack = make_rack(tls=issued.context)
+    (rack.folder / "access.toml").write_text(f"{HERE}")
+    right = sha256(PEM_cert_to_DER_cert(_leaf(issued))).hexdigest()
+    assert finished(rack, verify=verify, ca=authority.pem, fingerprint="0" * 64).outcome is Outcome.STALLED
+    assert rack.machine.requests == []
+    assert finished(rack, verify=verify, ca=authority.pem, fingerprint=right).outcome is Outcome.APPLIED
+
+
+def test_t2_a_certificate_of_a_document_lets_nobody_in_whom_the_instance_does_not(
+    make_rack: MakeRack, authority: Authority
+) -> None:
+    """A pull request that brings its own address brings its own certificate, too."""
+    issued = authority.issue()
+    rack = make_rack(tls=issued.context)
+    right = sha256(PEM_cert_to_DER_cert(_leaf(issued))).hexdigest()
+    for text, verify in (('networks = ["10.0.0.0/8"]', True), ('networks = ["127.0.0.1"]', False), ("", True)):
+        (rack.folder / "access.toml").write_text(text)
+        assert finished(rack, verify=verify, fingerprint=right).outcome is Outcome.STALLED
+    (rack.folder / "access.toml").write_text('networks = ["127.0.0.1"]')
+    assert "certificate refused" in finished(rack, fingerprint=right).message, "nobody has verified it"
+    assert rack.machine.requests == []
+
+
+def _leaf(issued: Issued) -> str:
+    pem = issued.certificate.read_text()
+    return pem[pem.index("-----BEGIN") : pem.index("-----END") + 25]

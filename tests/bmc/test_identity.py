@@ -1,0 +1,283 @@
+"""Whose machine a BMC shows: the rule's cases in one table, what is pinned, and what nobody has set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gitboot.bmc.identity import (
+    Another,
+    CannotTell,
+    Described,
+    Identified,
+    IdentityChanged,
+    Pinned,
+    Same,
+    Shown,
+    accept,
+    identify,
+    is_another_system,
+    pin,
+    shared,
+)
+from gitboot.model.scalars import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swapped
+from tests.helpers.cases import for_each
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+PLACE = ("https://10.0.0.1", "/redfish/v1/Systems/1")
+OURS = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")
+OTHER = SystemUuid("4c4c4544-0058-3610-8044-c2c04f503933")
+UNSET = SystemUuid("03000200-0400-0500-0006-000700080009")
+
+BY_UUID = Described(uuid=OURS)
+BY_BOTH = Described(uuid=OURS, serial="J4JMO72")
+BY_UNSET = Described(uuid=UNSET, serial="J4JMO72")
+REPORTS_UUID, REPORTS_SERIAL = replace(BY_BOTH, reports_uuid=OTHER), replace(BY_BOTH, reports_serial="X6DCP93")
+
+SHOWS_BOTH = Shown(uuid=OURS, serial="J4JMO72")
+SHOWS_OTHER = Shown(uuid=OTHER, serial="X6DCP93")
+SHOWS_NOTHING = Shown(serial="To be filled by O.E.M.", sku="Default string")
+
+
+def _word(identified: Identified) -> str:
+    return type(identified).__name__
+
+
+# in words; what the document says, what the BMC shows, whose machine it is
+CASES: list[tuple[str, Described, Shown, str]] = [
+    ("the UUID agrees", BY_UUID, Shown(uuid=OURS), "Same"),
+    ("in the other byte order", BY_UUID, Shown(uuid=swapped(OURS)), "Same"),
+    ("the UUID agrees, the serial does not", BY_BOTH, replace(SHOWS_BOTH, serial="X6DCP93"), "Same"),
+    ("the serial agrees, the UUID does not: a new board", BY_BOTH, replace(SHOWS_BOTH, uuid=OTHER), "Same"),
+    ("the serial in small letters", BY_BOTH, Shown(uuid=OTHER, serial="j4jmo72"), "Same"),
+    ("the SKU is the serial: Dell", BY_BOTH, Shown(uuid=OTHER, serial="CNIVC009710", sku="J4JMO72"), "Same"),
+    ("neither agrees", BY_BOTH, SHOWS_OTHER, "Another"),
+    ("the UUID does not agree, no serial is known", BY_UUID, SHOWS_OTHER, "Another"),
+    ("the serial does not agree, no UUID is shown", BY_BOTH, Shown(serial="X6DCP93"), "Another"),
+    ("the serial does not agree, the UUID is unset", BY_BOTH, Shown(uuid=UNSET, serial="X6DCP93"), "Another"),
+    ("a SKU of a product contradicts nothing", BY_BOTH, Shown(sku="P56966-B21"), "CannotTell"),
+    ("nothing is shown", BY_BOTH, Shown(), "CannotTell"),
+    ("placeholders are shown", BY_BOTH, replace(SHOWS_NOTHING, uuid=UNSET), "CannotTell"),
+    ("a serial is shown, and none is known", BY_UUID, Shown(serial="X6DCP93"), "CannotTell"),
+    ("both say the same, which nobody has set", Described(uuid=UNSET), Shown(uuid=UNSET), "CannotTell"),
+    ("the same, and the serial agrees", BY_UNSET, replace(SHOWS_BOTH, uuid=UNSET), "Same"),
+    ("the same, and the serial does not", BY_UNSET, Shown(uuid=UNSET, serial="X6DCP93"), "Another"),
+    ("what it reports is named: the UUID", REPORTS_UUID, SHOWS_OTHER, "Same"),
+    ("what it reports is named: the serial", REPORTS_SERIAL, SHOWS_OTHER, "Same"),
+    ("it reports neither", REPORTS_UUID, Shown(uuid=SystemUuid(OTHER.replace("58", "59"))), "Another"),
+]
+
+
+@for_each(("described", "shown", "whose"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
+def test_whose_machine_it_is(described: Described, shown: Shown, whose: str) -> None:
+    assert _word(identify(described, shown)) == whose
+
+
+def test_both_are_named_with_the_line_to_add() -> None:
+    another = identify(BY_BOTH, SHOWS_OTHER)
+    assert another == Another(
+        message=f'the BMC shows UUID {OTHER}, serial "X6DCP93", and the document says UUID {OURS}, serial "J4JMO72"; '
+        f'correct bmc.address, or add to bmc, where it is this machine: reports: {{uuid: {OTHER}, serial: "X6DCP93"}}'
+    )
+    cannot_tell = identify(BY_UUID, SHOWS_NOTHING)
+    assert cannot_tell == CannotTell(
+        message='the BMC shows serial "To be filled by O.E.M.", SKU "Default string", so nothing tells whether it is '
+        f"UUID {OURS}"
+    )
+
+
+# What nobody has set
+
+
+@for_each(
+    "uuid",
+    [
+        "00000000-0000-0000-0000-000000000000",
+        "ffffffff-ffff-ffff-ffff-ffffffffffff",
+        "01010101-0101-0101-0101-010101010101",
+        "fefefefe-fefe-fefe-fefe-fefefefefefe",
+        UNSET,
+        swapped(UNSET),
+        "6ab5b300-538d-1014-9fb5-b0684d007b53",
+        "00010203-0405-0607-0809-0a0b0c0d0e0f",
+        "12345678-1234-5678-90ab-cddeefaabbcc",
+        "deadbeef-dead-beef-dead-beefdeadbeef",
+    ],
+)
+def test_a_uuid_that_nobody_has_set(uuid: str) -> None:
+    assert is_placeholder_uuid(SystemUuid(uuid))
+
+
+@pytest.mark.parametrize("uuid", [OURS, OTHER, "00000000-0000-0000-0000-ac1f6b000001"])
+def test_a_uuid_that_somebody_has_set(uuid: str) -> None:
+    assert not is_placeholder_uuid(SystemUuid(uuid))
+
+
+# "invalid serial" of GLPI and FusionInventory, and what boards show beside.
+UNSET_SERIALS = """
+N/A
+(null string)
+INVALID
+SYS-1234567890
+SYS-9876543210
+SN-12345
+SN-1234567890
+1111111111
+1
+0123456789
+12345
+123456789000
+0000000000
+NNNNNNN
+xxxxxxxxxxx
+EVAL
+IATPASS
+none
+To Be Filled By O.E.M.
+Tulip Computers
+Serial Number xxxxxx
+SN-123456fvgv3i0b8o5n6n7k
+Unknow
+System Serial Number
+MB-1234567890
+0
+empty
+Not Specified
+OEM_Serial
+SystemSerialNumb
+Default string
+Not Applicable
+.......
+"""
+
+
+@for_each("serial", UNSET_SERIALS.strip().splitlines())
+def test_a_serial_number_that_nobody_has_set(serial: str) -> None:
+    assert is_placeholder_serial(serial)
+
+
+@for_each("serial", ["J4JMO72", "CZ29200XYZ", "S348084X0B19876", "MXQ72407TY", "C2140026", "99A07WG"])
+def test_a_serial_number_that_somebody_has_set(serial: str) -> None:
+    assert not is_placeholder_serial(serial)
+
+
+def _pinned(shown: Shown, place: tuple[str, str | None] = PLACE) -> Pinned:
+    return Pinned(uuid=shown.uuid, serial=shown.serial, at=NOW, place=place)
+
+
+ELSEWHERE = ("https://10.0.0.2", None)
+HERE, THERE = _pinned(SHOWS_OTHER), _pinned(SHOWS_OTHER, ELSEWHERE)
+
+
+@for_each(
+    ("case", "pins", "described", "found"),
+    [
+        ("one machine", [HERE], {}, set()),
+        ("two", [HERE, THERE], {}, {OTHER, "X6DCP93"}),
+        ("two at one place: a new board", [HERE, HERE], {}, set()),
+        ("two, of which it is one's", [HERE, THERE], {OTHER: "x6dcp93"}, set()),
+        ("in the other byte order", [HERE, THERE], {swapped(OTHER): None}, {"X6DCP93"}),
+        (
+            "since it has changed",
+            [replace(_pinned(SHOWS_BOTH), changed=Shown(uuid=OTHER)), _pinned(Shown(uuid=OTHER), ELSEWHERE)],
+            {},
+            {OTHER},
+        ),
+    ],
+)
+def test_what_two_machines_show_is_nobodys(
+    case: str, pins: list[Pinned], described: dict[SystemUuid, str | None], found: set[str]
+) -> None:
+    assert shared(pins, described) == found, case
+
+
+def test_what_two_machines_show_tells_nothing() -> None:
+    assert isinstance(identify(BY_BOTH, SHOWS_OTHER, shared=frozenset({OTHER})), Another)
+    assert isinstance(identify(BY_BOTH, SHOWS_OTHER, shared=frozenset({OTHER, "X6DCP93"})), CannotTell)
+
+
+# What is pinned
+
+
+@for_each(
+    ("case", "before", "now", "whose"),
+    [
+        ("as before", SHOWS_OTHER, SHOWS_OTHER, "Another"),
+        ("as before, and ours", SHOWS_BOTH, SHOWS_BOTH, "Same"),
+        ("the byte order", SHOWS_BOTH, replace(SHOWS_BOTH, uuid=swapped(OURS)), "Same"),
+        (
+            "the serial, which is not the document's",
+            SHOWS_BOTH,
+            replace(SHOWS_BOTH, serial="X6DCP93"),
+            "IdentityChanged",
+        ),
+        ("the UUID, which is not the document's", SHOWS_BOTH, replace(SHOWS_BOTH, uuid=OTHER), "IdentityChanged"),
+        ("to what the document says", SHOWS_OTHER, SHOWS_BOTH, "Same"),
+        ("something is shown for the first time", Shown(uuid=OURS), SHOWS_BOTH, "Same"),
+        ("something else is no longer shown", SHOWS_BOTH, Shown(uuid=OURS), "Same"),
+        ("nothing is shown any more", SHOWS_BOTH, Shown(), "IdentityChanged"),
+        ("a placeholder for another", SHOWS_NOTHING, Shown(serial="Default string"), "IdentityChanged"),
+    ],
+)
+def test_what_has_changed_since_the_first_contact_holds(case: str, before: Shown, now: Shown, whose: str) -> None:
+    assert _word(identify(BY_BOTH, now, pinned=_pinned(before))) == whose, case
+
+
+def test_a_change_is_named() -> None:
+    changed = identify(BY_UUID, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH))
+    assert changed == IdentityChanged(
+        message=f'what the BMC shows has changed: UUID {OURS} to {OTHER}, serial "J4JMO72" to "X6DCP93"; correct '
+        f'bmc.address, or add to bmc, where it is this machine: reports: {{uuid: {OTHER}, serial: "X6DCP93"}}'
+    )
+
+
+def test_a_document_that_names_what_has_changed_accepts_it() -> None:
+    named = replace(BY_UUID, reports_uuid=OTHER, reports_serial="X6DCP93")
+    assert identify(named, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH)) == Same()
+
+
+def test_a_person_accepts_what_it_shows_now_and_nothing_else() -> None:
+    first = _pinned(SHOWS_BOTH)
+    held = identify(BY_UUID, SHOWS_OTHER, pinned=first)
+    kept = pin(SHOWS_OTHER, held, pinned=first, place=PLACE, at=NOW)
+    assert (kept.uuid, kept.changed) == (OURS, SHOWS_OTHER)
+    accepted = accept(kept, at=NOW + timedelta(hours=1))
+    assert identify(BY_UUID, SHOWS_OTHER, pinned=accepted) == Same(accepted=True)
+    assert isinstance(identify(BY_UUID, replace(SHOWS_OTHER, serial="Z9"), pinned=accepted), IdentityChanged)
+
+
+def test_a_person_accepts_what_was_another_machine_from_the_first() -> None:
+    another = identify(BY_UUID, SHOWS_OTHER)
+    kept = pin(SHOWS_OTHER, another, pinned=None, place=PLACE, at=NOW)
+    assert isinstance(identify(BY_UUID, SHOWS_OTHER, pinned=kept), Another)
+    assert identify(BY_UUID, SHOWS_OTHER, pinned=accept(kept, at=NOW)) == Same(accepted=True)
+
+
+def test_a_pin_changes_only_where_something_is_new() -> None:
+    later = NOW + timedelta(hours=1)
+    first = pin(Shown(uuid=OURS), Same(), pinned=None, place=PLACE, at=NOW)
+    assert first == Pinned(uuid=OURS, serial=None, at=NOW, place=PLACE)
+    assert pin(Shown(), Same(), pinned=first, place=PLACE, at=later) == first
+    assert pin(SHOWS_BOTH, Same(), pinned=first, place=PLACE, at=later) == replace(first, serial="J4JMO72")
+    held = replace(first, changed=SHOWS_OTHER)
+    assert pin(Shown(uuid=OURS), Same(), pinned=held, place=PLACE, at=later) == first
+    moved = pin(SHOWS_OTHER, Same(), pinned=first, place=ELSEWHERE, at=later)
+    assert moved == Pinned(uuid=OTHER, serial="X6DCP93", at=later, place=ELSEWHERE)
+
+
+@for_each(
+    ("before", "now", "another"),
+    [
+        (SHOWS_BOTH, SHOWS_OTHER, True),
+        (SHOWS_BOTH, replace(SHOWS_OTHER, uuid=swapped(OURS)), False),
+        (SHOWS_BOTH, replace(SHOWS_BOTH, uuid=OTHER), False),
+        (SHOWS_BOTH, Shown(), False),
+        (Shown(), SHOWS_BOTH, False),
+        (Shown(serial="J4JMO72"), Shown(serial="X6DCP93", sku="J4JMO72"), True),
+        (SHOWS_NOTHING, SHOWS_BOTH, False),
+    ],
+)
+def test_whether_two_readings_are_of_two_systems(before: Shown, now: Shown, another: bool) -> None:
+    assert is_another_system(before, now) is another

@@ -1,0 +1,518 @@
+"""BMCs by IPMI: ipmitool against pyghmi's server and OpenIPMI's simulator, over real RMCP+ sessions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from gitboot.bmc.credentials import Credentials, as_file, read_trust
+from gitboot.bmc.identity import Another, Same, Shown
+from gitboot.bmc.ipmi import IpmiConnection, _override, system_uuid
+from gitboot.bmc.override_state import (
+    BootTarget,
+    Enabled,
+    Observed,
+    OperatorCondition,
+    Override,
+    OverrideRecord,
+    State,
+    Wanted,
+)
+from gitboot.bmc.override_steps import OFF, fit, stands
+from gitboot.bmc.power_steps import (
+    Manner,
+    NotSwitched,
+    PowerAction,
+    Send,
+    Switching,
+    SwitchRecord,
+    SwitchState,
+    next_power,
+)
+from gitboot.bmc.redfish.transport import Reach
+from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
+from gitboot.cli.main import Exit
+from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
+from gitboot.fleet.identities import BmcAccess
+from gitboot.fleet.validation import load
+from gitboot.model.scalars import SystemUuid
+from tests.helpers.cases import for_each
+from tests.helpers.configuration import HERE, configured, give_credentials
+from tests.helpers.fleets import fleet, server, snapshot, uuid_of
+from tests.helpers.instance_with_bmcs import POOL, Rack
+from tests.helpers.ipmi_double import IpmiMachine, ipmi_machine
+from tests.helpers.redfish_double.double import STARTED
+
+UUID_ = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")
+LOOSE = configured(max_small_group=100, max_update_percent=100)
+PASSWORD = "correct-horse"  # OpenIPMI's simulator reads none with a space
+_PING = bytes.fromhex("0600ff06 000011be 80000000")  # ASF 2.0, 3.2.4.2: presence ping
+INSTALL = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")
+HTTP = replace(INSTALL, target=BootTarget.UEFI_HTTP, http_boot_uri="http://boot.test/web.efi")
+
+needs_ipmitool = pytest.mark.skipif(
+    shutil.which("ipmitool") is None and "CI" not in os.environ, reason="needs ipmitool: scripts/install-packages"
+)
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[IpmiMachine]:
+    with ipmi_machine(UUID_, PASSWORD) as machine:
+        yield machine
+
+
+@pytest.fixture
+def bmc(machine: IpmiMachine) -> IpmiConnection:
+    machine.flags[:] = bytes(5)
+    machine.boots.clear()
+    return _connection(machine.port)
+
+
+def _connection(port: int, *, password: str = PASSWORD, reach: Reach | None = None) -> IpmiConnection:
+    credentials = Credentials(username="root", password=password, name="rack")
+    return IpmiConnection(f"ipmi://127.0.0.1:{port}", credentials, reach=reach)
+
+
+@pytest.fixture(scope="module")
+def off(machine: IpmiMachine) -> Observed:
+    machine.flags[:] = bytes(5)
+    return _connection(machine.port).observe()
+
+
+@needs_ipmitool
+def test_what_a_bmc_shows(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+    seen = bmc.observe()
+    assert stands(OFF, seen)
+    assert (seen.power, seen.in_post, seen.marks.settled, seen.bmc) == ("On", False, False, "IPMI")
+    machine.power = "off"
+    assert bmc.observe().power == "Off"
+    machine.power = "on"
+
+
+@needs_ipmitool
+@pytest.mark.parametrize(
+    ("action", "force", "control"),
+    [("off", True, 0), ("reset", True, 3), ("off", False, 5)],
+    ids=["power down", "hard reset", "soft shutdown"],
+)
+def test_power_as_the_standard_has_it(
+    machine: IpmiMachine, bmc: IpmiConnection, action: str, force: bool, control: int
+) -> None:
+    """IPMI 2.0, table 28-4."""
+    seen = bmc.observe()
+    step = next_power(PowerAction(action), seen, Same(), force=force)
+    assert isinstance(step, Send)
+    machine.controls.clear()
+    bmc.reset(step.type, seen)
+    assert machine.controls == [control]
+
+
+@needs_ipmitool
+def test_no_system_is_asked_to_restart_by_ipmi(bmc: IpmiConnection) -> None:
+    step = next_power(PowerAction.RESET, bmc.observe(), Same(), force=False)
+    assert isinstance(step, NotSwitched) and step.why.endswith("--force asks no operating system")
+
+
+@needs_ipmitool
+@pytest.mark.parametrize(
+    ("wanted", "flags"),
+    [
+        (INSTALL, "a0 04 00 00 00"),
+        (replace(INSTALL, mode="Legacy"), "80 04 00 00 00"),
+        (replace(INSTALL, enabled=Enabled.CONTINUOUS), "e0 04 00 00 00"),
+        (replace(INSTALL, target=BootTarget.HDD), "a0 08 00 00 00"),
+        (replace(INSTALL, target=BootTarget.CD), "a0 14 00 00 00"),
+        (HTTP, "a0 04 00 00 00"),
+    ],
+    ids=["Once Pxe", "Legacy", "Continuous", "Hdd", "Cd", "UefiHttp becomes Pxe"],
+)
+def test_boot_flags_as_the_standard_has_them(
+    machine: IpmiMachine, bmc: IpmiConnection, off: Observed, wanted: Override, flags: str
+) -> None:
+    """IPMI 2.0, table 28-14."""
+    fitted = fit(wanted, off)
+    assert fitted is not None
+    bmc.set_override(fitted, off)
+    assert machine.flags.hex(" ") == flags
+    assert machine.keeps_valid == 0x1F  # not for a minute, and not for one kind of reset alone
+    assert _override(machine.flags[0], machine.flags[1]) == fitted
+
+
+@needs_ipmitool
+def test_what_another_has_set_since_it_was_read_is_not_written_over(
+    machine: IpmiMachine, bmc: IpmiConnection, off: Observed
+) -> None:
+    machine.flags[:] = bytes.fromhex("a008000000")
+    with pytest.raises(BmcChanged, match="has changed since it was read"):
+        bmc.set_override(INSTALL, off)
+    assert machine.flags.hex() == "a008000000"
+
+
+@needs_ipmitool
+def test_what_stands_already_is_not_written(machine: IpmiMachine, bmc: IpmiConnection, off: Observed) -> None:
+    bmc.set_override(INSTALL, off)
+    seen = bmc.observe()
+    assert stands(INSTALL, seen)
+    machine.requests.clear()
+    bmc.set_override(INSTALL, seen)
+    assert machine.requests == []
+    bmc.set_override(OFF, seen)
+    assert bytes(machine.flags) == bytes(5)
+    machine.requests.clear()
+    bmc.set_override(OFF, off)
+    assert machine.requests == []
+
+
+@needs_ipmitool
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(0xC0, BmcBusy), (0xD5, BmcBusy), (0xD4, BmcRejected), (0xCC, BmcRejected)],
+    ids=["busy", "not now", "no right", "wrong"],
+)
+def test_a_refusal_passes_by_itself_or_does_not(
+    machine: IpmiMachine, bmc: IpmiConnection, off: Observed, code: int, error: type[Exception]
+) -> None:
+    machine.fails = [0xCC, code]  # the first: that it does not know parameter 3, which is no matter
+    with pytest.raises(error, match=f"raw 0x00 0x08 0x05 .*: 0x{code:x}"):
+        bmc.set_override(INSTALL, off)
+
+
+@needs_ipmitool
+def test_a_wrong_password_is_refused_and_never_shown(machine: IpmiMachine) -> None:
+    with pytest.raises(BmcRejected, match='refuses the user name or password of credentials "rack"') as caught:
+        _connection(machine.port, password="not this one").observe()
+    assert "not this one" not in str(caught.value)
+    with pytest.raises(BmcRejected, match="refuses"):  # IPMI 2.0 has room for 20 bytes
+        _connection(machine.port, password="a" * 21).observe()
+
+
+@needs_ipmitool
+def test_nobody_is_asked_at_an_address_that_is_not_allowed(machine: IpmiMachine) -> None:
+    machine.requests.clear()
+    reach = Reach(allowed=lambda address: address == ip_address("10.0.0.1"))
+    with pytest.raises(BmcNotTrusted, match="no address at which these credentials may be used"):
+        _connection(machine.port, reach=reach).observe()
+    assert machine.requests == []
+
+
+@needs_ipmitool
+def test_nobody_answers() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        credentials = Credentials(username="root", password=PASSWORD)
+        bmc = IpmiConnection(f"ipmi://127.0.0.1:{silent.getsockname()[1]}", credentials, timeout_s=0.5)
+        with pytest.raises(BmcUnreachable, match=r"no answer within 0\.5 s"):
+            bmc.observe()
+
+
+def test_without_ipmitool_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(BmcRejected, match="ipmitool cannot be started: No such file or directory; install it here"):
+        _connection(6230).observe()
+
+
+FLAGS = "echo ' 01 05 00 00 00 00 00'; echo 'RAW RSP (7 bytes)' >&2\n"
+STATUS = "echo ' 01 00 00'; echo 'RAW RSP (3 bytes)' >&2\n"
+NO_GUID = "echo 'Unable to send RAW command (channel=0x0 rsp=0xc1): Invalid command' >&2\n"
+
+
+@pytest.mark.parametrize(
+    ("says", "error", "why"),
+    [
+        (FLAGS + STATUS, BmcUnreachable, "2 answers to 3 requests"),
+        (FLAGS + "echo 'Unable to send RAW command' >&2\n" + NO_GUID, BmcUnreachable, "2 answers to 3 requests"),
+        (FLAGS.replace("05", "zz") + STATUS + NO_GUID, BmcUnreachable, "an answer that is too short"),
+        ("echo 'RAW RSP (0 bytes)' >&2\n" * 2 + NO_GUID, BmcUnreachable, "an answer that is too short"),
+        (NO_GUID * 3, BmcRejected, "raw 0x00 0x09 0x05 0x00 0x00: 0xc1 Invalid command"),
+        (
+            "echo 'IANA PEN registry open failed' >&2; echo '> No way' >&2; echo Unable to establish >&2",
+            BmcUnreachable,
+            "No way",
+        ),
+    ],
+    ids=["ends early", "one is lost", "no octets", "nothing", "refused", "no session"],
+)
+def test_what_is_no_answer(
+    says: str, error: type[Exception], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ipmitool"
+    program.write_text(f"#!/bin/sh\n{says}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(error, match=why):
+        _connection(6230).observe()
+
+
+def test_without_a_guid_the_serial_number_says_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "ipmitool"
+    fru = "echo ' Chassis Type          : Rack'; echo ' Product Serial        : 7M2 XKQ3 '"
+    program.write_text(f'#!/bin/sh\ncase "$*" in *fru*) {fru};; *) {FLAGS}{STATUS}{NO_GUID};; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert _connection(6230).observe().shown == Shown(serial="7M2 XKQ3")
+
+
+@for_each(
+    ("guid", "uuid"),
+    [
+        (UUID(UUID_).bytes, UUID_),
+        (UUID(UUID_).bytes_le, "44454c4c-3400-104a-8056-b9c04f4d3732"),
+        (UUID(UUID_).bytes[::-1], UUID_),
+        (bytes(16), None),
+        (bytes.fromhex("ff" * 16), None),
+        (bytes.fromhex("000000000000000000007cc25550a8ff"), None),
+        (b"short", None),
+    ],
+    ids=["as RFC 9562", "as SMBIOS", "as IPMI", "zeros", "ones", "no version", "short"],
+)
+def test_a_guid_in_each_order(guid: bytes, uuid: str | None) -> None:
+    """The second is the first in SMBIOS's order: `identify` knows both."""
+    assert system_uuid(guid) == uuid
+
+
+# What becomes of an override, and of a reset
+
+GENTLY = Switching(reason="power/check/1", manner=Manner.GRACEFUL_RESTART, override="provision/1", now=True)
+
+
+@dataclass
+class Asked:
+    """A machine's BMC, asked by the whole protocol of overrides."""
+
+    bmc: IpmiConnection
+    uuid: SystemUuid = UUID_
+    wanted: Override | None = INSTALL
+    records: dict[str, OverrideRecord] = field(default_factory=dict)
+    at: datetime = STARTED
+    switching: Switching | None = None
+    switches: dict[str, SwitchRecord] = field(default_factory=dict)
+
+    def once(self, *, crash: bool = False) -> Result:
+        def write(record: OverrideRecord | SwitchRecord) -> None:
+            if isinstance(record, SwitchRecord):
+                self.switches[record.reason] = record
+                if crash:
+                    raise KeyboardInterrupt
+                return
+            self.records[record.reason] = record
+            if crash and self.switching is None and record.state is State.RECORDED:
+                raise KeyboardInterrupt
+
+        wanted = None
+        if self.wanted is not None:
+            wanted = Wanted(reason="provision/1", plan_digest="d" * 64, override=self.wanted)
+        access = BmcAccess(address="ipmi://127.0.0.1", system=None, credentials="rack", verify=True, ca=None)
+        job = Job(
+            server="web01",
+            uuid=self.uuid,
+            bmc=access,
+            wanted=wanted,
+            records=tuple(self.records.values()),
+            switching=self.switching,
+            switches=tuple(self.switches.values()),
+        )
+        return bring_about(self.bmc, job, write, lambda: self.at)
+
+    @property
+    def state(self) -> State:
+        return self.records["provision/1"].state
+
+
+@needs_ipmitool
+def test_what_is_consumed_is_lost_and_never_set_again(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+    """There is no mark that could prove it consumed: evidence or a person says so."""
+    asked = Asked(bmc)
+    assert asked.once().outcome is Outcome.APPLIED
+    assert asked.state == "Confirmed"
+    machine.boot()
+    asked.at += timedelta(minutes=5)
+    assert (asked.once().outcome, asked.state) == (Outcome.APPLIED, State.LOST)
+    machine.boot()
+    asked.at += timedelta(hours=1)
+    assert asked.once().outcome is Outcome.UNCHANGED
+    machine.boot()
+    assert machine.boots == ["Pxe", "None", "None"]
+
+
+@needs_ipmitool
+def test_after_a_crash_before_it_was_set_a_person_is_asked(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+    asked = Asked(bmc)
+    with pytest.raises(KeyboardInterrupt):
+        asked.once(crash=True)
+    asked.at += timedelta(minutes=5)
+    result = asked.once()
+    assert (result.asks, bytes(machine.flags)) == (OperatorCondition.NEEDS_OPERATOR, bytes(5))
+
+
+@needs_ipmitool
+def test_a_machine_is_reset_once_though_nothing_shows_it(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+    machine.controls.clear()
+    asked = Asked(bmc, switching=GENTLY)
+    for _ in range(3):
+        asked.once()
+        asked.at += timedelta(hours=1)
+    assert (machine.controls, asked.switches[GENTLY.reason].state) == ([0x03], SwitchState.ASKED)
+
+
+@needs_ipmitool
+def test_after_a_crash_nobody_resets_a_machine_once_more(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+    machine.controls.clear()
+    asked = Asked(bmc, switching=GENTLY)
+    with pytest.raises(KeyboardInterrupt):
+        asked.once(crash=True)
+    asked.at += timedelta(minutes=5)
+    assert (asked.once().asks, machine.controls) == (OperatorCondition.NEEDS_OPERATOR, [])
+
+
+@needs_ipmitool
+def test_what_is_no_longer_wanted_is_withdrawn(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+    asked = Asked(bmc)
+    asked.once()
+    asked.wanted = None
+    asked.once()
+    machine.boot()
+    assert machine.boots == ["None"]
+
+
+@needs_ipmitool
+def test_nothing_is_set_on_another_machine(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+    asked = Asked(bmc, uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d9999"))
+    result = asked.once()
+    assert isinstance(result.identified, Another)
+    assert (result.asks, bytes(machine.flags)) == (OperatorCondition.ANOTHER_MACHINE, bytes(5))
+
+
+# OpenIPMI's simulator
+
+
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A simulator that has a GUID and a power state, and takes boot devices without being asked for flags."""
+    if shutil.which("ipmi_sim") is None and "CI" not in os.environ:
+        pytest.skip("needs ipmi_sim: scripts/install-packages")
+    folder = tmp_path_factory.mktemp("ipmi_sim")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    chassis = folder / "chassis"
+    chassis.write_text(
+        '#!/bin/sh\necho "$*" >> "$0.calls"\ncase "$*" in *"get power"*) echo power:1;; *) echo boot:none;; esac\n'
+    )
+    chassis.chmod(0o755)
+    (folder / "lan.conf").write_text(
+        'name "web01"\nset_working_mc 0x20\nstartlan 1\n'
+        f"addr 127.0.0.1 {port}\npriv_limit admin\nallowed_auths_admin none md2 md5 straight\n"
+        f"guid {UUID(UUID_).bytes.hex()}\nendlan\n"
+        f'chassis_control "{chassis} 0x20"\nuser 2 true "root" "{PASSWORD}" admin 10 none md2 md5 straight\n'
+    )
+    (folder / "web01.emu").write_text(
+        "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02\nmc_enable 0x20\n"
+    )
+    command = ("ipmi_sim", "-c", folder / "lan.conf", "-f", folder / "web01.emu", "-s", folder, "-n")
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        try:
+            _await(port, process)
+            yield port
+        finally:
+            process.kill()
+
+
+def _await(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the simulator has begun."""
+    until = time.monotonic() + 300
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ping:
+        ping.settimeout(0.1)
+        while process.poll() is None and time.monotonic() < until:
+            ping.sendto(_PING, ("127.0.0.1", port))
+            with suppress(OSError):
+                assert ping.recv(64)
+                return
+    raise AssertionError(f"the simulator has not begun: {process.poll()}")
+
+
+@needs_ipmitool
+def test_a_simulator_that_others_wrote_is_read_by_the_suite_that_it_has(simulator: int) -> None:
+    seen = _connection(simulator).observe()
+    assert (seen.shown.uuid, seen.power, stands(OFF, seen)) == (UUID_, "On", True)
+    with pytest.raises(BmcRejected, match="refuses the user name or password"):
+        _connection(simulator, password="wrong").observe()
+
+
+@needs_ipmitool
+def test_flags_that_are_taken_and_not_shown_are_not_believed(simulator: int) -> None:
+    """Its flags are never valid: nothing says that it keeps them, and it is not set a second time."""
+    asked = Asked(_connection(simulator))
+    assert "is not shown yet" in asked.once().message
+    asked.at += timedelta(minutes=5)
+    assert asked.once().asks is OperatorCondition.NEEDS_OPERATOR
+
+
+# Who may be asked, and how it is written
+
+
+@needs_ipmitool
+def test_an_instance_sets_boot_flags_and_says_so(machine: IpmiMachine, tmp_path: Path) -> None:
+    machine.flags[:] = bytes(5)
+    address = f"ipmi://127.0.0.1:{machine.port}"
+    text = server("web01", spec=f"provision: 1, bmc: {{address: '{address}', credentials: rack}}")
+    with Rack(tmp_path, pool=(*POOL, text.replace(uuid_of("web01"), UUID_))) as rack:
+        give_credentials(rack.credentials, password=PASSWORD, trust=f"{HERE}ipmi = true\n")
+        rack.push()
+        machine.fails = [0xCC, 0xC0]  # it is busy
+        assert rack.once(*LOOSE, *rack.spooling, records="fresh").code == Exit.PARTIAL
+        diffed = rack.typed("bmc", "diff", "--credentials", rack.credentials)
+        assert f"{address}: Set System Boot Options: Once Pxe UEFI" in diffed.out
+        assert bytes(machine.flags) == bytes(5)
+        assert rack.once(*LOOSE, *rack.spooling).code == Exit.FINE
+        assert machine.flags.hex(" ") == "a0 04 00 00 00"
+        shown = rack.typed("bmc", "get", "--credentials", rack.credentials)
+        assert all(each in shown.out for each in ("Once Pxe", "Confirmed", "provision/1", "1 as wanted"))
+
+
+@for_each(
+    ("access", "problem"),
+    [
+        ("address: 'ipmi://10.112.0.13'", None),
+        ("address: 'ipmi://bmc7.example.net:6230'", None),
+        ("address: 'ipmi://[fd00::7]:623'", None),
+        ("address: 'ipmi://10.112.0.13/redfish'", "write ipmi://HOST or ipmi://HOST:PORT"),
+        ("address: 'ipmi://10.112.0.13:99999'", "write ipmi://HOST or ipmi://HOST:PORT"),
+        ("address: 'ipmi://root:secret@10.112.0.13'", "must not hold a user or a password"),
+        ("address: 'ipmi://10.112.0.13', system: /redfish/v1/Systems/1", "system and tls are Redfish's"),
+        ("address: 'ipmi://10.112.0.13', tls: {verify: false}", "system and tls are Redfish's"),
+    ],
+)
+def test_how_a_document_says_it(access: str, problem: str | None) -> None:
+    text = server("web01", spec=f"bmc: {{{access}, credentials: rack}}")
+    if problem is None:
+        assert load(snapshot("---\n".join((fleet(), text)))).servers["web01"].spec.bmc is not None
+        return
+    with pytest.raises(InvalidRepository, match=problem):
+        load(snapshot("---\n".join((fleet(), text))))
+
+
+def test_credentials_go_by_ipmi_only_where_that_is_said(tmp_path: Path) -> None:
+    bmc = BmcAccess(address="ipmi://10.112.0.13", system=None, credentials="rack", verify=True, ca=None)
+    give_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\n')
+    with pytest.raises(BmcNotTrusted, match=r"IPMI hands a hash of the password to whoever asks, .* ipmi = true"):
+        read_trust(tmp_path, "rack").allowed(bmc, known=True)
+    give_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\nipmi = true\n')
+    assert read_trust(tmp_path, "rack").allowed(bmc, known=False)(ip_address("10.112.0.13"))
+    assert as_file([bmc]) == (
+        'networks = ["10.112.0.13/32"]\n'
+        "ipmi = true  # a hash of the password goes to whoever asks: ipmi://10.112.0.13\n"
+    )
+    assert bmc.place == ("ipmi://10.112.0.13", None)
+    assert replace(bmc, address="ipmi://10.112.0.13:623").place == bmc.place

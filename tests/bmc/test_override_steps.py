@@ -1,0 +1,745 @@
+"""What is set at most once: the protocol's cases in one table, and the promise under every interleaving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gitboot.bmc.identity import (
+    Another,
+    CannotTell,
+    Described,
+    Identified,
+    IdentityChanged,
+    Pinned,
+    Same,
+    Shown,
+    identify,
+    pin,
+)
+from gitboot.bmc.override_state import (
+    AskOperator,
+    BootTarget,
+    Confirm,
+    Enabled,
+    Leave,
+    Observed,
+    OperatorCondition,
+    Override,
+    OverrideRecord,
+    Set,
+    State,
+    Step,
+    Wait,
+    Wanted,
+    Withdraw,
+)
+from gitboot.bmc.override_steps import OFF, fit, needs_clock, next_step, refused, stands
+from gitboot.bmc.reboot_detection import Marks, Reset
+from gitboot.bmc.redfish import resources
+from gitboot.bmc.redfish.quirks import boot_patch
+from gitboot.bmc.redfish.resources import Resource
+from gitboot.model.scalars import SystemUuid
+from tests.helpers.cases import for_each
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import PROFILES, Profile
+from tests.helpers.search_effort import examples
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.PXE)
+HTTP = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, http_boot_uri="http://b/1.efi")
+CONTINUOUS = Override(enabled=Enabled.CONTINUOUS, target=BootTarget.PXE)
+FOREIGN = Override(enabled=Enabled.ONCE, target="BiosSetup")
+
+INSTALL = Wanted(reason="provision 3", plan_digest="d", override=ONCE)
+ALWAYS = replace(INSTALL, override=CONTINUOUS)
+SET_ANEW = replace(INSTALL, set_again=True)
+OTHER_URI = replace(INSTALL, override=HTTP)
+FIRST = replace(OTHER_URI, is_first=True)
+LEFT_URI = replace(HTTP, enabled=Enabled.DISABLED, target=BootTarget.NONE)
+OTHER_REASON = replace(INSTALL, reason="provision 4")
+UNHEARD_OF = replace(INSTALL, override=replace(ONCE, target="Floppy"))
+
+THEN = Marks(last_reset_time="2026-11-17", boot_progress_time="2026-11-17", settled=True)
+SINCE = replace(THEN, last_reset_time="2026-11-20")
+LONG_AGO = Marks(last_reset_time="2026-11-10", boot_progress_time="2026-11-10", settled=True)
+UNSETTLED = replace(THEN, settled=False)
+NONE = Marks()
+THE_MACHINE = Same()
+
+SEEN = Observed(
+    system="/redfish/v1/Systems/1",
+    override=OFF,
+    marks=THEN,
+    allowable_targets=frozenset({"None", "Pxe", "UefiHttp", "Cd", "UsbCd"}),
+    supports_http_boot_uri=True,
+)
+
+
+def _seen(override: Override, marks: Marks = THEN, *, in_post: bool = False) -> Observed:
+    return replace(SEEN, override=override, marks=marks, in_post=in_post)
+
+
+def _record(
+    state: State,
+    override: Override = ONCE,
+    *,
+    marks: Marks = THEN,
+    reason: str = "provision 3",
+) -> OverrideRecord:
+    return OverrideRecord(
+        reason=reason,
+        plan_digest="d",
+        override=override,
+        marks=marks,
+        state=state,
+        at=NOW - timedelta(hours=2),
+    )
+
+
+def _corrected(state: State, *minutes_ago: int) -> OverrideRecord:
+    corrections = tuple(NOW - timedelta(minutes=minutes) for minutes in minutes_ago)
+    return replace(_record(state), corrections=corrections)
+
+
+def _ago(seconds: int, state: State) -> OverrideRecord:
+    return replace(_record(state), at=NOW - timedelta(seconds=seconds))
+
+
+def _other(state: State, override: Override = ONCE, *, marks: Marks = THEN) -> OverrideRecord:
+    return _record(state, override, marks=marks, reason="maintenance bios, run 1")
+
+
+def _word(step: Step) -> str:
+    match step:
+        case Set(record=record) | Confirm(record=record) | Withdraw(record=record):
+            return f"{type(step).__name__} {record.state}"
+        case AskOperator(condition=condition):
+            return condition
+    return type(step).__name__
+
+
+def _step(
+    wanted: Wanted | None,
+    observed: Observed,
+    records: Iterable[OverrideRecord] = (),
+    *,
+    at: datetime = NOW,
+    identified: Identified = THE_MACHINE,
+) -> Step:
+    return next_step(  # on one screen, a case is one line
+        wanted=wanted, observed=observed, records=records, at=at, identified=identified
+    )
+
+
+RECORDED, CONFIRMED, WITHDRAWING = State.RECORDED, State.CONFIRMED, State.WITHDRAWING
+WITHDRAWN, CONSUMED, LOST, OPENED = State.WITHDRAWN, State.CONSUMED, State.LOST, State.OPENED
+SET, WITHDRAW, CONFIRM = "Set Recorded", "Withdraw Withdrawing", "Confirm Confirmed"
+STUCK = replace(THEN, boot_progress_time="2026-11-20T11:29:00Z")
+LATELY = replace(THEN, boot_progress_time="2026-11-20T11:59:00Z")
+
+# Before, a reset has moved the BMC's marks.
+MOVED = replace(_record(CONSUMED, marks=LONG_AGO, reason="provision 2"), at=NOW - timedelta(days=9))
+
+# in words; what is wanted, what the BMC shows, what is recorded, the next step
+CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]] = [
+    ("nothing at all", None, _seen(OFF), (), "Leave"),
+    ("someone else's override, none wanted", None, _seen(FOREIGN), (), "Leave"),
+    ("wanted for the first time", INSTALL, _seen(OFF), (), SET),
+    ("wanted, someone else's is in its place", INSTALL, _seen(FOREIGN), (), "ForeignOverride"),
+    ("the same in POST, where it is consumed", INSTALL, _seen(FOREIGN, in_post=True), (), "Wait"),
+    ("the same, and a person lets it be replaced", INSTALL, _seen(FOREIGN), (_record(OPENED),), SET),
+    ("someone else's Continuous, which is none", INSTALL, _seen(replace(CONTINUOUS, target="None")), (), SET),
+    ("someone else's other URI", OTHER_URI, _seen(replace(HTTP, http_boot_uri="http://a/")), (), "ForeignOverride"),
+    ("wanted, and another instance has set it", INSTALL, _seen(ONCE), (), "Confirm SetByAnother"),
+    ("another's URI is left, and evidence says more", OTHER_URI, _seen(LEFT_URI), (), SET),
+    ("the same, and it may be this one's own", FIRST, _seen(LEFT_URI), (_record(WITHDRAWN, reason="repair"),), SET),
+    (
+        "another instance has set it, and it is gone",
+        INSTALL,
+        _seen(OFF),
+        (_record(State.SET_BY_ANOTHER),),
+        "NeedsOperator",
+    ),
+    ("the same, and stands again", INSTALL, _seen(ONCE), (_record(State.SET_BY_ANOTHER),), "NeedsOperator"),
+    ("wanted during POST", INSTALL, _seen(OFF, in_post=True), (), "Wait"),
+    ("in POST for a minute", INSTALL, _seen(OFF, LATELY, in_post=True), (), "Wait"),
+    ("in POST for half an hour: so it says", INSTALL, _seen(OFF, STUCK, in_post=True), (), SET),
+    ("what the BMC cannot boot", UNHEARD_OF, _seen(OFF), (), "Unsupported"),
+    ("crash between set and confirm", INSTALL, _seen(ONCE), (_record(RECORDED),), CONFIRM),
+    ("the same, then a reset that left it", INSTALL, _seen(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
+    ("set a moment ago, not shown yet", INSTALL, _seen(OFF), (_ago(59, RECORDED),), "Wait"),
+    ("set a minute ago", INSTALL, _seen(OFF), (_ago(60, RECORDED),), SET),
+    ("set in the future: the clock went back", INSTALL, _seen(OFF), (_ago(-1, RECORDED),), SET),
+    ("crash between record and set", INSTALL, _seen(OFF), (_record(RECORDED),), SET),
+    ("the same, then POST", INSTALL, _seen(OFF, in_post=True), (_record(RECORDED),), "Wait"),
+    ("crash, then a reset", INSTALL, _seen(OFF, SINCE), (_record(RECORDED),), "NeedsOperator"),
+    ("crash, then POST", INSTALL, _seen(OFF, SINCE, in_post=True), (_record(RECORDED),), "Wait"),
+    ("crash, no marks", INSTALL, _seen(OFF, NONE), (_record(RECORDED, marks=NONE),), "NeedsOperator"),
+    ("crash, recorded in POST", INSTALL, _seen(OFF), (_record(RECORDED, marks=UNSETTLED),), "NeedsOperator"),
+    ("crash, then someone else's", INSTALL, _seen(FOREIGN, SINCE), (_record(RECORDED),), "NeedsOperator"),
+    ("crash, but Continuous", ALWAYS, _seen(OFF, SINCE), (_record(RECORDED, CONTINUOUS),), SET),
+    ("it stands as confirmed", INSTALL, _seen(ONCE), (_record(CONFIRMED),), "Leave"),
+    ("it stands after a reset: someone else's", INSTALL, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("it stands after a reset, unwanted", None, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("it was cleared, and stands after a reset", None, _seen(ONCE, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
+    ("it was to be set, and stands after a reset", INSTALL, _seen(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
+    ("it stands during POST", INSTALL, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), "Leave"),
+    ("it stands, the plan has another URI", OTHER_URI, _seen(ONCE), (_record(CONFIRMED),), SET),
+    ("the same during POST", OTHER_URI, _seen(ONCE, in_post=True), (_record(CONFIRMED),), "Wait"),
+    ("gone after a reset", INSTALL, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("gone in POST", INSTALL, _seen(OFF, SINCE, in_post=True), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("gone, no marks", INSTALL, _seen(OFF, NONE), (_record(CONFIRMED, marks=NONE),), "Confirm Lost"),
+    ("gone, confirmed in POST", INSTALL, _seen(OFF), (_record(CONFIRMED, marks=UNSETTLED),), "Confirm Lost"),
+    ("gone, the marks are no longer shown", INSTALL, _seen(OFF, NONE), (_record(CONFIRMED),), "Confirm Lost"),
+    ("taken away without a reset", INSTALL, _seen(OFF), (_record(CONFIRMED),), SET),
+    ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), SET),
+    ("Continuous taken away", ALWAYS, _seen(OFF, SINCE), (_record(CONFIRMED, CONTINUOUS),), SET),
+    ("three times in an hour", INSTALL, _seen(OFF), (_corrected(CONFIRMED, 59, 9, 1),), "Contended"),
+    ("three times, one long ago", INSTALL, _seen(OFF), (_corrected(CONFIRMED, 60, 9, 1),), SET),
+    ("set three times, never kept", INSTALL, _seen(OFF), (_corrected(RECORDED, 9, 5, 1),), "Contended"),
+    ("three times, but it stands", INSTALL, _seen(ONCE), (_corrected(RECORDED, 9, 5, 1),), CONFIRM),
+    ("consumed", INSTALL, _seen(OFF, SINCE), (_record(CONSUMED),), "Leave"),
+    ("consumed, to be set anew", SET_ANEW, _seen(OFF, SINCE), (_record(CONSUMED),), SET),
+    ("consumed, to be set anew, in POST", SET_ANEW, _seen(OFF, SINCE, in_post=True), (_record(CONSUMED),), "Wait"),
+    ("consumed, to be set anew over someone else's", SET_ANEW, _seen(FOREIGN), (_record(CONSUMED),), "ForeignOverride"),
+    ("gone, to be set anew: not proven", SET_ANEW, _seen(OFF, SINCE), (_record(LOST),), "NeedsOperator"),
+    ("gone", INSTALL, _seen(OFF), (_record(LOST),), "Leave"),
+    ("consumed, and someone else's stands", INSTALL, _seen(FOREIGN), (_record(CONSUMED),), "Leave"),
+    ("withdrawn not consumed, wanted again", INSTALL, _seen(OFF), (_record(WITHDRAWN),), SET),
+    ("the same, someone else's stands by now", INSTALL, _seen(FOREIGN), (_record(WITHDRAWN),), "ForeignOverride"),
+    ("no longer wanted", None, _seen(ONCE), (_record(CONFIRMED),), WITHDRAW),
+    ("no longer wanted, in POST", None, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), WITHDRAW),
+    ("no longer wanted, perhaps set", None, _seen(ONCE), (_record(RECORDED),), WITHDRAW),
+    ("no longer wanted, never set", None, _seen(OFF), (_record(RECORDED),), "Confirm Withdrawn"),
+    ("no longer wanted, set a moment ago, not shown yet", None, _seen(OFF), (_ago(59, RECORDED),), "Wait"),
+    ("no longer wanted, set a moment ago, and shown", None, _seen(ONCE), (_ago(1, RECORDED),), WITHDRAW),
+    ("no longer wanted, set a minute ago", None, _seen(OFF), (_ago(60, RECORDED),), "Confirm Withdrawn"),
+    ("another reason's, set a moment ago", OTHER_REASON, _seen(OFF), (_ago(59, RECORDED),), "Wait"),
+    ("no longer wanted, perhaps consumed", None, _seen(OFF, SINCE), (_record(RECORDED),), "Confirm Lost"),
+    ("no longer wanted, consumed", None, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("consumed, someone else's stands", None, _seen(FOREIGN, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("the clearing did not take", None, _seen(ONCE), (_record(WITHDRAWING),), WITHDRAW),
+    ("cleared a moment ago, still shown", None, _seen(ONCE), (_ago(9, WITHDRAWING),), "Wait"),
+    ("cleared ten seconds ago, still shown", None, _seen(ONCE), (_ago(10, WITHDRAWING),), WITHDRAW),
+    ("cleared", None, _seen(OFF), (_record(WITHDRAWING),), "Confirm Withdrawn"),
+    ("cleared, or consumed before", None, _seen(OFF, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
+    ("cleared, no marks", None, _seen(OFF, NONE), (_record(WITHDRAWING, marks=NONE),), "Confirm Lost"),
+    ("Continuous cleared", None, _seen(OFF, SINCE), (_record(WITHDRAWING, CONTINUOUS),), "Confirm Withdrawn"),
+    ("wanted again while it is cleared", INSTALL, _seen(ONCE), (_record(WITHDRAWING),), CONFIRM),
+    ("wanted again when it is cleared", INSTALL, _seen(OFF), (_record(WITHDRAWING),), "Confirm Withdrawn"),
+    ("wanted again, perhaps consumed", INSTALL, _seen(OFF, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
+    ("another reason's stands", INSTALL, _seen(ONCE), (_other(CONFIRMED),), WITHDRAW),
+    ("another reason's was consumed", INSTALL, _seen(OFF, SINCE), (_other(CONFIRMED),), "Confirm Consumed"),
+    ("another reason's is withdrawn", INSTALL, _seen(OFF), (_other(WITHDRAWN),), SET),
+    ("another reason's is recorded as consumed", INSTALL, _seen(OFF), (_other(CONSUMED),), SET),
+    ("consumed, between another's window", INSTALL, _seen(OFF), (_other(WITHDRAWN), _record(CONSUMED)), "Leave"),
+    ("nothing left to withdraw", None, _seen(OFF), (_record(CONSUMED), _other(LOST)), "Leave"),
+]
+
+
+@for_each(("wanted", "observed", "records", "step"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
+def test_next_step(wanted: Wanted | None, observed: Observed, records: tuple[OverrideRecord, ...], step: str) -> None:
+    assert _word(_step(wanted, observed, (*records, MOVED))) == step
+
+
+NO_DISK = replace(INSTALL, writes_disk=False)
+
+
+def _of_no_disk(state: State, override: Override = ONCE) -> OverrideRecord:
+    return replace(_record(state, override), writes_disk=False)
+
+
+# The same on a BMC whose marks have never moved: what stands still there may do so for ever (rule 18).
+UNPROVEN: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]] = [
+    ("taken away without a reset", INSTALL, _seen(OFF), (_record(CONFIRMED),), "Confirm Lost"),
+    ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), "Confirm Lost"),
+    ("taken away, but it writes no disk", NO_DISK, _seen(OFF), (_of_no_disk(CONFIRMED),), SET),
+    ("taken away, but it is Continuous", ALWAYS, _seen(OFF), (_record(CONFIRMED, CONTINUOUS),), SET),
+    ("crash between record and set", INSTALL, _seen(OFF), (_record(RECORDED),), "NeedsOperator"),
+    ("the same, but it writes no disk", NO_DISK, _seen(OFF), (_of_no_disk(RECORDED),), SET),
+    ("crash between set and confirm", INSTALL, _seen(ONCE), (_record(RECORDED),), CONFIRM),
+    ("gone after a reset that moves them", INSTALL, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("no longer wanted, perhaps consumed", None, _seen(OFF), (_record(CONFIRMED),), "Confirm Lost"),
+    ("cleared a moment ago", None, _seen(OFF), (_ago(9, WITHDRAWING),), "Confirm Withdrawn"),
+    ("cleared ten seconds ago", None, _seen(OFF), (_ago(10, WITHDRAWING),), "Confirm Lost"),
+]
+
+
+@for_each(
+    ("minutes_left", "record", "seen", "step"),
+    [
+        (1, _record(CONFIRMED), _seen(OFF, SINCE), "Confirm Consumed"),
+        (1, _record(CONFIRMED), _seen(OFF), "Confirm Withdrawn"),
+        (0, _record(CONFIRMED), _seen(OFF, SINCE), "Confirm Lost"),
+        (0, _record(CONFIRMED), _seen(OFF), "Confirm Lost"),
+        (0, _record(RECORDED), _seen(OFF, SINCE), "Confirm Lost"),
+        (0, _record(CONFIRMED), _seen(ONCE, SINCE), "Confirm Lost"),  # somebody else's: a reset has consumed gitboot's
+        (0, _record(WITHDRAWING), _seen(OFF), "Confirm Withdrawn"),
+        (0, _record(CONFIRMED, CONTINUOUS), _seen(OFF, SINCE), "Confirm Withdrawn"),
+        (0, _record(CONFIRMED), _seen(ONCE), WITHDRAW),
+    ],
+)
+def test_from_the_time_in_its_record_on_an_override_that_is_gone_proves_no_boot(
+    minutes_left: int, record: OverrideRecord, seen: Observed, step: str
+) -> None:
+    """From then on this instance, or another, may have cleared it without a write to the ledger."""
+    ended = replace(record, clears_from=NOW + timedelta(minutes=minutes_left))
+    assert _word(_step(None, seen, (MOVED, ended))) == step
+
+
+@for_each(
+    ("state", "minutes_left", "needs_no_ledger"),
+    [
+        (WITHDRAWING, 0, True),
+        (WITHDRAWN, 0, True),
+        (LOST, 0, True),
+        (WITHDRAWING, 1, False),
+        (RECORDED, 0, False),
+        (CONFIRMED, 0, False),
+        (State.INSERTED, 0, False),
+    ],
+)
+def test_only_the_end_of_an_override_needs_no_ledger_and_only_from_the_time_in_its_record_on(
+    state: State, minutes_left: int, needs_no_ledger: bool
+) -> None:
+    record = replace(_record(state), clears_from=NOW + timedelta(minutes=minutes_left))
+    assert record.ends_unrecorded(NOW) is needs_no_ledger
+    assert not _record(state).ends_unrecorded(NOW), "an override that an earlier version has set needs the ledger"
+
+
+@for_each(("wanted", "observed", "records", "step"), [row[1:] for row in UNPROVEN], ids=[row[0] for row in UNPROVEN])
+def test_marks_that_have_never_moved_prove_nothing_by_standing_still(
+    wanted: Wanted | None, observed: Observed, records: tuple[OverrideRecord, ...], step: str
+) -> None:
+    assert _word(_step(wanted, observed, records)) == step
+
+
+def test_a_mark_that_moves_proves_nothing_for_one_that_never_does() -> None:
+    moves = replace(MOVED, marks=replace(LONG_AGO, last_reset_time=THEN.last_reset_time))
+    stuck = replace(THEN, boot_progress_time=None)
+    assert _word(_step(INSTALL, _seen(OFF, stuck), (_record(CONFIRMED, marks=stuck), moves))) == "Confirm Lost"
+    assert _word(_step(INSTALL, _seen(OFF), (_record(CONFIRMED), moves))) == SET
+
+
+# Whose machine it is
+
+HERE = Shown(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="ABC1234")
+ELSEWHERE = Shown(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3733"), serial="ABC9999")
+ANOTHER, CHANGED = Another(message="the BMC shows ABC1234"), IdentityChanged(message="it showed ABC9999")
+ACCEPTED = Same(accepted=True)
+
+
+def _at(shown: Shown, record: OverrideRecord) -> OverrideRecord:
+    return replace(record, shown=shown)
+
+
+OVER_THERE = _at(ELSEWHERE, _record(CONFIRMED))
+
+# in words; whose machine it is, what is wanted, what it shows, what is recorded, the next step
+MACHINES: list[tuple[str, Identified, Wanted | None, Override, tuple[OverrideRecord, ...], str]] = [
+    ("another, nothing wanted", ANOTHER, None, FOREIGN, (), "Leave"),
+    ("another, wanted", ANOTHER, INSTALL, OFF, (), "AnotherMachine"),
+    ("another, and ours stands there", ANOTHER, INSTALL, ONCE, (_at(HERE, _record(CONFIRMED)),), WITHDRAW),
+    ("another, ours since before it was noted", ANOTHER, INSTALL, ONCE, (_record(CONFIRMED),), WITHDRAW),
+    ("another, ours is elsewhere", ANOTHER, INSTALL, ONCE, (OVER_THERE,), "AnotherMachine"),
+    ("another, ours is withdrawn", ANOTHER, INSTALL, OFF, (_at(HERE, _record(WITHDRAWN)),), "AnotherMachine"),
+    ("another, ours was consumed", ANOTHER, INSTALL, OFF, (_at(HERE, _record(CONSUMED)),), "AnotherMachine"),
+    ("changed, wanted", CHANGED, INSTALL, OFF, (), "AnotherMachine"),
+    ("changed, and ours stands there", CHANGED, INSTALL, ONCE, (_at(HERE, _record(CONFIRMED)),), "Leave"),
+    ("changed, and no longer wanted", CHANGED, None, ONCE, (_at(HERE, _record(CONFIRMED)),), WITHDRAW),
+    ("changed, ours is elsewhere", CHANGED, None, ONCE, (OVER_THERE,), "AnotherMachine"),
+    ("ours is elsewhere, gone here", CHANGED, None, OFF, (OVER_THERE,), "AnotherMachine"),
+    ("accepted, ours was elsewhere", ACCEPTED, None, ONCE, (OVER_THERE,), WITHDRAW),
+    ("accepted, wanted", ACCEPTED, INSTALL, OFF, (), SET),
+    ("nobody can tell", CannotTell(message="nothing is set"), INSTALL, OFF, (), SET),
+]
+
+
+@for_each(
+    ("identified", "wanted", "override", "records", "step"),
+    [row[1:] for row in MACHINES],
+    ids=[row[0] for row in MACHINES],
+)
+def test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set(
+    identified: Identified,
+    wanted: Wanted | None,
+    override: Override,
+    records: tuple[OverrideRecord, ...],
+    step: str,
+) -> None:
+    seen = replace(_seen(override), shown=HERE)
+    assert _word(_step(wanted, seen, (*records, MOVED), identified=identified)) == step
+
+
+def test_a_record_carries_who_the_system_was_and_whether_a_disk_is_written() -> None:
+    step = _step(NO_DISK, replace(_seen(OFF), shown=HERE))
+    assert isinstance(step, Set)
+    assert (step.record.shown, step.record.writes_disk) == (HERE, False)
+
+
+def test_a_set_carries_its_whole_record() -> None:
+    first = _step(INSTALL, _seen(OFF))
+    assert first == Set(
+        record=OverrideRecord(reason="provision 3", plan_digest="d", override=ONCE, marks=THEN, state=RECORDED, at=NOW)
+    )
+    again = _step(INSTALL, _seen(OFF), (_corrected(CONFIRMED, 70, 5), MOVED))
+    assert isinstance(again, Set)
+    assert again.record.corrections == (NOW - timedelta(minutes=5), NOW)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state"), [pytest.param(INSTALL, RECORDED, id="confirm"), pytest.param(None, CONFIRMED, id="withdraw")]
+)
+def test_what_stands_is_recorded_with_the_marks_seen_with_it(wanted: Wanted | None, state: State) -> None:
+    booting = replace(SINCE, settled=False)
+    step = _step(wanted, _seen(ONCE, booting), (_record(state),))
+    assert isinstance(step, Confirm | Withdraw)
+    assert step.record.marks == booting
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"), [(OFF, WITHDRAWN), (FOREIGN, WITHDRAWN), (ONCE, CONFIRMED)], ids=["not", "else", "set"]
+)
+def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: State) -> None:
+    assert refused(_record(RECORDED), _seen(seen, SINCE)).record == _record(state, marks=SINCE)
+
+
+def test_questions_to_the_operator_say_what_was_found() -> None:
+    messages = []
+    for wanted, record in (
+        (INSTALL, _record(RECORDED, marks=NONE)),
+        (INSTALL, _corrected(CONFIRMED, 3, 2, 1)),
+        (UNHEARD_OF, None),
+    ):
+        step = _step(wanted, _seen(OFF), (record, MOVED) if record else ())
+        assert isinstance(step, AskOperator)
+        messages.append(step.message)
+    fixed = replace(_seen(replace(OFF, mode="Legacy")), mode_is_fixed=True)
+    legacy = replace(INSTALL, override=replace(ONCE, mode="UEFI"))
+    step = _step(legacy, fixed)
+    assert isinstance(step, AskOperator)
+    messages.append(step.message)
+    continuous = replace(INSTALL, override=replace(ONCE, enabled=Enabled.CONTINUOUS))
+    step = _step(continuous, replace(_seen(OFF), allowable_enabled=frozenset({"Once", "Disabled"})))
+    assert isinstance(step, AskOperator)
+    assert [*messages, step.message] == [
+        "Once Pxe was to be set for provision 3 and does not stand: it was never set, or it was set and consumed",
+        "Once Pxe was set 4 times within an hour, and the BMC shows Disabled None",
+        "Floppy is wanted, and the BMC boots only Cd, None, Pxe, UefiHttp, UsbCd",
+        "mode UEFI is wanted, and the BMC has Legacy, which it cannot change",
+        "Continuous is wanted, and the BMC knows only Disabled, Once: override: Once in the policy, or None",
+    ]
+
+
+@for_each(
+    ("before", "after", "reset"),
+    [
+        pytest.param(THEN, THEN, Reset.RULED_OUT, id="both stand still"),
+        pytest.param(THEN, SINCE, Reset.SEEN, id="one has moved"),
+        pytest.param(UNSETTLED, THEN, Reset.UNKNOWN, id="unsettled before"),
+        pytest.param(UNSETTLED, SINCE, Reset.SEEN, id="unsettled, moved"),
+        pytest.param(THEN, NONE, Reset.UNKNOWN, id="no longer shown"),
+        pytest.param(NONE, THEN, Reset.UNKNOWN, id="not shown before"),
+        pytest.param(replace(NONE, settled=True), NONE, Reset.UNKNOWN, id="never shown"),
+        pytest.param(replace(THEN, last_reset_time=None), SINCE, Reset.RULED_OUT, id="one of two shown"),
+    ],
+)
+def test_what_marks_prove(before: Marks, after: Marks, reset: Reset) -> None:
+    assert after.reset_since(before) is reset
+
+
+PLAIN_HTTP = replace(HTTP, http_boot_uri=None)
+CD = replace(ONCE, target=BootTarget.CD)
+XCC = frozenset({"Once", "Disabled"})
+
+
+@for_each(
+    ("wanted", "bmc", "fitted"),
+    [
+        pytest.param(HTTP, SEEN, HTTP, id="takes a URI"),
+        pytest.param(HTTP, replace(SEEN, supports_http_boot_uri=False), PLAIN_HTTP, id="takes no URI"),
+        pytest.param(HTTP, replace(SEEN, allowable_targets=frozenset({"Pxe"})), ONCE, id="no UefiHttp"),
+        pytest.param(HTTP, replace(SEEN, allowable_targets=frozenset()), HTTP, id="does not say"),
+        pytest.param(HTTP, replace(SEEN, allowable_targets=frozenset({"Hdd"})), None, id="no network at all"),
+        pytest.param(HTTP, replace(SEEN, continuous_http=False), HTTP, id="Once is no matter"),
+        pytest.param(
+            replace(HTTP, enabled=Enabled.CONTINUOUS),
+            replace(SEEN, continuous_http=False),
+            CONTINUOUS,
+            id="Continuous would change the boot order",
+        ),
+        pytest.param(CONTINUOUS, replace(SEEN, allowable_enabled=XCC), None, id="no Continuous"),
+        pytest.param(HTTP, replace(SEEN, allowable_enabled=XCC), HTTP, id="Once is all it needs"),
+        pytest.param(CD, SEEN, CD, id="a CD"),
+        pytest.param(
+            CD, replace(SEEN, boots_cd_as=BootTarget.USB_CD), replace(CD, target=BootTarget.USB_CD), id="a USB CD"
+        ),
+        pytest.param(replace(ONCE, mode="UEFI"), SEEN, ONCE, id="shows no mode"),
+        pytest.param(
+            replace(ONCE, mode="UEFI"),
+            replace(SEEN, override=replace(OFF, mode="Legacy")),
+            replace(ONCE, mode="UEFI"),
+            id="shows another mode",
+        ),
+    ],
+)
+def test_an_override_is_fitted_to_its_bmc(wanted: Override, bmc: Observed, fitted: Override | None) -> None:
+    assert fit(wanted, bmc) == fitted
+
+
+@for_each(
+    ("override", "seen", "standing"),
+    [
+        pytest.param(OFF, replace(OFF, target="Pxe"), True, id="off, whatever its target"),
+        pytest.param(OFF, ONCE, False, id="on"),
+        pytest.param(ONCE, CONTINUOUS, False, id="Continuous is not Once"),
+        pytest.param(HTTP, PLAIN_HTTP, False, id="no URI"),
+        pytest.param(PLAIN_HTTP, HTTP, False, id="an old URI"),
+        pytest.param(ONCE, replace(ONCE, http_boot_uri="http://old/"), True, id="an old URI, not used"),
+        pytest.param(replace(ONCE, mode="UEFI"), ONCE, True, id="mode not shown"),
+        pytest.param(replace(ONCE, mode="UEFI"), replace(ONCE, mode="Legacy"), False, id="another mode"),
+    ],
+)
+def test_what_stands(override: Override, seen: Override, standing: bool) -> None:
+    assert stands(override, _seen(seen)) is standing
+
+
+def _resource(path: str | None, body: dict[str, Any]) -> Resource:
+    return Resource(url=f"http://bmc{path}", body=body, etags=(body["@odata.etag"],))
+
+
+def _read(machine: Machine) -> Observed:
+    system = Resource(url=f"http://bmc{machine.path}", body=machine.system())
+    settings = machine.settings() if machine.settings_path else {}
+    if "BootSourceOverrideTarget" not in settings.get("Boot", {}):
+        return resources.observe(system, None)
+    return resources.observe(system, Resource(url=f"http://bmc{machine.settings_path}", body=settings))
+
+
+@dataclass
+class _Instance:
+    """gitboot as far as this protocol goes: a ledger, and passes that may crash."""
+
+    machine: Machine
+    wanted: Wanted | None = None
+    ledger: dict[str, OverrideRecord] = field(default_factory=dict)
+    pinned: Pinned | None = None
+
+    def __post_init__(self) -> None:
+        self.described = Described(uuid=SystemUuid(self.machine.uuid), serial=self.machine.serial)
+
+    def want(self, wanted: Wanted | None) -> None:
+        self.wanted = wanted
+
+    def swap_board(self) -> None:
+        """Let the same BMC's address show another machine, or the first one again."""
+        its = self.machine.uuid == self.described.uuid
+        self.machine.uuid = "4c4c4544-ffff-4a10-8056-b9c04f4d3732" if its else self.described.uuid
+        self.machine.serial = "OTHER0042" if its else str(self.described.serial)
+
+    def observe(self) -> Observed:
+        observed = _read(self.machine)
+        if needs_clock(self.ledger.values(), observed, self.machine.now):
+            return self.with_clock(observed)
+        return observed
+
+    def with_clock(self, observed: Observed) -> Observed:
+        manager = Resource(url=f"http://bmc{self.machine.manager_path}", body=self.machine.manager())
+        return replace(observed, marks=resources.read_clock(observed.marks, manager, self.machine.now))
+
+    def run(self, crash: str = "") -> Step:
+        """One pass."""
+        for _ in range(10):
+            observed = self.observe()
+            records = tuple(self.ledger.values())
+            identified = identify(self.described, observed.shown, pinned=self.pinned)
+            place = ("http://bmc", None)
+            self.pinned = pin(observed.shown, identified, pinned=self.pinned, place=place, at=self.machine.now)
+            step = _step(self.wanted, observed, records, at=self.machine.now, identified=identified)
+            if not isinstance(step, Set | Confirm | Withdraw):
+                return step
+            if isinstance(step, Set):
+                observed = self.with_clock(observed)
+                step = Set(record=replace(step.record, marks=observed.marks))
+            self.ledger[step.record.reason] = step.record
+            if isinstance(step, Confirm):
+                continue
+            if crash == "recorded":
+                return step
+            if not self._write(step, observed) or crash == "written":
+                return step
+        raise AssertionError("the protocol goes round in circles")
+
+    def _write(self, step: Set | Withdraw, observed: Observed) -> bool:
+        """Send it; return whether it was taken."""
+        assert isinstance(step, Withdraw) or self.machine.uuid == self.described.uuid
+        boot = boot_patch(step.record.override if isinstance(step, Set) else OFF, observed)
+        etag = self.machine.settings() if observed.settings == self.machine.settings_path else self.machine.system()
+        answer = self.machine.patch(observed.settings, {"Boot": boot}, etag["@odata.etag"].removeprefix("W/"))
+        taken = not boot or answer.status < 400
+        if not taken and isinstance(step, Set):
+            self.ledger[step.record.reason] = refused(step.record, self.observe()).record
+        return taken
+
+
+BIOS_UPDATE = Wanted(reason="maintenance bios, run 1", plan_digest="d", override=CD)
+HDD = {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Hdd"}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EVENTS: dict[str, Callable[[_Instance], object]] = {
+    "the plan wants an installation": lambda gitboot: gitboot.want(INSTALL),
+    "a maintenance opens": lambda gitboot: gitboot.want(BIOS_UPDATE),
+    "the plan wants nothing": lambda gitboot: gitboot.want(None),
+    "a pass": lambda gitboot: gitboot.run(),
+    "a pass that crashes after a record": lambda gitboot: gitboot.run("recorded"),
+    "a pass that crashes after a write": lambda gitboot: gitboot.run("written"),
+    "a reset": lambda gitboot: gitboot.machine.reset(),
+    "a boot": lambda gitboot: gitboot.machine.run_through(),
+    "half a POST": lambda gitboot: gitboot.machine.advance(gitboot.machine.post_s / 2),
+    "a whole POST": lambda gitboot: gitboot.machine.advance(gitboot.machine.post_s * 2),
+    "off": lambda gitboot: gitboot.machine.reset("ForceOff"),
+    "on": lambda gitboot: gitboot.machine.reset("On"),
+    "the BMC restarts": lambda gitboot: gitboot.machine.restart_bmc(),
+    "the BMC is reset to the factory's state": lambda gitboot: gitboot.machine.restart_bmc(clock=EPOCH, forgets=True),
+    "the BMC's clock is set": lambda gitboot: gitboot.machine.set_clock(gitboot.machine.now + timedelta(hours=9)),
+    "the BMC's clock is right": lambda gitboot: gitboot.machine.set_clock(gitboot.machine.now),
+    "another board": lambda gitboot: gitboot.swap_board(),
+    "someone clears": lambda gitboot: gitboot.machine.write(BootSourceOverrideEnabled="Disabled"),
+    "someone writes": lambda gitboot: gitboot.machine.write(**HDD),
+}
+
+
+@settings(max_examples=examples(800))
+@given(
+    profile=st.sampled_from(list(PROFILES.values())),
+    events=st.lists(st.sampled_from(list(EVENTS)), min_size=4, max_size=24),
+)
+def test_nothing_is_booted_twice_for_one_reason(profile: Profile, events: list[str]) -> None:
+    gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
+    for event in events:
+        EVENTS[event](gitboot)
+        gitboot.machine.advance(1)
+    gitboot.run()
+    gitboot.machine.run_through()
+
+    booted = [boot.target for boot in gitboot.machine.boots]
+    assert booted.count("Pxe") <= 1
+    assert booted.count("Cd") + booted.count("UsbCd") <= 1
+
+
+@for_each("profile", PROFILES.values(), ids=PROFILES)
+def test_what_nobody_disturbs_is_booted_once_and_then_left_alone(profile: Profile) -> None:
+    gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
+    assert gitboot.run() == Leave()
+    gitboot.machine.run_through()
+    writes = gitboot.machine.override.copy()
+    assert gitboot.run() == Leave()
+    gitboot.machine.run_through()
+
+    assert [boot.target for boot in gitboot.machine.boots] == ["Pxe", "None"]
+    assert gitboot.machine.override == writes
+    assert gitboot.ledger[INSTALL.reason].state in (CONSUMED, LOST)
+
+
+@for_each("profile", PROFILES.values(), ids=PROFILES)
+def test_a_window_interrupts_an_installation_and_then_opens_it_again(profile: Profile) -> None:
+    gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
+    gitboot.run()
+    gitboot.wanted = BIOS_UPDATE
+    gitboot.run()
+    gitboot.machine.run_through()
+    gitboot.wanted = INSTALL
+    gitboot.run()
+    gitboot.machine.run_through()
+
+    cd, *rest = [boot.target for boot in gitboot.machine.boots]
+    assert cd in ("Cd", "UsbCd")
+    proven = profile.shows_resets
+    assert rest == (["Pxe"] if proven else ["None"])
+
+
+def test_a_wait_says_why() -> None:
+    step = _step(INSTALL, _seen(OFF, in_post=True))
+    assert step == Wait(why="the machine is in POST")
+
+
+@for_each(
+    ("case", "since", "expected"),
+    [
+        ("just begun", "2026-11-20T11:59:00+00:00", True),
+        ("begun an hour ago, so the BMC has stopped watching", "2026-11-20T11:00:00+00:00", False),
+        ("a time that cannot be read", "yesterday", True),
+        ("a time without an offset", "2026-11-20T11:00:00", True),
+        ("no time", None, True),
+    ],
+)
+def test_nothing_is_set_during_post(case: str, since: str | None, expected: bool) -> None:
+    marks = replace(THEN, boot_progress_time=since)
+    step = _step(INSTALL, _seen(OFF, marks, in_post=True), ())
+    assert isinstance(step, Wait) == expected, case
+
+
+@for_each(("power", "expected"), [("Off", SET), ("On", "Wait"), ("PoweringOff", "Wait"), (None, "Wait")])
+def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bmc_shows_it_off(
+    power: str | None, expected: str
+) -> None:
+    assert _word(_step(replace(INSTALL, only_off=True), replace(_seen(OFF), power=power))) == expected
+
+
+# What gives way to another override for the same reason
+
+
+def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
+    """The PATCH that was to turn Continuous into Once was lost: what stands is known, and is set again or withdrawn."""
+    continuous = Override(enabled=Enabled.CONTINUOUS, target=BootTarget.PXE, mode="UEFI")
+    once = replace(continuous, enabled=Enabled.ONCE)
+    wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, set_again=True)
+    stood = Observed(system="/redfish/v1/Systems/1", override=continuous)
+    first = _step(wanted, stood, [_standing(continuous)], at=_NOON)
+    assert isinstance(first, Set)
+    assert (first.record.override, first.record.replaces) == (once, continuous)
+    later = _NOON + timedelta(minutes=2)
+    again = _step(wanted, stood, [first.record], at=later)
+    assert isinstance(again, Set)
+    assert again.record.replaces == continuous
+    unwanted = _step(None, stood, [first.record], at=later)
+    assert isinstance(unwanted, Withdraw)
+    assert unwanted.record.override == continuous
+    confirmed = _step(wanted, replace(stood, override=once), [again.record], at=later)
+    assert isinstance(confirmed, Confirm)
+    assert confirmed.record.replaces is None
+
+
+def test_a_boot_of_each_time_whose_override_is_gone_without_proof_is_for_a_person() -> None:
+    once = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")
+    wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, set_again=True)
+    gone = replace(_standing(once), state=State.LOST)
+    step = _step(wanted, Observed(system="/x", override=OFF), [gone], at=_NOON)
+    assert isinstance(step, AskOperator)
+    assert step.condition is OperatorCondition.NEEDS_OPERATOR
+
+
+_NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+def _standing(override: Override) -> OverrideRecord:
+    return OverrideRecord(
+        reason="policy/web/always",
+        plan_digest="c" * 64,
+        override=override,
+        marks=Marks(),
+        state=State.CONFIRMED,
+        at=_NOON - timedelta(hours=1),
+    )
+
+
+def test_a_uri_that_is_left_says_that_another_instance_has_set_it_where_nothing_but_a_word_says_otherwise() -> None:
+    assert _word(_step(FIRST, _seen(LEFT_URI))) == "Confirm SetByAnother"
+    assert _word(_step(OTHER_URI, _seen(LEFT_URI))) == SET
+    assert _word(_step(FIRST, _seen(replace(LEFT_URI, http_boot_uri="http://elsewhere/1.efi")))) == SET

@@ -1,0 +1,382 @@
+"""Virtual media: inserted before they are booted, ejected when they are done, and nobody else's touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gitboot.bmc.override_state import (
+    BootTarget,
+    Enabled,
+    MediumState,
+    OperatorCondition,
+    Override,
+    OverrideRecord,
+    State,
+    Wanted,
+)
+from gitboot.bmc.step_runner import Outcome
+from tests.helpers.bmcs import MakeRack, Rack, racks
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Drop
+from tests.helpers.redfish_double.media import Drive, Drives
+from tests.helpers.redfish_double.profiles import AMI, GENERIC, IDRAC9, ILO6, OPENBMC, PROFILES, STUCK, XCC, Profile
+from tests.helpers.search_effort import each_of
+
+ISO, OTHERS = "http://boot.test/assets/node/1.iso", "http://rescue.test/somebody.iso"
+DISC = Wanted(
+    reason="provision/1",
+    plan_digest="d" * 64,
+    override=Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI", medium=ISO),
+)
+DATA = "http://boot.test/media/4c4c4544/user-data.iso"
+BOTH = replace(DISC, override=replace(DISC.override, data_medium=DATA))
+SHOWING_NO_RESET = ("supermicro-x10", "openbmc-2021", "dgx", "cimc", "irmc", "ibmc")
+WITH_DRIVES = [name for name, profile in PROFILES.items() if profile.drives is not Drives.ABSENT]
+
+
+@pytest.fixture
+def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
+    with racks(tmp_path) as make:
+        yield make
+
+
+def _rack(make_rack: MakeRack, profile: Profile = GENERIC) -> Rack:
+    return make_rack(Machine("web01", uuid=uuid_of("web01"), profile=profile))
+
+
+def _disc(rack: Rack) -> Drive:
+    return rack.machine.drives[1]
+
+
+def _record(rack: Rack) -> OverrideRecord:
+    return rack.records["web01"]["provision/1"]
+
+
+def _medium(rack: Rack) -> MediumState | None:
+    medium = _record(rack).medium
+    return medium.state if medium is not None else None
+
+
+@pytest.mark.parametrize("name", WITH_DRIVES)
+def test_a_medium_is_inserted_booted_once_and_ejected_at_the_next_reset(make_rack: MakeRack, name: str) -> None:
+    rack = _rack(make_rack, PROFILES[name])
+    result = rack.bring_about(DISC)
+    assert result.outcome is Outcome.APPLIED, result.message
+    assert [state for _, state, _ in rack.written] == [State.INSERTED, State.RECORDED, State.CONFIRMED]
+    assert (_disc(rack).image, rack.machine.drives[0].image) == (ISO, None)
+    rack.boot()
+    rack.bring_about(DISC)
+    [boot] = rack.machine.boots
+    assert (boot.target, boot.medium) == (PROFILES[name].boots_cd_as, ISO)
+    rack.bring_about(None, keeps=(ISO,))  # its boot was given: the system reads it still
+    assert _disc(rack).image == ISO
+    rack.boot()
+    rack.bring_about(None, keeps=(ISO,))
+    assert (_disc(rack).image is not None) is (name in SHOWING_NO_RESET)
+    rack.bring_about(None)
+    assert (_disc(rack).image, _disc(rack).ejected, _medium(rack)) == (None, [ISO], MediumState.EJECTED)
+    assert [each.medium for each in rack.machine.boots] == [ISO, None]
+
+
+def test_what_is_done_with_media_is_read_no_more(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    rack.boot()
+    for _ in range(2):
+        rack.bring_about(None)
+    before = len(rack.server.service.requests)
+    rack.bring_about(None)
+    assert len(rack.server.service.requests) == before + 1
+
+
+@pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
+def test_a_medium_whose_reason_ends_unbooted_is_ejected_after_its_override(
+    make_rack: MakeRack, profile: Profile
+) -> None:
+    rack = _rack(make_rack, profile)
+    rack.bring_about(DISC)
+    rack.bring_about(None)
+    assert (_record(rack).state, _medium(rack), _disc(rack).ejected) == (
+        State.WITHDRAWN,
+        MediumState.EJECTED,
+        [ISO],
+    )
+    assert rack.machine.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled"
+
+
+@pytest.mark.parametrize("target", [BootTarget.CD, BootTarget.PXE])
+@pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
+def test_an_override_is_withdrawn_before_its_medium_gives_way_to_another(
+    make_rack: MakeRack, profile: Profile, target: BootTarget
+) -> None:
+    rack = _rack(make_rack, profile)
+    rack.bring_about(DISC)
+    rack.machine.requests.clear()
+    rack.server.service.requests.clear()
+    other = replace(DISC.override, target=target, medium=ISO.replace("1", "2") if target is BootTarget.CD else None)
+    assert rack.bring_about(replace(DISC, override=other)).outcome is Outcome.APPLIED
+    sent = [each.path for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
+    off, ejected, *more = sent
+    assert (off, ejected.startswith(rack.machine.media_path)) == (rack.machine.writes and more[-1], True)
+    assert _disc(rack).ejected == [ISO]
+    assert (_disc(rack).image, _record(rack).state) == (other.medium, State.CONFIRMED)
+    rack.boot()
+    assert [(each.target, each.medium) for each in rack.machine.boots] == [(fit_target(profile, target), other.medium)]
+
+
+def fit_target(profile: Profile, target: BootTarget) -> str:
+    return profile.boots_cd_as if target is BootTarget.CD else target
+
+
+def test_a_machine_that_is_off_keeps_no_medium(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    rack.boot()
+    rack.bring_about(None, keeps=(ISO,))
+    rack.machine.reset("ForceOff")
+    rack.bring_about(None, keeps=(ISO,))
+    assert _disc(rack).image is None
+
+
+@pytest.mark.parametrize("wanted", [DISC, replace(DISC, override=replace(DISC.override, enabled=Enabled.CONTINUOUS))])
+def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(make_rack: MakeRack, wanted: Wanted) -> None:
+    rack = _rack(make_rack)
+    _disc(rack).image = OTHERS
+    result = rack.bring_about(wanted)
+    assert (result.outcome, result.asks) == (Outcome.STALLED, OperatorCondition.FOREIGN_MEDIUM)
+    assert OTHERS in result.message
+    assert (_disc(rack).image, rack.machine.writes, rack.written) == (OTHERS, [], [])
+
+
+def test_a_medium_that_somebody_has_put_in_the_place_of_ours_is_not_ejected(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    _disc(rack).image = OTHERS
+    rack.wait(600)
+    rack.bring_about(None)
+    assert (_disc(rack).image, _disc(rack).ejected, _medium(rack)) == (OTHERS, [], MediumState.EJECTED)
+
+
+def test_an_image_that_lay_there_before_is_booted_and_is_not_ours_to_eject(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    _disc(rack).image = ISO
+    rack.bring_about(DISC)
+    rack.bring_about(None)
+    assert (_disc(rack).image, _record(rack).state, _record(rack).medium) == (ISO, State.WITHDRAWN, None)
+
+
+def test_somebody_elses_override_keeps_a_medium_out(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
+    assert rack.bring_about(DISC).asks is OperatorCondition.FOREIGN_OVERRIDE
+    assert _disc(rack).image is None
+
+
+def test_a_bmc_without_a_drive_says_so(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack, STUCK)
+    result = rack.bring_about(DISC)
+    assert (result.asks, rack.machine.writes) == (OperatorCondition.UNSUPPORTED, [])
+    assert "no slot for a CD" in result.message
+
+
+def test_nothing_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack, ILO6)
+    _disc(rack).shows_late = True
+    for _ in range(2):
+        assert rack.bring_about(DISC).outcome is Outcome.WAITING
+    assert (_disc(rack).image, rack.machine.writes) == (ISO, [])
+    _disc(rack).shows_late = False
+    rack.bring_about(DISC)
+    assert _record(rack).state is State.CONFIRMED
+
+
+def test_a_medium_that_somebody_ejects_is_inserted_again_while_its_override_stands(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    _disc(rack).image = None
+    rack.wait(600)
+    rack.bring_about(DISC)
+    assert (_disc(rack).image, _record(rack).state, len(rack.machine.writes)) == (ISO, State.CONFIRMED, 1)
+
+
+def test_a_consumed_boot_gets_no_medium_again(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    rack.boot()
+    rack.bring_about(DISC)
+    _disc(rack).image = None
+    rack.wait(600)
+    rack.bring_about(DISC)
+    assert (_record(rack).state, _disc(rack).image) == (State.CONSUMED, None)
+
+
+def test_another_image_for_the_same_reason_takes_the_place_of_the_first(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    newer = ISO.replace("1.iso", "2.iso")
+    rack.bring_about(replace(DISC, override=replace(DISC.override, medium=newer)))
+    assert (_disc(rack).image, _disc(rack).ejected, _record(rack).override.medium) == (newer, [ISO], newer)
+
+
+@pytest.mark.parametrize(
+    ("protocols", "told"), [((), None), (("HTTP", "HTTPS", "NFS"), "HTTP")], ids=["told nothing", "told the protocol"]
+)
+def test_the_protocol_is_told_to_those_that_list_it(
+    make_rack: MakeRack, protocols: tuple[str, ...], told: str | None
+) -> None:
+    rack = _rack(make_rack, AMI)
+    _disc(rack).protocols = protocols
+    rack.bring_about(DISC)
+    [post] = [each.json for each in rack.server.service.requests if each.method == "POST"]
+    assert (post["Image"], post.get("TransferProtocolType")) == (ISO, told)
+
+
+def _lying(rack: Rack) -> list[str | None]:
+    return [drive.image for drive in rack.machine.drives]
+
+
+def _sent(rack: Rack) -> list[str]:
+    """What was sent to the BMC to change something, in words."""
+    changing = [each for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
+    return [(each.json or {}).get("Image") or each.path.rpartition(".")[2] for each in changing]
+
+
+@pytest.mark.parametrize("name", WITH_DRIVES)
+def test_user_data_is_inserted_before_what_boots_and_ejected_after_it(make_rack: MakeRack, name: str) -> None:
+    rack = _rack(make_rack, PROFILES[name])
+    result = rack.bring_about(BOTH)
+    assert result.outcome is Outcome.APPLIED, result.message
+    assert _lying(rack) == [DATA, ISO], "where there is one drive for CDs alone, that boots"
+    assert [each for each in _sent(rack) if each in (DATA, ISO)] == [DATA, ISO]
+    assert [state for _, state, _ in rack.written] == [State.INSERTED, State.INSERTED, State.RECORDED, State.CONFIRMED]
+    rack.boot()
+    rack.bring_about(BOTH)
+    rack.bring_about(None, keeps=(ISO, DATA))
+    assert _lying(rack) == [DATA, ISO], "the system reads both still"
+    rack.boot()
+    rack.bring_about(None, keeps=(ISO, DATA))
+    assert (_lying(rack) == [None, None]) is (name not in SHOWING_NO_RESET)
+    rack.bring_about(None)
+    assert [drive.ejected for drive in rack.machine.drives] == [[DATA], [ISO]]
+    assert {each.state for each in _record(rack).media} == {MediumState.EJECTED}
+
+
+def test_a_reset_ends_the_use_of_a_medium_whenever_its_boot_was_read(make_rack: MakeRack) -> None:
+    """The same reading shows that the override was consumed, by the BMC's clock, and that the plan wants no more."""
+    rack = _rack(make_rack)
+    rack.bring_about(DISC)
+    rack.boot()
+    rack.bring_about(None, keeps=(ISO,))
+    rack.boot()
+    rack.bring_about(None, keeps=(ISO,))
+    assert _disc(rack).image is None
+
+
+def test_of_two_drives_for_cds_the_first_boots(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.machine.drives[0].types = ("CD", "DVD")
+    rack.bring_about(BOTH)
+    assert _lying(rack) == [ISO, DATA]
+
+
+def test_a_bmc_with_one_drive_is_named_and_nothing_is_inserted(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.machine.drives[0].types = ("Floppy",)
+    result = rack.bring_about(BOTH)
+    assert (result.asks, _lying(rack)) == (OperatorCondition.UNSUPPORTED, [None, None])
+    assert f"one slot alone, {_disc(rack).path}" in result.message
+    assert "configFrom: SystemUUID" in result.message
+    assert (rack.written, rack.machine.writes) == ([], [])
+
+
+@pytest.mark.parametrize("taken", [0, 1], ids=["the one for data", "the one that boots"])
+def test_what_somebody_has_in_either_drive_stays_and_the_other_stays_empty(make_rack: MakeRack, taken: int) -> None:
+    rack = _rack(make_rack)
+    drive = rack.machine.drives[taken]
+    drive.image = OTHERS
+    result = rack.bring_about(BOTH)
+    assert (result.asks, rack.written) == (OperatorCondition.FOREIGN_MEDIUM, [])
+    assert f"{drive.path} has {OTHERS}" in result.message
+    assert [each for each in _lying(rack) if each is not None] == [OTHERS]
+
+
+def test_other_user_data_takes_the_place_of_the_first_and_what_boots_stays(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack)
+    rack.bring_about(BOTH)
+    rack.server.service.requests.clear()
+    newer = DATA.replace("4c", "5d")
+    rack.bring_about(replace(BOTH, override=replace(BOTH.override, data_medium=newer)))
+    assert (_lying(rack), _disc(rack).ejected) == ([newer, ISO], [])
+    assert _sent(rack)[1:3] == ["EjectMedia", newer], "the override was withdrawn first"
+    assert _record(rack).state is State.CONFIRMED
+
+
+class Killed(Exception):
+    """As by SIGKILL: nothing after it happens."""
+
+
+CRASHES = [  # in an order in which those next to each other differ little
+    (profile, wants, nth, kept)
+    for wants, most in ((DISC, 6), (BOTH, 9))
+    for nth in range(1, most + 1)
+    for profile, kept in ((GENERIC, False), (XCC, False), (XCC, True), (GENERIC, True))
+]
+
+
+@pytest.mark.parametrize(
+    ("profile", "wants", "nth", "kept"),
+    each_of(CRASHES, one_in=3),
+    ids=lambda value: value.name if isinstance(value, Profile) else None,
+)
+def test_a_crash_at_any_step_boots_media_once_and_leaves_none(
+    make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch, profile: Profile, wants: Wanted, nth: int, kept: bool
+) -> None:
+    rack = _rack(make_rack, profile)
+    count, write = 0, rack.write
+
+    def killing(uuid: object, record: OverrideRecord) -> None:
+        nonlocal count
+        count += 1
+        if count != nth or kept:
+            write(rack.uuids["web01"], record)
+        if count == nth:
+            raise Killed
+
+    monkeypatch.setattr(rack, "write", killing)
+    for wanted in (wants, None):
+        for _ in range(3):
+            try:
+                rack.bring_about(wanted)
+            except Killed:
+                continue
+            finally:
+                assert wants is not BOTH or _lying(rack)[1] is None or _lying(rack)[0] == DATA, "it would boot without"
+            rack.wait(90)
+    assert _lying(rack) == [None, None]
+    assert [drive.ejected for drive in rack.machine.drives] == [[DATA] if wants is BOTH else [], [ISO]]
+    assert rack.machine.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled"
+    assert count >= nth
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_an_answer_that_is_lost_leaves_a_medium_that_is_ejected(make_rack: MakeRack, applied: bool) -> None:
+    rack = _rack(make_rack, OPENBMC)
+    rack.server.fault(Drop(applied=applied), on="POST")
+    assert rack.bring_about(DISC).outcome is Outcome.WAITING
+    assert (_disc(rack).image == ISO, _record(rack).state) == (applied, State.INSERTED)
+    rack.wait(90)
+    rack.bring_about(None)
+    assert (_disc(rack).image, _medium(rack)) == (None, MediumState.EJECTED)
+
+
+def test_a_dry_run_shows_the_post_and_sends_none(make_rack: MakeRack) -> None:
+    rack = _rack(make_rack, IDRAC9)
+    result = rack.bring_about(DISC, dry_run=True)
+    action = f"{_disc(rack).path}/Actions/VirtualMedia.InsertMedia"
+    assert result.message == f'would POST {action}: {{"Image": "{ISO}"}}'
+    assert (_disc(rack).image, rack.written) == (None, [])

@@ -1,0 +1,322 @@
+"""What comes next for a machine's power: a table of cases, and each step at a BMC that obeys, refuses or lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same
+from gitboot.bmc.override_state import BootTarget, Enabled, Observed, OperatorCondition, Override, OverrideRecord, State
+from gitboot.bmc.power_steps import (
+    SHUTDOWN,
+    AskForReset,
+    DoubtSwitch,
+    HoldSwitch,
+    Manner,
+    NoteSwitch,
+    ResetType,
+    Switching,
+    SwitchRecord,
+    SwitchState,
+    SwitchStep,
+    next_switch,
+)
+from gitboot.bmc.reboot_detection import Marks
+from gitboot.bmc.step_runner import Outcome
+from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import at
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Drop, Status
+from tests.helpers.redfish_double.profiles import GENERIC, SUPERMICRO_X10
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+
+NOON = at("20T12:00")
+ALL = frozenset(ResetType)
+PXE = Override(enabled=Enabled.ONCE, target=BootTarget.PXE)
+RAN = Marks(
+    last_reset_time="2026-11-17T12:00:00Z",
+    boot_progress="OSRunning",
+    boot_progress_time="2026-11-17T12:01:30Z",
+    settled=True,
+)
+RESET = replace(RAN, last_reset_time="2026-11-20T12:00:05Z", boot_progress="OSBootStarted", settled=False)
+UP = replace(RESET, boot_progress="OSRunning", boot_progress_time="2026-11-20T12:02:00Z", settled=True)
+RESTART = Switching(reason="power/check/1", manner=Manner.RESTART, override="maintenance/check/1", now=True)
+GRACEFUL = replace(RESTART, manner=Manner.GRACEFUL_RESTART)
+ON = Switching(reason="provision/1", manner=Manner.ON, override="maintenance/check/1", now=True)
+
+
+def seen(**more: Any) -> Observed:
+    given = {"override": PXE, "marks": RAN, "power": "On", "runs_os": True, "reset_types": ALL, **more}
+    return Observed(system="/redfish/v1/Systems/1", **given)
+
+
+OFF = seen(power="Off", runs_os=False, marks=replace(RAN, settled=False, boot_progress="None"))
+GONE = Override(enabled=Enabled.DISABLED, target=BootTarget.NONE)
+
+
+def overridden(state: State = State.CONFIRMED, **more: Any) -> OverrideRecord:
+    given = {"plan_digest": "d" * 64, "override": PXE, "marks": RAN, "at": NOON, **more}
+    return OverrideRecord(reason="maintenance/check/1", state=state, **given)
+
+
+def switched(state: SwitchState, type: ResetType = ResetType.FORCE_RESTART, *, ago: int = 120) -> SwitchRecord:
+    instant = NOON - timedelta(seconds=ago)
+    return SwitchRecord(reason="power/check/1", type=type, marks=RAN, state=state, at=instant, since=instant)
+
+
+def kind(step: SwitchStep) -> str:
+    """A step in a word, with what it asks for or notes."""
+    match step:
+        case AskForReset(record=record):
+            return f"ask {record.type}"
+        case NoteSwitch(record=record):
+            return f"note {record.state}"
+        case DoubtSwitch(condition=condition):
+            return f"doubt {condition}"
+        case HoldSwitch():
+            return "hold"
+    return "leave"
+
+
+RECORDED, ASKED, DONE = SwitchState.RECORDED, SwitchState.ASKED, SwitchState.DONE
+BLIND = seen(marks=Marks())
+GENTLY = ResetType.GRACEFUL_RESTART
+
+
+@for_each(
+    ("case", "wanted", "record", "observed", "step"),
+    [
+        ("nothing is wanted", None, None, seen(), "leave"),
+        ("it runs, its override stands, and it is its turn", RESTART, None, seen(), "ask ForceRestart"),
+        ("the same, gracefully", GRACEFUL, None, seen(), "ask GracefulRestart"),
+        (
+            "the BMC knows no graceful restart",
+            GRACEFUL,
+            None,
+            seen(reset_types=ALL - {GENTLY}),
+            "ask ForceRestart",
+        ),
+        ("it knows no restart", RESTART, None, seen(reset_types=frozenset({"PowerCycle"})), "ask PowerCycle"),
+        ("it knows neither", RESTART, None, seen(reset_types=frozenset({"On"})), "doubt Unsupported"),
+        ("it says nothing of what it knows", RESTART, None, seen(reset_types=frozenset()), "ask ForceRestart"),
+        ("it is not its turn", replace(RESTART, now=False), None, seen(), "hold"),
+        ("it is in POST", RESTART, None, seen(in_post=True), "hold"),
+        ("the window has ended", replace(RESTART, until=NOON), None, seen(), "hold"),
+        (
+            "the window ends later",
+            replace(RESTART, until=NOON + timedelta(seconds=1)),
+            None,
+            seen(),
+            "ask ForceRestart",
+        ),
+        ("its override does not stand", RESTART, None, seen(override=GONE), "hold"),
+        ("no override is wanted", replace(RESTART, override=None), None, seen(override=GONE), "ask ForceRestart"),
+        ("it is off, and is to be restarted", RESTART, None, OFF, "leave"),
+        ("nobody knows whether it is on", RESTART, None, seen(power=None), "hold"),
+        ("it is going down", RESTART, None, seen(power="PoweringOff"), "hold"),
+        ("it is off, and wants its first boot", ON, None, OFF, "ask On"),
+        ("it is on, and wants its first boot", ON, None, seen(), "leave"),
+        ("it was asked, and has reset", RESTART, switched(ASKED), seen(marks=RESET), "note Done"),
+        ("a crash came between, and it has reset", RESTART, switched(RECORDED), seen(marks=RESET), "note Done"),
+        ("a crash came between, and it has not", RESTART, switched(RECORDED), seen(), "note Refused"),
+        ("a crash came between a moment ago", RESTART, switched(RECORDED, ago=5), seen(), "leave"),
+        ("a crash came between, and nothing shows it", RESTART, switched(RECORDED), BLIND, "doubt NeedsOperator"),
+        ("the same, a moment ago", RESTART, switched(RECORDED, ago=5), BLIND, "hold"),
+        ("it was asked, and nothing shows it", RESTART, switched(ASKED), BLIND, "leave"),
+        ("it was asked, and does not obey", RESTART, switched(ASKED, ago=9000), seen(), "leave"),
+        ("it was not done, and is its turn", RESTART, switched(SwitchState.REFUSED), seen(), "ask ForceRestart"),
+        ("it shuts down", GRACEFUL, switched(ASKED, GENTLY, ago=599), seen(), "leave"),
+        ("it does not shut down", GRACEFUL, switched(ASKED, GENTLY, ago=600), seen(), "ask ForceRestart"),
+        ("it may not have been asked", GRACEFUL, switched(RECORDED, GENTLY, ago=600), seen(), "ask ForceRestart"),
+        (
+            "it does not shut down, and the window has ended",
+            replace(GRACEFUL, until=NOON),
+            switched(ASKED, GENTLY, ago=600),
+            seen(),
+            "hold",
+        ),
+        ("it did, as nothing shows", GRACEFUL, switched(ASKED, GENTLY, ago=600), BLIND, "leave"),
+        ("its system runs again", RESTART, switched(DONE), seen(marks=UP), "note Back"),
+        ("it boots", RESTART, switched(DONE), seen(marks=RESET, runs_os=False), "leave"),
+        ("it runs what it ran before", RESTART, switched(DONE), seen(), "leave"),
+        ("it is back", RESTART, switched(SwitchState.BACK), seen(), "leave"),
+        ("it was switched on", ON, switched(ASKED, ResetType.ON), seen(), "note Done"),
+        ("it was switched on, and is off", ON, switched(ASKED, ResetType.ON), OFF, "doubt NeedsOperator"),
+        ("the same, a moment ago", ON, switched(ASKED, ResetType.ON, ago=5), OFF, "hold"),
+        ("nobody switched it on: its override stands", ON, switched(RECORDED, ResetType.ON), OFF, "note Refused"),
+        (
+            "it may have been on: its override is gone",
+            ON,
+            switched(RECORDED, ResetType.ON),
+            replace(OFF, override=GONE),
+            "doubt NeedsOperator",
+        ),
+    ],
+)
+def test_what_comes_next(
+    case: str, wanted: Switching | None, record: SwitchRecord | None, observed: Observed, step: str
+) -> None:
+    found = next_switch(
+        wanted=wanted, record=record, observed=observed, overrides=[overridden()], at=NOON, identified=Same()
+    )
+    assert kind(found) == step, (case, found)
+
+
+@for_each("state", [state for state in State if state is not State.CONFIRMED])
+def test_nothing_is_switched_before_its_override_is_confirmed(state: State) -> None:
+    found = next_switch(
+        wanted=RESTART, record=None, observed=seen(), overrides=[overridden(state)], at=NOON, identified=Same()
+    )
+    assert kind(found) == "hold"
+
+
+@for_each("identified", [Another(message="it is web02"), IdentityChanged(message="it was web02")])
+@for_each("wanted", [RESTART, GRACEFUL, replace(ON, override=None)])
+def test_another_machine_is_never_switched(wanted: Switching, identified: Identified) -> None:
+    observed = OFF if wanted.manner is Manner.ON else seen()
+    records = [None, switched(ASKED, GENTLY, ago=9000), switched(SwitchState.REFUSED)]
+    for record in records if wanted.manner is not Manner.ON else records[::2]:
+        found = next_switch(
+            wanted=wanted, record=record, observed=observed, overrides=[overridden()], at=NOON, identified=identified
+        )
+        assert not isinstance(found, AskForReset), record
+
+
+def test_marks_that_no_reset_was_seen_to_move_prove_nothing() -> None:
+    """There are BMCs whose LastResetTime stands still: a restart that was asked for may have been done."""
+    alone = Marks(last_reset_time=RAN.last_reset_time, settled=True)
+    record = replace(switched(RECORDED), marks=alone)
+
+    def step(moving: frozenset[str]) -> str:
+        found = next_switch(
+            wanted=RESTART,
+            record=record,
+            observed=seen(marks=alone),
+            overrides=[overridden()],
+            at=NOON,
+            identified=Same(),
+            moving=moving,
+        )
+        return kind(found)
+
+    assert step(frozenset()) == "doubt NeedsOperator"
+    assert step(frozenset({"last_reset_time"})) == "note Refused"
+
+
+# At a BMC
+
+
+@pytest.fixture
+def make_rack(tmp_path: Path) -> Iterator[Callable[..., Rack]]:
+    with ExitStack() as stack:
+
+        def make(**given: Any) -> Rack:
+            machine = Machine(**given)
+            server = stack.enter_context(RedfishServer(Service(machine, credentials={USER: PASSWORD})))
+            return Rack(server=server, machines=[machine], folder=tmp_path)
+
+        yield make
+
+
+@pytest.fixture
+def rack(make_rack: Callable[..., Rack]) -> Rack:
+    return make_rack()
+
+
+FIRST = Switching(reason="power/check/1", manner=Manner.RESTART, override=ONCE.reason, now=True)
+
+
+def test_a_machine_is_reset_once_its_override_stands_and_never_again(rack: Rack) -> None:
+    result = rack.bring_about(switching=FIRST)
+    assert (result.outcome, rack.machine.resets) == (Outcome.APPLIED, 1)
+    # Both records were written before anything was sent for them.
+    assert [state for _, state, _ in rack.written] == [State.RECORDED, State.CONFIRMED]
+    assert [(state, resets) for _, state, resets in rack.switched] == [(RECORDED, 0), (ASKED, 1)]
+    rack.wait(31)
+    rack.bring_about(switching=FIRST)  # in POST
+    rack.wait(600)
+    for _ in range(3):
+        rack.bring_about(switching=FIRST)
+        rack.wait(31)
+    assert (rack.machine.resets, rack.switches["m1"]["power/check/1"].state) == (1, SwitchState.BACK)
+    assert rack.machine.boots[-1].target == "Pxe"
+
+
+def test_what_an_action_info_allows_is_asked_for(make_rack: Callable[..., Rack]) -> None:
+    rack = make_rack(profile=replace(GENERIC, reset_types=("On", "PowerCycle"), reset_info=True))
+    assert rack.bring_about(switching=replace(FIRST, manner=Manner.GRACEFUL_RESTART)).outcome is Outcome.APPLIED
+    assert rack.switches["m1"]["power/check/1"].type is ResetType.POWER_CYCLE
+    assert rack.machine.resets == 1
+
+
+def test_an_answer_that_is_lost_is_judged_by_marks(rack: Rack) -> None:
+    rack.server.fault(Drop(applied=True), on="POST", times=1)
+    assert rack.bring_about(switching=FIRST).outcome is Outcome.WAITING
+    assert (rack.machine.resets, rack.switches["m1"]["power/check/1"].state) == (1, RECORDED)
+    rack.wait(600)
+    rack.bring_about(switching=FIRST)
+    assert (rack.machine.resets, rack.switches["m1"]["power/check/1"].state) == (1, SwitchState.BACK)
+
+
+def test_a_request_that_never_arrived_is_sent_again_once_that_is_proven(rack: Rack) -> None:
+    rack.server.fault(Drop(applied=False), on="POST", times=1)
+    rack.bring_about(switching=FIRST)
+    rack.bring_about(switching=FIRST)
+    assert rack.machine.resets == 0  # it may still be on its way
+    rack.wait(61)
+    rack.bring_about(switching=FIRST)
+    assert (rack.machine.resets, rack.switches["m1"]["power/check/1"].state) == (1, ASKED)
+
+
+def test_where_nothing_proves_it_a_person_is_asked(make_rack: Callable[..., Rack]) -> None:
+    rack = make_rack(profile=SUPERMICRO_X10)
+    rack.server.fault(Drop(applied=False), on="POST", times=1)
+    rack.bring_about(switching=FIRST)
+    rack.wait(61)
+    result = rack.bring_about(switching=FIRST)
+    assert (result.outcome, result.asks) == (Outcome.STALLED, OperatorCondition.NEEDS_OPERATOR)
+    assert rack.machine.resets == 0
+
+
+def test_a_refusal_is_told_and_asked_for_again_once_it_is_proven(rack: Rack) -> None:
+    rack.server.fault(Status(status=400), on="POST", times=1)
+    assert rack.bring_about(switching=FIRST).outcome is Outcome.STALLED
+    rack.wait(61)
+    assert rack.bring_about(switching=FIRST).outcome is Outcome.APPLIED
+    assert rack.machine.resets == 1
+
+
+def test_a_system_that_does_not_shut_down_is_restarted_after_all(rack: Rack) -> None:
+    rack.machine.obeys = False
+    gently = replace(FIRST, manner=Manner.GRACEFUL_RESTART)
+    rack.bring_about(switching=gently)
+    rack.wait(SHUTDOWN.total_seconds() - 1)
+    rack.bring_about(switching=gently)
+    assert (rack.machine.resets, rack.switches["m1"]["power/check/1"].type) == (0, GENTLY)
+    rack.wait(1)
+    rack.bring_about(switching=gently)
+    assert (rack.machine.resets, rack.switches["m1"]["power/check/1"].type) == (1, ResetType.FORCE_RESTART)
+    rack.wait(SHUTDOWN.total_seconds())
+    rack.bring_about(switching=gently)
+    assert rack.machine.resets == 1
+
+
+def test_a_dry_run_says_what_it_would_ask_for_and_writes_nothing(rack: Rack) -> None:
+    rack.bring_about()
+    result = rack.bring_about(switching=FIRST, dry_run=True)
+    assert (result.message, rack.machine.resets, rack.switched) == ("would ask for ForceRestart", 0, [])
+
+
+def test_what_is_only_read_is_not_switched(rack: Rack) -> None:
+    rack.bring_about()
+    rack.bring_about(switching=FIRST, only_read=True)
+    assert (rack.machine.resets, rack.switched) == (0, [])

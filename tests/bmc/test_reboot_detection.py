@@ -1,0 +1,108 @@
+"""What marks prove of a reset, by the clock of the BMC that shows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from gitboot.bmc.reboot_detection import Marks, Reset, with_clock
+from tests.helpers.cases import for_each
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+SET = Marks(
+    last_reset_time="2026-11-17T12:00:00+00:00",
+    boot_progress_time="2026-11-17T12:02:00Z",
+    settled=True,
+    bmc_time="2026-11-20T12:00:00+00:00",
+    bmc_ahead_s=0,
+    manager_reset_time="2026-11-01T00:00:00+00:00",
+)
+RESET = replace(SET, last_reset_time="2026-11-20T12:10:00+00:00", bmc_time="2026-11-20T12:12:00+00:00")
+RESTARTED = "2026-11-20T12:05:00Z"
+NO_CLOCK = replace(SET, bmc_time=None, bmc_ahead_s=None, manager_reset_time=None)
+NO_MANAGER_RESET = replace(SET, manager_reset_time=None)
+
+
+def _last_reset(time: str) -> Marks:
+    return replace(RESET, last_reset_time=time)
+
+
+@for_each(
+    ("case", "before", "after", "reset"),
+    [
+        ("later than the setting", SET, RESET, Reset.SEEN),
+        ("at the second of the setting", SET, _last_reset("2026-11-20T12:00:00Z"), Reset.SEEN),
+        ("moved, but not since the setting", SET, _last_reset("2026-11-19T12:00:00Z"), Reset.UNKNOWN),
+        ("moved back", SET, _last_reset("2026-11-10T12:00:00Z"), Reset.UNKNOWN),
+        ("the same instant in another offset", SET, _last_reset("2026-11-17T21:00:00+09:00"), Reset.RULED_OUT),
+        ("not an instant, and moved", SET, _last_reset("now"), Reset.UNKNOWN),
+        ("one of two is later", SET, replace(SET, boot_progress_time="2026-11-20T12:11:00Z"), Reset.SEEN),
+        ("the Manager restarted", SET, replace(RESET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
+        ("so it did, and nothing moved", SET, replace(SET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
+        ("its restart is worked out", SET, replace(RESET, manager_reset_time="2026-11-01T00:00:02Z"), Reset.SEEN),
+        ("its last restart is no longer shown", SET, replace(RESET, manager_reset_time=None), Reset.UNKNOWN),
+        ("it never showed one", NO_MANAGER_RESET, replace(RESET, manager_reset_time=None), Reset.SEEN),
+        ("the clock stepped ahead", SET, replace(RESET, bmc_ahead_s=121), Reset.UNKNOWN),
+        ("the clock stepped back", SET, replace(RESET, bmc_ahead_s=-121), Reset.UNKNOWN),
+        ("the clock drifts", SET, replace(RESET, bmc_ahead_s=119), Reset.SEEN),
+        ("the clock cannot be read any more", SET, replace(RESET, bmc_time=None), Reset.UNKNOWN),
+        ("there never was a clock", NO_CLOCK, replace(RESET, bmc_time=None), Reset.SEEN),
+        ("the same, and a mark moved back", NO_CLOCK, replace(RESET, last_reset_time="2026-11-10"), Reset.UNKNOWN),
+        ("nothing moved", SET, SET, Reset.RULED_OUT),
+    ],
+)
+def test_what_marks_prove_by_their_clock(case: str, before: Marks, after: Marks, reset: Reset) -> None:
+    assert after.reset_since(before) is reset, case
+
+
+def test_what_stands_still_proves_something_only_where_it_is_known_to_move() -> None:
+    assert SET.reset_since(SET, moving=frozenset({"last_reset_time"})) is Reset.RULED_OUT
+    assert SET.reset_since(SET, moving=frozenset()) is Reset.UNKNOWN
+    only = replace(SET, boot_progress_time=None)
+    assert only.reset_since(SET, moving=frozenset({"boot_progress_time"})) is Reset.UNKNOWN
+
+
+@for_each(
+    ("then", "now", "reset"),
+    [
+        ("OSBootStarted", "OSRunning", Reset.UNKNOWN),
+        ("SystemHardwareInitializationComplete", "OSBootStarted", Reset.UNKNOWN),
+        ("OSBootStarted", "OSBootStarted", Reset.SEEN),
+        ("OSRunning", "OSRunning", Reset.SEEN),
+        ("OSRunning", "MemoryInitializationStarted", Reset.SEEN),
+        ("None", "OSRunning", Reset.SEEN),
+        ("OEM", "OSRunning", Reset.SEEN),
+        (None, "OSRunning", Reset.SEEN),
+    ],
+)
+def test_a_machine_that_comes_up_needs_no_reset_for_it(then: str | None, now: str, reset: Reset) -> None:
+    before = replace(SET, boot_progress=then)
+    after = replace(SET, boot_progress=now, boot_progress_time="2026-11-20T12:01:00Z")
+    assert after.reset_since(before) is reset
+    assert replace(after, last_reset_time="2026-11-20T12:00:30Z").reset_since(before) is Reset.SEEN
+
+
+def test_which_marks_have_moved() -> None:
+    assert RESET.moved_since(SET) == {"last_reset_time"}
+    assert replace(RESET, bmc_ahead_s=7200).moved_since(SET) == frozenset()
+    assert replace(RESET, bmc_time=None).moved_since(SET) == {"last_reset_time"}  # as far as an ordinary reading shows
+
+
+@pytest.mark.parametrize(
+    ("bmc_time", "ahead"),
+    [
+        ("2026-11-20T12:00:07Z", 7),
+        ("2026-11-20T21:00:00+09:00", 0),
+        ("2026-11-20T11:00:00", -3600),
+        ("1970-01-01T00:00:00Z", -1795176000),
+    ],
+)
+def test_how_far_a_bmc_is_ahead_of_our_clock(bmc_time: str, ahead: int) -> None:
+    marks = with_clock(Marks(), bmc_time=bmc_time, manager_reset_time=None, at=NOON)
+    assert (marks.bmc_time, marks.bmc_ahead_s) == (bmc_time, ahead)
+
+
+def test_a_clock_that_shows_no_time_is_none() -> None:
+    assert with_clock(Marks(), bmc_time="soon", manager_reset_time="2026-11-01T00:00:00Z", at=NOON) == Marks()

@@ -1,0 +1,331 @@
+"""`gitboot bmc scan`: who answers in a network, whether documents say so, and the documents that it writes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from gitboot.bmc.identity import Shown
+from gitboot.bmc.redfish.resources import Resource, manager_path
+from gitboot.bmc.scan import (
+    MOST_ADDRESSES,
+    FoundNic,
+    FoundServer,
+    addresses,
+    compare,
+    document_for,
+    found_server,
+    name_for,
+)
+from gitboot.cli.main import Exit
+from gitboot.errors import UsageError
+from gitboot.fleet.identities import BmcAccess, Machine
+from gitboot.model.scalars import MacAddress, SystemUuid
+from gitboot.model.server import Architecture
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.instance_with_bmcs import Done, Rack, typed
+from tests.helpers.redfish_double.faults import Redirect
+
+# Which addresses are meant
+
+
+@for_each(
+    ("places", "ports", "meant"),
+    [
+        (["10.0.0.0/30"], [443], ["https://10.0.0.1", "https://10.0.0.2"]),
+        (["10.0.0.7/32"], [443], ["https://10.0.0.7"]),
+        (["10.0.0.7"], [443, 8443], ["https://10.0.0.7", "https://10.0.0.7:8443"]),
+        (["fd00::4/127"], [8443], ["https://[fd00::4]:8443", "https://[fd00::5]:8443"]),
+        (["bmc7.example.net", "bmc7.example.net"], [443], ["https://bmc7.example.net"]),
+        (["http://10.0.0.7:8000/", "10.0.0.7"], [443], ["http://10.0.0.7:8000", "https://10.0.0.7"]),
+    ],
+    ids=["network", "one of it", "ports", "IPv6", "twice", "URL"],
+)
+def test_the_addresses_that_are_meant(places: list[str], ports: list[int], meant: list[str]) -> None:
+    assert addresses(places, ports) == tuple(meant)
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("10.0.0.0/8", "10.0.0.0/8 makes 16,777,216 addresses; at most 4,096 at a time"),
+        ("10.0.0.0/19", "10.0.0.0/19 makes 8,190 addresses; at most 4,096 at a time"),
+        ("fd00::/64", "at most 4,096 at a time"),
+        ("10.0.0.0/33", "is no network, address or host name"),
+        ("ftp://10.0.0.7", "is no address of a BMC"),
+        ("https://root:secret@10.0.0.7", "is no address of a BMC"),
+    ],
+)
+def test_what_is_none_or_too_many(place: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        addresses([place], [443])
+    assert len(addresses(["10.0.0.0/20"], [443])) == MOST_ADDRESSES - 2
+
+
+# What is not as documents say
+
+A, B, C = "https://10.0.0.1", "https://10.0.0.2", "https://10.0.0.3"
+
+
+def _machine(name: str, address: str | None) -> Machine:
+    bmc = None
+    if address is not None:
+        bmc = BmcAccess(address=address, system=None, credentials="rack", verify=True, ca=None)
+    mac = MacAddress(mac_of(name).replace(":", "-"))
+    return Machine(uuid=SystemUuid(uuid_of(name)), name=name, macs=(mac,), serial=None, bmc=bmc)
+
+
+def _found(name: str, address: str) -> FoundServer:
+    nic = FoundNic(name="eno1", mac=MacAddress(mac_of(name).replace(":", "-")))
+    shown = Shown(uuid=SystemUuid(uuid_of(name)), serial="7M2XKQ3")
+    return FoundServer(address=address, system="/redfish/v1/Systems/1", shown=shown, nics=(nic,))
+
+
+WEB01, WEB02 = _machine("web01", A), _machine("web02", B)
+
+
+@for_each(
+    ("found", "described", "unread", "expected"),
+    [
+        pytest.param([_found("web01", A)], [WEB01], [], [], id="as described"),
+        pytest.param(
+            [_found("web01", B), _found("web02", A)],
+            [WEB01, WEB02],
+            [],
+            [("Swapped", "web01", B), ("Swapped", "web02", A)],
+            id="swapped",
+        ),
+        pytest.param([_found("web01", C)], [WEB01], [], [("Moved", "web01", C)], id="moved"),
+        pytest.param(
+            [_found("web01", B)],
+            [WEB01, WEB02],
+            [],
+            [("Missing", "web02", B), ("Moved", "web01", B)],
+            id="in its place",
+        ),
+        pytest.param([_found("web01", A)], [_machine("web01", None)], [], [("Moved", "web01", A)], id="no BMC"),
+        pytest.param([], [WEB01], [], [("Missing", "web01", A)], id="missing"),
+        pytest.param([], [WEB01], [A], [], id="not read"),
+        pytest.param([], [_machine("web01", "https://10.9.9.9")], [], [], id="not asked"),
+        pytest.param([_found("new", C)], [WEB01], [A], [("Unknown", None, C)], id="unknown"),
+        pytest.param(
+            [_found("new", A)], [WEB01], [], [("Missing", "web01", A), ("Unknown", None, A)], id="unknown in its place"
+        ),
+        pytest.param(
+            [replace(_found("web01", A), nics=_found("new", A).nics)],
+            [WEB01],
+            [],
+            [("Interfaces", "web01", A)],
+            id="another card",
+        ),
+        pytest.param([replace(_found("web01", A), nics=())], [WEB01], [], [], id="shows no card"),
+    ],
+)
+def test_what_is_not_as_described(
+    found: list[FoundServer], described: list[Machine], unread: list[str], expected: list[tuple[str, str | None, str]]
+) -> None:
+    compared = compare(found, described, (A, B, C), unread)
+    assert [(each.what, each.server, each.address) for each in compared.differences] == expected
+
+
+def test_a_name_is_no_other_documents() -> None:
+    found = replace(_found("new", A), shown=Shown(uuid=SystemUuid(uuid_of("new")), serial="7M2 XKQ3"))
+    assert name_for(found, ()) == "7m2-xkq3"
+    assert name_for(found, {"7m2-xkq3", "7m2-xkq3-2"}) == "7m2-xkq3-3"
+    nameless = replace(found, shown=replace(found.shown, serial="To be filled"))
+    assert name_for(nameless, ()) == f"server-{uuid_of('new')[:8]}"
+    dell = replace(found, maker="Dell Inc.", shown=replace(found.shown, sku="F54P1G3"))
+    assert (dell.serial, found.serial) == ("F54P1G3", "7M2 XKQ3")
+
+
+def test_what_a_bmc_shows_cannot_write_yaml_of_its_own() -> None:
+    nic = FoundNic(name='x"\nlifecycle: Active', mac=MacAddress("52-54-00-00-00-01"))
+    text = document_for(replace(_found("new", A), nics=(nic,)), "new", "rack", verify=True)
+    assert [line for line in text.splitlines() if line.lstrip().startswith("lifecycle")] == [
+        "  lifecycle: Parked  # until somebody knows what it is to be: then take this line out"
+    ]
+
+
+# The command, over real HTTP
+
+
+class _Website(BaseHTTPRequestHandler):
+    """What is not Redfish, and must not be sent a password."""
+
+    def do_GET(self) -> None:
+        self.server.authorizations.append(self.headers.get("Authorization"))  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>hello</html>")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep silent."""
+
+
+@pytest.fixture(scope="module")
+def website() -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Website) as server:
+        server.authorizations = []  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+    """web01 as described, web02 with another card, web03 gone; new01 that nobody has described."""
+    with Rack(tmp_path_factory.mktemp("rack")) as rack:
+        for name in ("web01", "web02", "web03"):
+            rack.add(name).machine.nics = {"NIC.1": mac_of(name)}
+        rack.blades["web02"].machine.nics = {"NIC.1": "52:54:00:99:99:99"}
+        rack.push()
+        rack.blades["web03"].bmc.__exit__(None, None, None)
+        yield rack
+
+
+def _scan(rack: Rack, *more: object) -> Done:
+    return typed(
+        "bmc", "scan", *more, "--credentials", rack.credentials, "--as", "rack", "--path", rack.repository.work
+    )
+
+
+def test_a_rack_is_found_and_compared(rack: Rack, website: ThreadingHTTPServer, tmp_path: Path) -> None:
+    new, bmc = rack.bmc("new01")
+    new.nics = {"NIC.1": "52:54:00:aa:00:01", "NIC.2": "52:54:00:aa:00:02", "NIC.3": "00:00:00:00:00:00"}
+    urls = [*(blade.bmc.url for blade in rack.blades.values()), bmc.url, f"http://127.0.0.1:{website.server_port}"]
+    (tmp_path / "bmcs").write_text("# the rack\n" + "\n".join(urls) + "\n")
+
+    done = _scan(rack, tmp_path / "bmcs", "--out", tmp_path / "out", "--detailed-exitcode")
+    assert (done.code, done.err) == (Exit.CHANGES, "")
+    web02, web03 = (rack.blades[name].bmc.url for name in ("web02", "web03"))
+    name = new.serial.lower()
+    told = " ".join(done.out.split())  # where lines end depends on how long a port's number is
+    assert told.endswith(
+        f"Interfaces: web02 at {web02}: its BMC does not show {mac_of('web02')}; it shows 52:54:00:99:99:99"
+        f" Missing: web03 at {web03}: nobody answers there"
+        f' Unknown: {bmc.url}: no document describes UUID {new.uuid}, serial "{new.serial}", SKU "{new.sku}"'
+        f" wrote {tmp_path / 'out' / 'servers' / name}.yaml"
+        " 5 addresses asked: 3 machines, 3 differences"
+    )
+    assert [line for line in done.out.splitlines() if len(line) > 100 and "wrote" not in line] == []
+    assert set(website.authorizations) == {None}  # type: ignore[attr-defined]
+
+    written = (tmp_path / "out" / "servers" / f"{name}.yaml").read_text()
+    assert '- {name: "NIC.1", mac: "52:54:00:aa:00:01"}' in written
+    assert "00:00:00:00:00:00" not in written
+    assert new.writes == []
+
+
+def test_what_is_found_boots_nothing_once_it_is_merged(rack: Rack, tmp_path: Path) -> None:
+    new, bmc = rack.bmc("new02")
+    new.nics = {"NIC.1": "52:54:00:aa:00:09"}
+    assert _scan(rack, bmc.url, "--out", rack.repository.work).code == Exit.FINE
+    try:
+        validated = typed("validate", rack.repository.work)
+        assert (validated.code, validated.out.count("error")) == (Exit.FINE, 0), validated
+        planned = typed("plan", rack.repository.work, "-o", "json").json
+        (plan,) = [each for each in planned["items"] if each["server"] == new.serial.lower()]
+        assert (plan["digest"], plan["override"]) == (None, None)
+        again = _scan(rack, bmc.url, "-o", "json").json
+        assert [item["server"] for item in again["items"]] == [new.serial.lower()]
+        assert again["differences"] == []
+    finally:
+        (rack.repository.work / "servers" / f"{new.serial.lower()}.yaml").unlink()
+
+
+def test_what_cannot_be_read_is_named_and_counts_as_neither_here_nor_missing(rack: Rack, tmp_path: Path) -> None:
+    web01 = rack.blades["web01"]
+    rack.give_password("wrong")
+    try:
+        done = _scan(rack, web01.bmc.url)
+    finally:
+        rack.give_password("correct-horse-staple")
+    assert done.code == Exit.PARTIAL
+    assert "refuses the user name or password" in " ".join(done.out.split())
+    assert "0 machines, 0 differences, 1 not read" in done.out
+
+
+def test_without_a_fleet_every_machine_is_unknown(rack: Rack) -> None:
+    done = typed("bmc", "scan", rack.blades["web01"].bmc.url, "--credentials", rack.credentials, "--as", "rack")
+    assert (done.code, done.out.splitlines()[-1]) == (Exit.FINE, "1 address asked: 1 machine, 1 difference")
+
+
+def test_nobody_is_asked_without_credentials(rack: Rack) -> None:
+    done = typed("bmc", "scan", "127.0.0.1", "--credentials", rack.credentials, "--as", "other")
+    assert (done.code, done.out) == (Exit.USAGE, "")
+    assert "no credentials named other" in done.err
+
+
+def test_nobody_is_asked_whom_the_instances_own_word_leaves_out(rack: Rack) -> None:
+    web01 = rack.blades["web01"]
+    before = len(web01.machine.requests)
+    trust = rack.credentials / "access.toml"
+    said = trust.read_text()
+    trust.write_text('networks = ["10.0.0.0/8"]\nhttp = true\n')
+    try:
+        done = _scan(rack, web01.bmc.url)
+    finally:
+        trust.write_text(said)
+    assert done.code == Exit.PARTIAL
+    assert "names others" in " ".join(done.out.split())
+    assert len(web01.machine.requests) == before
+
+
+def test_a_redirect_is_not_followed_with_a_password(rack: Rack, website: ThreadingHTTPServer) -> None:
+    web01 = rack.blades["web01"]
+    web01.bmc.fault(Redirect(location=f"http://127.0.0.1:{website.server_port}/redfish/v1/"))
+    seen = len(website.authorizations)  # type: ignore[attr-defined]
+    done = _scan(rack, web01.bmc.url)
+    assert done.code == Exit.PARTIAL
+    assert "redirected to" in " ".join(done.out.split())
+    assert len(website.authorizations) == seen  # type: ignore[attr-defined]
+
+
+def test_values_of_other_types_than_redfish_has_count_as_not_shown() -> None:
+    nics: list[dict[str, object]] = [
+        {"PermanentMACAddress": 7, "MACAddress": "52:54:00:aa:00:01"},
+        {"MACAddress": ["52:54:00:aa:00:02"]},
+    ]
+    found = found_server(
+        "https://bmc.test",
+        Resource(url="https://bmc.test/redfish/v1/Systems/1", body={"UUID": 7, "Links": [], "Manufacturer": {}}),
+        alone=True,
+        nics=[Resource(url=f"https://bmc.test/nic/{n}", body=body) for n, body in enumerate(nics)],
+        processor=Resource(url="https://bmc.test/cpu", body={"InstructionSet": ["x86-64"]}),
+    )
+    assert ([nic.mac for nic in found.nics], found.architecture) == (["52-54-00-aa-00-01"], None)
+    strange: list[object] = [[], {"ManagedBy": {}}, {"ManagedBy": ["a"]}, None]
+    assert {manager_path({"Links": each}) for each in strange} == {None}
+
+
+def test_an_architecture_that_is_not_shown_is_marked_for_a_look() -> None:
+    found = _found("new", A)
+    assert "architecture: x86_64  # not shown by its BMC: look" in document_for(found, "new", "rack", verify=True)
+    shown = replace(found, architecture=Architecture.AARCH64)
+    assert "architecture: aarch64\n" in document_for(shown, "new", "rack", verify=False)
+    assert "tls: {verify: false}" in document_for(shown, "new", "rack", verify=False)
+
+
+def test_a_new_server_is_what_its_bmc_shows_with_what_it_is_like(rack: Rack) -> None:
+    new, bmc = rack.bmc("new03")
+    new.nics = {"NIC.1": "52:54:00:aa:00:19"}
+    options = ("--path", rack.repository.work, "--credentials", rack.credentials, "--as", "rack")
+    command = ("new", "server", "new03", "--bmc", bmc.url, *options)
+    try:
+        done = typed(*command, "--like", "web01")
+        assert done.code == Exit.FINE, done
+        text = (rack.repository.work / "servers" / "new03.yaml").read_text()
+        assert f"uuid: {new.uuid}" in text and f"address: {bmc.url}" in text and "lifecycle: Parked" in text
+        assert typed("validate", rack.repository.work).code == Exit.FINE
+        assert "Server/new03 is there already" in typed(*command).err
+        assert new.writes == []
+    finally:
+        (rack.repository.work / "servers" / "new03.yaml").unlink()

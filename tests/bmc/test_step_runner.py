@@ -1,0 +1,507 @@
+"""One BMC brought about, and many at once: in which order, with what outcome, and what is never said."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gitboot.bmc.credentials import Credentials, read_credentials
+from gitboot.bmc.override_state import Enabled, OverrideRecord, State, Wanted
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.redfish.transport import tls_context
+from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
+from gitboot.bmc.worker_pool import BmcPool
+from gitboot.errors import LedgerError, UsageError
+from gitboot.model.scalars import SystemUuid
+from tests.helpers.bmcs import (
+    ALWAYS,
+    ONCE,
+    PASSWORD,
+    SECRETS,
+    SET_AT_BMC,
+    USER,
+    MakeRack,
+    Rack,
+    racks,
+    write_credentials,
+)
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Body, Drop, Fault, Intrusion, Redirect, Reverted, Status
+from tests.helpers.redfish_double.profiles import ILO6
+
+
+@pytest.fixture
+def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
+    with racks(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture
+def rack(make_rack: MakeRack) -> Rack:
+    return make_rack()
+
+
+# One BMC
+
+
+def test_an_override_is_recorded_before_it_is_set_and_set_before_it_is_confirmed(rack: Rack) -> None:
+    result = rack.bring_about()
+    assert rack.written == [("web01", State.RECORDED, 0), ("web01", State.CONFIRMED, 1)]
+    assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Once Pxe")
+    assert [record.state for record in result.wrote] == [State.RECORDED, State.CONFIRMED]
+    assert result.observed is not None and result.observed.override.enabled is Enabled.ONCE
+    assert rack.machine.writes == [{"Boot": SET_AT_BMC}]
+
+
+def test_what_is_as_it_should_be_is_read_once_and_left_alone(rack: Rack) -> None:
+    rack.bring_about()
+    before = len(rack.machine.requests)
+    result = rack.bring_about()
+    assert (result.outcome, result.wrote) == (Outcome.UNCHANGED, ())
+    assert len(rack.machine.requests) == before + 1
+
+
+def test_a_withdrawal_is_recorded_before_it_is_made(rack: Rack) -> None:
+    rack.bring_about()
+    del rack.written[:]
+    result = rack.bring_about(None)
+    assert rack.written == [("web01", State.WITHDRAWING, 1), ("web01", State.WITHDRAWN, 2)]
+    assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Disabled Pxe")
+
+
+def test_another_reason_is_withdrawn_before_the_wanted_one_is_set(rack: Rack) -> None:
+    rack.bring_about()
+    del rack.written[:]
+    rack.bring_about(replace(ALWAYS, reason="maintenance/repair/0"))
+    assert [state for _, state, _ in rack.written] == [
+        State.WITHDRAWING,
+        State.WITHDRAWN,
+        State.RECORDED,
+        State.CONFIRMED,
+    ]
+    assert rack.records["web01"]["provision/1"].state is State.WITHDRAWN
+
+
+@pytest.mark.parametrize(
+    ("case", "fault", "outcome", "left", "said"),
+    [
+        ("at work on something else", Status(status=409), Outcome.WAITING, State.WITHDRAWN, "409"),
+        ("not now", Status(status=503), Outcome.WAITING, State.WITHDRAWN, "503"),
+        ("each form of its ETag", Status(status=412), Outcome.WAITING, State.UNSENT, "412"),
+        ("someone set the same meanwhile", Intrusion(boot=SET_AT_BMC), Outcome.WAITING, State.SET_BY_ANOTHER, "412"),
+        (
+            "someone set another meanwhile",
+            Intrusion(boot={"BootSourceOverrideTarget": "Hdd"}),
+            Outcome.WAITING,
+            State.UNSENT,
+            "412",
+        ),
+        ("not a value it takes", Status(status=400), Outcome.STALLED, State.WITHDRAWN, "400"),
+        ("not allowed", Status(status=403), Outcome.STALLED, State.WITHDRAWN, "403"),
+        ("no answer, and nothing done", Drop(applied=False), Outcome.WAITING, State.RECORDED, "PATCH"),
+        ("no answer, but it is done", Drop(applied=True), Outcome.WAITING, State.RECORDED, "PATCH"),
+        ("undone right after", Reverted(), Outcome.WAITING, State.RECORDED, "a moment ago"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_becomes_of_a_refused_or_lost_patch(
+    rack: Rack, case: str, fault: Fault, outcome: Outcome, left: State, said: str
+) -> None:
+    times = 4 if isinstance(fault, Status) and fault.status == 412 else 1  # "x", x, *, and without If-Match
+    rack.server.fault(fault, on="PATCH", times=times)
+    result = rack.bring_about()
+    assert (result.outcome, rack.records["web01"]["provision/1"].state) == (outcome, left), case
+    assert said in result.message
+    assert result.wrote[0].state is State.RECORDED
+    assert len(rack.machine.writes) == times
+
+
+@pytest.mark.parametrize(("applied", "patches"), [(True, 1), (False, 2)])
+def test_a_lost_answer_is_followed_by_a_look_and_at_most_by_what_is_missing(
+    rack: Rack, applied: bool, patches: int
+) -> None:
+    rack.see_marks_move()
+    rack.server.fault(Drop(applied=applied), on="PATCH")
+    rack.bring_about()
+    rack.wait(120)
+    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert rack.records["web01"]["provision/1"].state is State.CONFIRMED
+    assert len(rack.machine.writes) == patches
+
+
+def test_a_lost_answer_is_for_a_person_where_no_mark_was_ever_seen_to_move(rack: Rack) -> None:
+    rack.server.fault(Drop(applied=False), on="PATCH")
+    rack.bring_about()
+    rack.wait(120)
+    result = rack.bring_about()
+    assert (result.outcome, result.message[:14]) == (Outcome.STALLED, "NeedsOperator:")
+    assert len(rack.machine.writes) == 1
+
+
+@pytest.mark.parametrize("status", [409, 503])
+def test_a_bmc_that_is_too_busy_to_be_read_waits_with_nothing_recorded(rack: Rack, status: int) -> None:
+    rack.server.fault(Status(status=status), times=2)
+    result = rack.bring_about()
+    assert (result.outcome, result.observed, rack.written) == (Outcome.WAITING, None, [])
+
+
+@pytest.mark.parametrize("method", ["GET", "PATCH"])
+def test_for_how_long_a_busy_bmc_asks_to_be_left_alone_is_part_of_the_result(rack: Rack, method: str) -> None:
+    rack.server.fault(Status(status=503, headers={"Retry-After": "120"}), on=method, times=2)
+    assert rack.bring_about().retry_after_s == 120
+
+
+@pytest.mark.parametrize(
+    "fault", [Body(body=b"{"), Body(body=b"[]"), Redirect(location="http://192.0.2.1/"), Status(status=500)], ids=repr
+)
+def test_garbage_is_an_outcome_and_never_an_exception(rack: Rack, fault: Fault) -> None:
+    rack.server.fault(fault, times=2)
+    result = rack.bring_about()
+    assert result.outcome in (Outcome.WAITING, Outcome.STALLED)
+    assert rack.server.url in result.message
+    assert rack.written == []
+
+
+def test_a_bmc_in_post_waits(make_rack: MakeRack) -> None:
+    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=ILO6))
+    rack.machine.reset()
+    rack.machine.advance(30)
+    rack.now = rack.machine.now
+    result = rack.bring_about()
+    assert (result.outcome, result.message) == (Outcome.WAITING, "the machine is in POST")
+    assert rack.machine.writes == []
+
+
+def test_an_override_that_someone_keeps_undoing_is_left_to_a_person(rack: Rack) -> None:
+    rack.server.fault(Reverted(), on="PATCH", times=20)
+    outcomes = []
+    for _ in range(6):
+        outcomes.append(rack.bring_about(ALWAYS))
+        rack.now += timedelta(minutes=2)
+    assert [result.outcome for result in outcomes] == [Outcome.WAITING] * 4 + [Outcome.STALLED] * 2
+    assert outcomes[-1].message.startswith("Contended: Continuous Pxe was set 4 times")
+    assert len(rack.machine.writes) == 4
+
+
+def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
+    rack.server.fault(Reverted(), on="PATCH", times=20)
+    job = rack.job(replace(ALWAYS, set_again=True))
+    ticks = iter(range(100))
+
+    def clock() -> datetime:
+        return rack.now + timedelta(minutes=20) * next(ticks)  # no more than three corrections an hour
+
+    with BmcConnection(job.bmc.address, Credentials(username=USER, password=PASSWORD), system=job.bmc.system) as bmc:
+        result = bring_about(bmc, job, lambda record: rack.write(job.uuid, record), clock)
+    assert (result.outcome, result.message) == (Outcome.WAITING, "not settled after 16 steps")
+
+
+def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
+    result = rack.bring_about(password="wrong")
+    assert result.outcome is Outcome.STALLED
+    assert "401" in result.message
+    assert [request.method for request in rack.server.service.requests] == ["GET"]
+    assert rack.written == []
+
+
+@pytest.mark.parametrize(
+    ("case", "times_set", "wanted", "said"),
+    [
+        ("to be set", False, ONCE, "Once"),
+        ("to be withdrawn", True, None, '{"BootSourceOverrideEnabled": "Disabled"}'),
+        ("as it should be", True, ONCE, "the BMC shows Once Pxe"),
+    ],
+)
+def test_a_dry_run_says_the_patch_and_writes_nothing(
+    rack: Rack, case: str, times_set: bool, wanted: Wanted | None, said: str
+) -> None:
+    if times_set:
+        rack.bring_about()
+    written, patches = list(rack.written), list(rack.machine.writes)
+    result = rack.bring_about(wanted, dry_run=True)
+    assert (result.outcome, rack.written, rack.machine.writes) == (Outcome.UNCHANGED, written, patches), case
+    assert said in result.message
+    assert result.message.startswith("the BMC" if case == "as it should be" else "would PATCH /redfish/v1/Systems/1: {")
+
+
+# Credentials
+
+
+def test_credentials_are_two_files_whose_last_newline_does_not_count(tmp_path: Path) -> None:
+    write_credentials(tmp_path, "rack", " spaces stay ")
+    assert read_credentials(tmp_path, "rack") == Credentials(username=USER, password=" spaces stay ", name="rack")
+
+
+@pytest.mark.parametrize("missing", ["directory", "username", "password"])
+def test_missing_credentials_are_named_with_the_files_they_need(tmp_path: Path, missing: str) -> None:
+    if missing != "directory":
+        write_credentials(tmp_path, "rack")
+        (tmp_path / "rack" / missing).unlink()
+    with pytest.raises(UsageError, match=r"no credentials named rack: .*/rack needs the files username and password"):
+        read_credentials(tmp_path, "rack")
+
+
+def test_a_password_that_is_no_text_is_named_with_its_file(tmp_path: Path) -> None:
+    write_credentials(tmp_path, "rack")
+    (tmp_path / "rack" / "password").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="rack/password is not text in UTF-8"):
+        read_credentials(tmp_path, "rack")
+
+
+def finished(fleet: BmcPool, job: Job) -> Result:
+    assert fleet.submit([job]) == {job.uuid}
+    return fleet.finished(wait_all=True)[job.uuid]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (True, "no credentials named other: "),
+        (False, "no directory of credentials is given, and other is needed (--credentials)"),
+    ],
+)
+def test_without_credentials_a_bmc_is_stalled_and_never_asked(rack: Rack, given: bool, said: str) -> None:
+    with rack.fleet(credentials=rack.folder if given else None) as fleet:
+        result = finished(fleet, rack.job(credentials="other"))
+    assert result.outcome is Outcome.STALLED
+    assert said in result.message
+    assert rack.server.connections == 0
+
+
+def test_credentials_are_read_anew_and_a_change_makes_a_new_connection(rack: Rack) -> None:
+    with rack.fleet() as fleet:
+        write_credentials(rack.folder, password="wrong")
+        assert finished(fleet, rack.job()).outcome is Outcome.STALLED
+        write_credentials(rack.folder)
+        assert finished(fleet, rack.job()).outcome is Outcome.APPLIED
+    assert rack.server.connections == 2
+
+
+# Many BMCs
+
+
+def three_machines() -> list[Machine]:
+    names = ("web01", "web02", "web03")
+    return [Machine(name, uuid=uuid_of(name), system=name) for name in names]
+
+
+def test_a_connection_is_kept_from_job_to_job(rack: Rack) -> None:
+    with rack.fleet() as fleet:
+        for wanted in (ONCE, None, ONCE):
+            assert finished(fleet, rack.job(wanted)).outcome is Outcome.APPLIED
+    assert rack.server.connections == 1
+
+
+def test_another_address_is_another_connection(rack: Rack) -> None:
+    with rack.fleet() as fleet:
+        finished(fleet, rack.job())
+        finished(fleet, rack.job(address=rack.server.url.replace("127.0.0.1", "localhost")))
+        finished(fleet, rack.job(address=rack.server.url.replace("127.0.0.1", "localhost")))
+    assert rack.server.connections == 2
+
+
+def test_results_are_collected_once_by_server(make_rack: MakeRack) -> None:
+    rack = make_rack(*three_machines())
+    ended = threading.Semaphore(0)
+    results: dict[SystemUuid, Result] = {}
+    with rack.fleet(on_finished=ended.release) as fleet:
+        begun = fleet.submit([rack.job(machine=machine) for machine in reversed(rack.machines)])
+        while len(results) < len(rack.machines):
+            assert ended.acquire(timeout=60)
+            results |= fleet.finished()
+        assert fleet.finished() == {}
+    assert begun == {uuid_of(name) for name in ("web01", "web02", "web03")}
+    assert [result.server for result in results.values()] == ["web01", "web02", "web03"]
+    assert {result.outcome for result in results.values()} == {Outcome.APPLIED}
+    assert {(result.server, result.uuid) for result in results.values()} == {
+        (machine.name, machine.uuid) for machine in rack.machines
+    }
+
+
+def test_one_bmc_that_cannot_be_reached_keeps_no_other_waiting(make_rack: MakeRack) -> None:
+    rack = make_rack(*three_machines())
+    with rack.fleet() as fleet:
+        dead = rack.job(machine=rack.machines[1], address="http://127.0.0.1:1")
+        fleet.submit([rack.job(machine=rack.machines[0]), dead, rack.job(machine=rack.machines[2])])
+        results = fleet.finished(wait_all=True)
+    outcomes = {result.server: result.outcome for result in results.values()}
+    assert outcomes == {"web01": Outcome.APPLIED, "web02": Outcome.WAITING, "web03": Outcome.APPLIED}
+
+
+@dataclass
+class Gate:
+    """Holds a job of one server where it is about to change its BMC."""
+
+    rack: Rack
+    held: str
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+
+    def write(self, uuid: SystemUuid, record: OverrideRecord) -> None:
+        self.rack.write(uuid, record)
+        if uuid == uuid_of(self.held) and record.state is State.RECORDED:
+            self.reached.set()
+            assert self.opened.wait(60)
+
+
+def test_a_server_has_one_job_at_a_time(make_rack: MakeRack) -> None:
+    rack = make_rack(*three_machines())
+    gate = Gate(rack, "web01")
+    jobs = [rack.job(machine=machine) for machine in rack.machines[:2]]
+    ended = threading.Event()
+    with rack.fleet(write=gate.write, on_finished=ended.set) as fleet:
+        assert fleet.submit(jobs[:1]) == {uuid_of("web01")}
+        assert gate.reached.wait(60)
+        assert fleet.submit(jobs) == {uuid_of("web02")}
+        assert ended.wait(60)
+        assert list(fleet.finished()) == [uuid_of("web02")]
+        gate.opened.set()
+        assert list(fleet.finished(wait_all=True)) == [uuid_of("web01")]
+        assert finished(fleet, rack.job(machine=rack.machines[0])).outcome is Outcome.UNCHANGED
+    assert len(rack.machines[0].writes) == 1
+
+
+def test_closing_lets_a_job_end_that_is_under_way_and_begins_no_other(make_rack: MakeRack) -> None:
+    rack = make_rack(*three_machines())
+    gate = Gate(rack, "web01")
+    with rack.fleet(write=gate.write, parallel=1) as fleet:
+        fleet.submit([rack.job(machine=machine) for machine in rack.machines])
+        assert gate.reached.wait(60)
+        closing = threading.Thread(target=fleet.close)
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive()
+        gate.opened.set()
+        closing.join(60)
+        assert not closing.is_alive()
+    assert rack.records["web01"]["provision/1"].state is State.CONFIRMED
+    assert [len(machine.requests) for machine in rack.machines[1:]] == [0, 0]
+
+
+def test_a_dry_run_is_one_for_every_job(rack: Rack) -> None:
+    with rack.fleet(dry_run=True) as fleet:
+        assert finished(fleet, rack.job()).message.startswith("would PATCH")
+    assert (rack.written, rack.machine.writes) == ([], [])
+
+
+def test_what_cannot_be_written_down_is_not_done_and_spoils_no_other_job(make_rack: MakeRack) -> None:
+    rack = make_rack(*three_machines())
+
+    def write(uuid: SystemUuid, record: OverrideRecord) -> None:
+        if uuid == uuid_of("web02"):
+            raise LedgerError("the disk is full")
+        rack.write(uuid, record)
+
+    with rack.fleet(write=write) as fleet:
+        fleet.submit([rack.job(machine=machine) for machine in rack.machines])
+        results = fleet.finished(wait_all=True)
+    assert {result.server: (result.outcome, result.answered) for result in results.values()} == {
+        "web01": (Outcome.APPLIED, True),
+        "web02": (Outcome.WAITING, True),
+        "web03": (Outcome.APPLIED, True),
+    }
+    assert results[SystemUuid(uuid_of("web02"))].message == "the disk is full"
+    assert [len(machine.writes) for machine in rack.machines] == [1, 0, 1]
+
+
+def test_a_job_that_has_not_begun_gives_way_to_what_is_wanted_now(make_rack: MakeRack) -> None:
+    rack = make_rack(*three_machines())
+    gate = Gate(rack, "web01")
+    web01, web02, web03 = rack.machines
+    with rack.fleet(write=gate.write, parallel=1) as fleet:
+        fleet.submit([rack.job(machine=web01), rack.job(machine=web02), rack.job(machine=web03)])
+        assert gate.reached.wait(60)
+        assert fleet.submit([rack.job(ALWAYS, machine=web02)]) == {web02.uuid}
+        fleet.forget([SystemUuid(web03.uuid)])
+        gate.opened.set()
+        fleet.finished(wait_all=True)
+    assert [each["Boot"]["BootSourceOverrideEnabled"] for each in web02.writes] == ["Continuous"]
+    assert web03.requests == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "asked"),
+    [
+        (ALWAYS, ["GET system", "PATCH system", "GET system"]),
+        (ONCE, ["GET system", "GET manager", "PATCH system", "GET system"]),  # its clock
+        (None, ["GET system"]),
+    ],
+    ids=["Continuous", "Once", "nothing"],
+)
+def test_no_more_is_asked_than_it_takes(rack: Rack, wanted: Wanted | None, asked: list[str]) -> None:
+    rack.bring_about(wanted)
+    names = {rack.machine.path: "system", rack.machine.manager_path: "manager"}
+    assert [f"{each.method} {names[each.path]}" for each in rack.server.service.requests] == asked
+    rack.server.service.requests.clear()
+    rack.bring_about(wanted)
+    assert [each.method for each in rack.server.service.requests] == ["GET"]
+
+
+@pytest.mark.parametrize(("until_s", "times_set"), [(1, 1), (0, 0), (-1, 0)])
+def test_nothing_is_set_from_the_instant_on_at_which_something_else_may_be_wanted(
+    rack: Rack, until_s: int, times_set: int
+) -> None:
+    result = rack.bring_about(replace(ONCE, until=rack.now + timedelta(seconds=until_s)))
+    assert (len(rack.machine.writes), result.outcome) == (times_set, Outcome.APPLIED if times_set else Outcome.WAITING)
+
+
+# Trust and secrets
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.mark.parametrize(
+    ("case", "outcome", "said"),
+    [
+        ("its authority", Outcome.APPLIED, "Once Pxe"),
+        ("no authority, and no check", Outcome.APPLIED, "Once Pxe"),
+        ("the machine's own authorities", Outcome.STALLED, "certificate refused"),
+        ("garbage", Outcome.STALLED, "bmc.tls.ca of web01 is not a certificate in PEM"),
+    ],
+)
+def test_a_bmc_is_trusted_by_the_authority_of_its_document(
+    make_rack: MakeRack, authority: Authority, case: str, outcome: Outcome, said: str
+) -> None:
+    rack = make_rack(tls=authority.server_context())
+    ca = {"its authority": authority.pem, "garbage": "-----BEGIN CERTIFICATE-----"}.get(case)
+    with rack.fleet() as fleet:
+        result = finished(fleet, rack.job(ca=ca, verify="no check" not in case))
+    assert (result.outcome, said in result.message) == (outcome, True), result.message
+
+
+def test_bmcs_of_one_authority_share_its_context(authority: Authority) -> None:
+    assert tls_context(ca=authority.pem) is tls_context(ca=authority.pem)
+    assert tls_context(ca=authority.pem) is not tls_context()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Status(status=401),
+        Status(status=403),
+        Status(status=500),
+        Drop(applied=False),
+        Body(body=b"garbage"),
+        Redirect(location="http://192.0.2.1/"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("method", ["GET", "PATCH"])
+def test_no_secret_is_in_any_message(rack: Rack, fault: Fault, method: str) -> None:
+    rack.server.fault(fault, on=method, times=3)
+    result = rack.bring_about()
+    assert not [secret for secret in SECRETS if secret in repr(result)]
+
+
+def test_credentials_do_not_show_their_password() -> None:
+    assert PASSWORD not in repr(Credentials(username=USER, password=PASSWORD))

@@ -1,0 +1,196 @@
+"""Work at many BMCs at once: what is begun when, and how often somebody is woken for what has ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gitboot.bmc.credentials import NO_SIGN, Sign
+from gitboot.bmc.worker_pool import FIRST, Crew, Task
+
+PATIENCE_S = 300
+FAST = Sign(waited_s=0.3)
+
+
+@dataclass
+class Held:
+    """Tasks that end when a test says so, at a crew whose timers a test lets run out."""
+
+    most: int = 1000
+    most_of_site: int = 1000
+    woken: int = 0
+    timers: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.begun: list[str] = []
+        self._gates: dict[str, threading.Event] = {}
+        self._changed = threading.Condition()
+        self.crew: Crew[str, str] = Crew(self.most, self.most_of_site, on_ended=self._wake, later=self._later)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self.woken += 1
+            self._changed.notify_all()
+
+    def _later(self, _: float, what: Callable[[], None]) -> None:
+        with self._changed:
+            self.timers.append(what)
+            self._changed.notify_all()
+
+    def task(self, key: str, site: str | None = None, sign: Sign = NO_SIGN) -> Task[str, str]:
+        gate = self._gates.setdefault(key, threading.Event())
+
+        def work() -> tuple[str, Sign]:
+            with self._changed:
+                self.begun.append(key)
+                self._changed.notify_all()
+            assert gate.wait(PATIENCE_S)
+            return f"{key} is done", sign
+
+        return Task(key, site, work)
+
+    def add(self, *keys: str, site: str | None = None, sign: Sign = NO_SIGN) -> frozenset[str]:
+        return self.crew.add([self.task(key, site, sign) for key in keys])
+
+    def until(self, what: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(what, PATIENCE_S)
+
+    def end(self, *keys: str) -> None:
+        for key in keys:
+            self._gates[key].set()
+
+    def end_all(self) -> None:
+        for gate in self._gates.values():
+            gate.set()
+
+    def taken(self, number: int) -> dict[str, str]:
+        """Take results until there are so many."""
+        found: dict[str, str] = {}
+        while len(found) < number:
+            found |= self.crew.next_ended()
+        return found
+
+
+@pytest.fixture
+def make_held() -> Iterator[Callable[..., Held]]:
+    made: list[Held] = []
+
+    def make(**limits: Any) -> Held:
+        made.append(Held(**limits))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.end_all()
+        each.crew.close()
+
+
+def names(number: int, letter: str = "a") -> list[str]:
+    return [f"{letter}{each:03}" for each in range(number)]
+
+
+def test_many_that_end_within_a_moment_wake_somebody_once(make_held: Callable[..., Held]) -> None:
+    held, keys = make_held(), names(FIRST)
+    held.add(*keys)
+    held.end(*keys[:-1])
+    assert held.taken(FIRST - 1).keys() == set(keys[:-1])
+    held.until(lambda: len(held.timers) >= 1)
+    assert (len(held.timers), held.woken) == (1, 0)
+
+
+def test_after_a_moment_and_when_nothing_is_left_to_wait_for_somebody_is_woken(
+    make_held: Callable[..., Held],
+) -> None:
+    held = make_held()
+    held.add("a", "b")
+    held.end("a")
+    held.until(lambda: len(held.timers) == 1)
+    held.timers[0]()
+    assert held.woken == 1
+    held.end("b")
+    held.until(lambda: held.woken == 2)
+    assert held.crew.ended() == {"a": "a is done", "b": "b is done"}
+    assert len(held.timers) == 1
+
+
+def test_nobody_is_woken_for_what_was_taken(make_held: Callable[..., Held]) -> None:
+    held = make_held()
+    held.add("a", "b")
+    held.end("a")
+    held.until(lambda: len(held.timers) == 1)
+    assert held.taken(1) == {"a": "a is done"}
+    held.timers.pop()()
+    assert held.woken == 0
+    held.add("c")
+    held.end("c")
+    held.until(lambda: len(held.timers) == 1)  # after a moment is over, the next one begins
+
+
+def test_what_ends_makes_room_at_once_and_nobody_has_to_take_it_first(make_held: Callable[..., Held]) -> None:
+    held, keys = make_held(most=2), names(5)
+    held.add(*keys)
+    held.until(lambda: held.begun == keys[:2])
+    held.end(*keys[:3])
+    held.until(lambda: held.begun == keys)
+    held.end_all()
+    assert held.taken(5) == {key: f"{key} is done" for key in keys}
+    assert held.crew.next_ended() == {}
+
+
+def test_a_site_gets_as_many_as_it_bears(make_held: Callable[..., Held]) -> None:
+    held, keys = make_held(), names(3 * FIRST)
+    held.add(*keys, site="a", sign=FAST)
+    held.until(lambda: len(held.begun) == FIRST)
+    held.end(*keys[:FIRST])
+    held.until(lambda: len(held.begun) == 3 * FIRST)
+
+
+def test_a_site_that_takes_its_time_keeps_no_other_waiting(make_held: Callable[..., Held]) -> None:
+    held = make_held(most=8, most_of_site=6)
+    held.add(*names(20, "a"), site="a")
+    held.add(*names(20, "b"), site="b")
+    held.until(lambda: len(held.begun) == 8)
+    held.end("a000", "a001", "a002")
+    held.until(lambda: len(held.begun) == 11)
+    assert {each[0] for each in held.begun[8:]} == {"a", "b"}
+
+
+def test_of_one_key_there_is_one_at_a_time_and_the_newest_that_has_not_begun(make_held: Callable[..., Held]) -> None:
+    held = make_held(most=1)
+    assert held.add("a") == {"a"}
+    held.until(lambda: held.begun == ["a"])
+    assert held.add("a") == frozenset()
+    assert held.add("b", site="x") == {"b"}
+    assert held.add("b", site="y") == {"b"}
+    held.add("c")
+    held.crew.forget(["c"])
+    held.end("a", "b")
+    assert held.taken(2).keys() == {"a", "b"}
+    assert held.begun == ["a", "b"]
+
+
+def test_no_task_is_taken_by_who_does_not_know_yet_what_the_last_one_did(make_held: Callable[..., Held]) -> None:
+    held = make_held()
+    held.add("web01")
+    held.end("web01")
+    held.until(lambda: held.woken == 1)
+    assert held.add("web01", "web02") == {"web02"}
+    assert held.taken(1) == {"web01": "web01 is done"}
+    assert held.add("web01") == {"web01"}
+
+
+def test_what_a_task_raises_is_raised_where_its_result_would_be(make_held: Callable[..., Held]) -> None:
+    held = make_held()
+
+    def fail() -> tuple[str, Sign]:
+        raise ZeroDivisionError("our bug")
+
+    held.crew.add([Task("a", None, fail)])
+    with pytest.raises(ZeroDivisionError, match="our bug"):
+        held.crew.next_ended()
+    assert held.crew.next_ended() == {}

@@ -1,0 +1,425 @@
+"""`gitboot bmc`: what a person sees of BMCs at 3 a.m., and what they say of them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gitboot.cli.main import Exit
+from tests.artifacts.test_boot_loaders_efi import program
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import image, policy, profile, uuid_of
+from tests.helpers.instance_process import eventually
+from tests.helpers.instance_with_bmcs import PASSWORD, USER, Done, Rack, typed
+from tests.helpers.redfish_double.faults import Status
+from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, IDRAC9, OPENBMC, TARGET
+
+FINE = tuple(f"db{number:02}" for number in range(20))
+LOOSE = configured(max_small_group=100, max_update_percent=100)
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+    """One server that needs a person, one whose BMC is dead, one whose BMC is busy, and twenty fine ones."""
+    with Rack(tmp_path_factory.mktemp("night")) as rack:
+        rack.leave_in_doubt("web01")
+        dead, busy = rack.add("web02", provision=1), rack.add("web03", provision=1)
+        for name in FINE:
+            rack.add(name)
+        rack.push()
+        dead.bmc.__exit__(None, None, None)
+        busy.bmc.fault(Status(status=503), on="PATCH", times=9)
+        assert rack.once(*LOOSE, *rack.spooling).code == Exit.PARTIAL
+        busy.machine.requests.clear()
+        yield rack
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    with Rack(tmp_path) as made:
+        yield made
+
+
+def get(rack: Rack, *more: object) -> Done:
+    return rack.typed("bmc", "get", "--credentials", rack.credentials, *more)
+
+
+def diff(rack: Rack, *more: object) -> Done:
+    return rack.typed("bmc", "diff", "--credentials", rack.credentials, *more)
+
+
+# Looking
+
+
+def test_what_is_the_same_of_many_is_said_once(night: Rack) -> None:
+    done = night.typed("bmc", "diff")
+    (line,) = [line for line in done.out.splitlines() if "no directory of credentials" in line]
+    assert re.match(r"\w+, \w+, \w+ and \d+ more: no access: ", line)
+
+
+@pytest.mark.parametrize("command", [("bmc", "get"), ("bmc", "diff"), ("records", "show")])
+def test_servers_are_selected_by_their_labels_too(night: Rack, command: tuple[str, str]) -> None:
+    more = () if command[0] == "records" else ("--credentials", night.credentials)
+    found = night.typed(*command, "web01", "web03", "-l", "!role", "-o", "json", *more).json["items"]
+    assert sorted(item["server"] for item in found) == ["web01", "web03"]
+    nobody = night.typed(*command, "-l", "role=db", *more)
+    assert (nobody.code, "no server has the labels role=db" in nobody.err) == (Exit.USAGE, True), nobody
+
+
+def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack) -> None:
+    done = get(night)
+    dead = night.blades["web02"].bmc.url
+    assert (done.code, done.err) == (Exit.PARTIAL, "")
+    assert done.out.splitlines() == [
+        "SERVER  PHASE    WANTED    SEEN         RECORDED               EVIDENCE  NEXT",
+        "web01   Network  Once Pxe  Disabled     Recorded provision/1   pending   ask a person",
+        "web02   Network  Once Pxe  unreachable  -                      pending   -",
+        "web03   Network  Once Pxe  Disabled     Withdrawn provision/1  pending   Set",
+        *(f"{name}    Disk     -         Disabled     -                      Adopted   Leave" for name in FINE),
+        "",
+        "web01: NeedsOperator: Once Pxe was to be set for provision/1 and does not stand: it was never set,",
+        "    or it was set and consumed",
+        f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'  # or: --not-set",
+        f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)",
+        f"    curl -ksS {dead}/redfish/v1/",
+        "web03: wanted for provision/1",
+        "",
+        "23 BMCs: 1 waiting for a person, 1 not read, 1 not as wanted yet, 20 as wanted",
+    ]
+
+
+def test_what_waits_for_a_name_is_told_with_the_line_for_the_fleet(tmp_path: Path) -> None:
+    """A step that is sent, and nothing else; before it is said what is installed, the line that says that."""
+    with Rack(tmp_path, named=False) as rack:
+        web = rack.add("web01", provision=1)
+        rack.push()
+        rack.once(*rack.spooling)
+        (item,) = get(rack, "-o", "json").json["items"]
+        assert item["hint"] == "gitboot records begin fresh --state STATE  # or: adopt"
+        rack.once(*rack.spooling, records="fresh")
+        (item,) = get(rack, "-o", "json").json["items"]
+        assert (item["next"], item["patch"]) == ("Wait", None)
+        assert item["why"] == "the Fleet names no ledger, and another instance may set the same BMC"
+        assert item["hint"] == f"provisioning: {{ledger: {rack.ledger()}}}  # in the spec of the Fleet"
+        assert rack.typed("bmc", "diff", "--credentials", rack.credentials, "--detailed-exitcode").code == 2
+        with rack.running():
+            done = rack.typed("bmc", "apply", "web01")
+        assert done == (
+            0,
+            "1 BMC is asked now\n",
+            "nothing new is set there before the Fleet names a ledger: gitboot status\n",
+        )
+        web.machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
+        (item,) = get(rack, "-o", "json").json["items"]
+        assert item["next"] == "Wait", "nor is it noted whose that is"
+        rack.named = True
+        rack.push()
+        rack.once(*rack.spooling)
+        (item,) = get(rack, "-o", "json").json["items"]
+        assert item["recorded"][0]["state"] == "SetByAnother"
+        assert item["hint"].startswith("gitboot records set web01 provisioned --state STATE"), (
+            "and it counts as consumed"
+        )
+
+
+def test_every_line_fits_into_100_columns_without_colours(night: Rack) -> None:
+    for shown in (get(night), night.typed("records", "show"), night.typed("status")):
+        assert shown.code in (Exit.FINE, Exit.PARTIAL)
+        lines = [line for line in shown.out.splitlines() if f"--state {night.state}" not in line]  # to be copied whole
+        assert [line for line in lines if len(line) > 100 or "\x1b" in line] == []
+
+
+def test_the_same_is_told_as_json(night: Rack) -> None:
+    items = get(night, "-o", "json").json["items"]
+    assert [item["server"] for item in items] == ["web01", "web02", "web03", *FINE]
+    first, second, third, *_ = items
+    assert (first["next"], first["needsAPerson"], first["recorded"][0]["state"]) == ("AskOperator", True, "Recorded")
+    assert "gitboot bmc resolve web01" in first["hint"]
+    assert (second["next"], second["seen"], second["needsAPerson"]) == ("unreachable", None, False)
+    assert (third["next"], third["wanted"]["target"], third["wanted"]["reason"]) == ("Set", "Pxe", "provision/1")
+    assert third["patch"].startswith('/redfish/v1/Systems/1: {"Boot": {')
+
+
+def test_only_the_servers_that_are_named_are_asked(night: Rack) -> None:
+    night.blades["db07"].machine.requests.clear()
+    assert [item["server"] for item in get(night, "web02", "db03", "-o", "json").json["items"]] == ["web02", "db03"]
+    assert night.blades["db07"].machine.requests == []
+
+
+def test_diff_shows_each_patch_and_exits_with_2_where_it_is_asked_to(night: Rack) -> None:
+    done = diff(night)
+    assert done.code == Exit.PARTIAL
+    url = night.blades["web03"].bmc.url
+    body = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}}'
+    assert f"web03: Set: wanted for provision/1\n  PATCH {url}/redfish/v1/Systems/1: {body}\n" in done.out
+    assert "db00" not in done.out and done.out.count("PATCH") == 1
+    assert diff(night, "web01", "web03", "--detailed-exitcode").code == Exit.CHANGES
+    fine = diff(night, "db00", "--detailed-exitcode")
+    assert (fine.code, fine.out) == (Exit.FINE, "every BMC is as it is wanted\n")
+
+
+def test_one_that_has_not_answered_is_told_by_the_exit_code(night: Rack) -> None:
+    for look in (get, diff):
+        assert look(night, "web02").code == look(night, "web02", "db00", "-o", "json").code == Exit.PARTIAL
+        assert look(night, "web03", "db00").code == Exit.FINE
+    assert diff(night, "web02", "--detailed-exitcode").code == Exit.PARTIAL
+
+
+def test_what_went_wrong_names_bmc_credentials_cause_and_next_step(night: Rack) -> None:
+    dead = night.blades["web02"].bmc.url
+    (item,) = get(night, "web02", "-o", "json").json["items"]
+    assert (item["bmc"], item["credentials"], item["answered"]) == (dead, "rack", False)
+    assert item["why"] == f"GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)"
+    assert item["hint"] == f"curl -ksS {dead}/redfish/v1/"
+    assert f"web02: unreachable: {item['why']}\n  {item['hint']}\n" in diff(night, "web02").out
+
+
+def test_secure_boot_and_boot_order_are_shown_of_who_is_named(night: Rack) -> None:
+    order = "boot order: Boot0001, Boot0002"
+    assert f"\n\ndb00: Secure Boot is off; {order}\n1 BMC: 1 as wanted\n" in get(night, "db00").out
+    (seen,) = (item["seen"] for item in get(night, "db00", "-o", "json").json["items"])
+    assert (seen["bootOrder"], seen["secureBoot"]) == (["Boot0001", "Boot0002"], False)
+    assert "Secure Boot" not in get(night).out
+
+
+def test_what_secure_boot_will_refuse_is_a_warning_of_diff(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    rack.once(*rack.spooling, records="fresh")
+    assets = rack.folder / "assets"
+    (assets / "flatcar-1").mkdir(parents=True)
+    warning = "warning: Secure Boot is on, and http://boot.test/assets/flatcar-1/kernel has no signature"
+    for is_on, head, is_warned in (
+        (True, program(signed=False), True),
+        (True, program(signed=True), False),
+        (False, program(signed=False), False),
+    ):
+        web.machine.secure_boot = is_on
+        (assets / "flatcar-1" / "kernel").write_bytes(head)
+        done = diff(rack, "--assets", assets, "-o", "text", "-o", f"json={rack.folder / 'diff.json'}")
+        assert (warning in done.out, done.out.count("warning")) == (is_warned, int(is_warned)), done
+    web.machine.secure_boot = True
+    assert "warning" not in diff(rack).out, "nobody says what it boots"
+
+
+def test_diff_says_where_dhcp_names_what_was_wanted_by_its_uri(rack: Rack) -> None:
+    rack.pool = (
+        image("flatcar-1", "configFrom: None", "uki"),
+        profile("web", "flatcar-1", "httpBoot: uki", method="UefiHttp"),
+        policy("web", often="Once"),
+    )
+    for name, kind in (("web01", GENERIC), ("web02", IDRAC9), ("web03", OPENBMC)):
+        rack.add(name, provision=1, profile=kind).bmc.fault(Status(status=503), on="PATCH", times=9)
+    rack.push()
+    assert rack.once(*LOOSE, *rack.spooling, records="fresh").code == Exit.PARTIAL
+    said = diff(rack).out
+    assert "web01: Set: wanted for provision/1\n" in said
+    assert "web02: Set: wanted for provision/1; the BMC takes no HttpBootUri, so DHCP names the loader\n" in said
+    assert "web03: Set: wanted for provision/1; the BMC has no UefiHttp, so DHCP names the loader\n" in said
+
+
+def test_diff_shows_a_reset_to_come_and_what_it_waits_for(rack: Rack) -> None:
+    rack.pool = (
+        image("flatcar-1", artifacts="kernel, initrd, loader"),
+        profile("web", "flatcar-1", "httpBoot: loader", method="UefiHttp"),
+        policy("web", often="Once", spec="power: On"),
+    )
+    web, busy = rack.add("web01", provision=1), rack.add("web02", provision=1)
+    dell = rack.add("web03", provision=1, profile=IDRAC9)
+    busy.bmc.fault(Status(status=503), on="PATCH", times=9)
+    rack.push()
+    rack.once(*LOOSE, *rack.spooling, records="fresh")
+    assert "web01" not in diff(rack).out, "it is on"
+    for blade in (web, busy, dell):
+        blade.machine.reset("ForceOff")
+    resets = web.machine.resets
+    done = diff(rack, "--detailed-exitcode")
+    assert done.code == Exit.CHANGES
+    assert "web01: Power: On for provision/1, at once\n" in done.out
+    uri = "http://boot.test/assets/flatcar-1/loader"
+    told = f"On for provision/1, at once; before it firmware is told to keep {uri} for its HTTP boots"
+    assert f"web03: Power: {told}\n" in done.out
+    patch = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "UefiHttp", "HttpBootUri": '
+    patch += f'"{uri}"}}}}'
+    waits = "  then On for provision/1 waits: its override is not known to stand\n"
+    assert (
+        f"web02: Set: wanted for provision/1\n  PATCH {busy.bmc.url}{busy.machine.path}: {patch}\n{waits}" in done.out
+    )
+    (item,) = get(rack, "web01", "-o", "json").json["items"]
+    assert (item["next"], item["power"]) == ("Power", "On for provision/1, at once")
+    assert web.machine.resets == resets, "nothing was sent"
+
+
+def test_a_role_that_may_not_read_secure_boot_reads_the_rest(night: Rack) -> None:
+    night.blades["db01"].machine.secure_boot = None
+    assert "db01: Secure Boot is not shown; " in get(night, "db01").out
+
+
+def test_looking_writes_nothing(night: Rack) -> None:
+    before = {path: path.read_bytes() for path in night.state.rglob("*") if path.is_file()}
+    get(night)
+    diff(night)
+    assert {path: path.read_bytes() for path in night.state.rglob("*") if path.is_file()} == before
+    assert [blade.machine.writes for blade in night.blades.values()] == [[]] * len(night.blades)
+
+
+def test_servers_whose_bmcs_all_fail_alike_share_one_line(night: Rack) -> None:
+    done = night.typed("bmc", "get", *FINE)
+    assert done.out.splitlines()[-4:] == [
+        "db00, db01, db02, db03, db04 and 15 more: no directory of credentials is given, and rack is needed",
+        "    (--credentials)",
+        "",
+        "20 BMCs: 20 not read",
+    ]
+
+
+def test_a_consumed_override_without_evidence_waits_for_a_person_here_too(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    rack.once(*rack.spooling, records="fresh")
+    web.machine.run_through()
+    rack.once(*rack.spooling)
+    assert get(rack, "-o", "json").json["items"][0]["needsAPerson"] is False  # it has half an hour
+    rack.age("UPDATE records SET consumed_at = '2026-11-01T00:00:00Z'")
+    lines = get(rack).out.splitlines()
+    assert lines[1].split() == [
+        "web01",
+        "Disk",
+        "-",
+        "Disabled",
+        "Consumed",
+        "provision/1",
+        "consumed",
+        "ask",
+        "a",
+        "person",
+    ]
+    line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'  # or: pending"
+    assert lines[-3] == f"    {line}"
+    assert lines[-1] == "1 BMC: 1 waiting for a person"
+
+
+def test_what_a_bmc_says_cannot_steer_the_terminal(rack: Rack) -> None:
+    web = rack.add("web01")
+    rack.push()
+    rack.once()
+    web.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="\x1b[2JPxe")
+    assert "\x1b" not in get(rack).out
+
+
+# Saying
+
+
+def test_resolve_without_an_instance_is_carried_out_and_set_by_the_next_pass(rack: Rack) -> None:
+    rack.leave_in_doubt("web01")
+    said = rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "console is empty")
+    assert said == (
+        "web01: its override counts as one that was never set, and is set where wanted (console is empty)\n"
+    )
+    assert rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "x") == "web01: there was nothing to resolve\n"
+    rack.once(*rack.spooling)
+    assert (rack.blades["web01"].times_set, rack.blades["web01"].stands) == (1, True)
+
+
+def test_another_machine_is_accepted_by_the_line_that_get_shows(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    web.machine.uuid, web.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    rack.push()
+    rack.once(*rack.spooling, records="fresh")
+    (shown,) = get(rack, "-o", "json").json["items"]
+    assert shown["why"].startswith("AnotherMachine: the BMC shows UUID")
+    assert "gitboot bmc resolve web01 --same" in shown["hint"]
+    assert rack.said("bmc", "resolve", "web01", "--same", "--reason", "INC-1").startswith("web01: it is the machine")
+    rack.once(*rack.spooling)
+    assert (web.times_set, web.stands) == (1, True)
+
+
+def test_somebody_elses_override_is_replaced_by_the_line_that_get_shows(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Hdd")
+    rack.push()
+    rack.once(*rack.spooling, records="fresh")
+    (shown,) = get(rack, "-o", "json").json["items"]
+    assert shown["why"].startswith("ForeignOverride: the BMC shows Continuous Hdd")
+    assert "gitboot bmc resolve web01 --replace" in shown["hint"]
+    rack.said("bmc", "resolve", "web01", "--replace", "--reason", "left by the old installer")
+    rack.once(*rack.spooling)
+    assert web.override == ("Once", "Pxe")
+
+
+def test_what_a_bmc_has_never_shown_cannot_be_accepted(rack: Rack) -> None:
+    rack.add("web01")
+    rack.push()
+    rack.once()
+    done = rack.typed("bmc", "resolve", "web01", "--same", "--reason", "x")
+    assert (done.code, "what the BMC of web01 shows is not known yet" in done.err) == (Exit.USAGE, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("bmc get wbe01", "the accepted commit has no server 'wbe01'; did you mean web01?"),
+        ("bmc get xyzzy", "the accepted commit has no server 'xyzzy'; gitboot plan lists those that there are"),
+        ("bmc diff wbe01", "did you mean web01?"),
+        ("bmc resolve wbe01 --consumed --reason x", "did you mean web01?"),
+        ("bmc resolve web01 --reason x", "Missing option '--consumed'"),
+        ("bmc resolve web01 --consumed", "Missing option '--reason'"),
+        ("bmc apply", "no gitboot runs with the state directory"),
+        ("bmc get --credentials /does/not/exist", "there is no directory /does/not/exist; make it, with NAME/username"),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_its_hint(night: Rack, command: str, said: str) -> None:
+    done = night.typed(*command.split())
+    assert (done.code, done.out) == (Exit.USAGE, "")
+    assert said in done.err and "Traceback" not in done.err
+
+
+def test_credentials_that_are_missing_are_named_for_each_server(night: Rack, tmp_path: Path) -> None:
+    done = night.typed("bmc", "get", "db00", "--credentials", tmp_path)
+    assert done.code == Exit.PARTIAL
+    assert "no access" in done.out
+    assert f"no credentials named rack: {tmp_path / 'rack'} needs the files" in " ".join(done.out.split())
+
+
+def test_an_instance_does_not_start_with_a_directory_of_credentials_that_is_not_there(rack: Rack) -> None:
+    rack.named = False
+    rack.add("web01")
+    rack.push()
+    places = ("--out", rack.output, "--state", rack.state)
+    for more in (("--once",), ("--dry-run",), ()):
+        done = typed("run", rack.repository.bare, *places, "--credentials", rack.folder / "credentails", *more)
+        assert done.code == Exit.USAGE
+        assert f"there is no directory {rack.folder / 'credentails'}; make it" in done.err
+    assert not rack.state.exists()
+
+
+# Nothing secret
+
+
+def test_the_password_is_in_no_output_event_metric_or_file(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    refusing = rack.add("web02", provision=1)
+    refusing.bmc.fault(Status(status=401), times=99)
+    rack.push()
+    with rack.running(records="fresh") as instance:
+        eventually(lambda: any(event["type"] == "OverrideConfirmed" for event in instance.events))
+        eventually(lambda: any(event["type"] == "OverrideStalled" for event in instance.events))
+        paths = ("/metrics", "/api/v1/status", "/api/v1/servers", "/api/v1/servers/web01")
+        shown = [instance.get(path).text for path in paths]
+        for command in ("bmc get", "bmc diff", "bmc get -o json"):
+            done = rack.typed(*command.split(), "--credentials", rack.credentials)
+            shown += [done.out, done.err]
+        for command in ("status", "status -o json", "records show", "events", "bmc apply"):
+            done = rack.typed(*command.split())
+            shown += [done.out, done.err]
+        shown += map(str, instance.events)
+    files = [path for path in rack.folder.rglob("*") if path.is_file() and rack.credentials not in path.parents]
+    basic = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    for secret in (PASSWORD, basic):
+        assert not any(secret in text for text in shown)
+        assert [path for path in files if secret.encode() in path.read_bytes()] == []
+    assert (web.times_set, any("web02" in text for text in shown)) == (1, True)

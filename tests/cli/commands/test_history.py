@@ -1,0 +1,305 @@
+"""`history`, `images`, `explain` with its commits, and the formats of `validate`, as their users type them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from gitboot import files
+from gitboot.child_processes import encode
+from gitboot.disk_cache import DiskCache
+from gitboot.resolve.provisioning_record import Record, exported
+from tests.helpers.fleets import SEED, document, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.repositories import Work
+
+Typed = Callable[..., tuple[int, str, str]]
+
+FILES = {f"{number:02}.yaml": text for number, text in enumerate(SEED)}
+TIE = policy("tie", "{matchLabels: {role: web}}")
+
+
+@pytest.fixture
+def gitboot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
+    """Type a command: its exit code, what it prints, and what it says beside."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return typed
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    made = Work(tmp_path / "work")
+    made.commit(FILES, "Begin")
+    return made
+
+
+# validate
+
+
+def test_validate_writes_every_format_at_once(gitboot: Typed, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.write({"tie.yaml": TIE})
+    monkeypatch.chdir(work.path.parent)
+    formats = ("-o", "text", "-o", "json=v.json", "-o", "sarif=v.sarif", "-o", "junit=v.xml", "-o", "github=v.txt")
+    code, out, _ = gitboot("validate", "work", *formats)
+    (problem,) = json.loads(Path("v.json").read_text())["items"]
+    (result,) = json.loads(Path("v.sarif").read_text())["runs"][0]["results"]
+    (test,) = ElementTree.parse("v.xml").getroot().iter("testcase")
+    assert code == 3
+    assert out.startswith(f"work/06.yaml:{problem['line']}:{problem['column']}: GB2011")
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "work/06.yaml"
+    assert (test.attrib["file"], test.attrib["classname"]) == ("work/06.yaml", "GB2011")
+    assert Path("v.txt").read_text().startswith("::error file=work/06.yaml,")
+
+
+@pytest.mark.parametrize(
+    ("here", "path", "expected"),
+    [("", "work", "work/"), ("", "{work}", "work/"), ("work", "{work}", ""), ("b", "{work}", "")],
+)
+def test_a_code_host_is_told_paths_from_where_it_checked_out(
+    gitboot: Typed, work: Work, monkeypatch: pytest.MonkeyPatch, here: str, path: str, expected: str
+) -> None:
+    work.write({"tie.yaml": TIE})
+    (work.path.parent / "b").mkdir()
+    monkeypatch.chdir(work.path.parent / here)
+    _, out, _ = gitboot("validate", path.format(work=work.path), "-o", "github")
+    assert out.startswith(f"::error file={expected}06.yaml,")
+
+
+# plan
+
+
+def test_a_selector_that_selects_nobody_is_refused(gitboot: Typed, work: Work) -> None:
+    code, out, said = gitboot("plan", work.path, "-l", "role=db")
+    assert (code, out) == (64, "")
+    assert "no server has the labels role=db; the fleet has 1\n" in said
+    code, out, said = gitboot("plan", work.path, "--server", "web01", "-l", "role=db", "-o", "json")
+    assert (code, out) == (64, "")
+    assert "no server among web01 has the labels role=db; the fleet has 1\n" in said
+
+
+@pytest.mark.parametrize(
+    ("instant", "phase"),
+    [("0001-01-01T00:00:00Z", "Network"), ("2026-11-20T22:00:00Z", "Maintenance"), ("9999-12-31T23:59:59Z", "Network")],
+)
+def test_plan_looks_at_any_instant(gitboot: Typed, work: Work, instant: str, phase: str) -> None:
+    work.write({"m.yaml": maintenance("repair", "20T22:00 21T04:00")})
+    code, out, _ = gitboot("plan", work.path, "--at", instant, "-o", "json")
+    assert (code, json.loads(out)["items"][0]["phase"]) == (0, phase)
+
+
+# explain
+
+
+def test_explain_says_which_commit_wrote_each_field(gitboot: Typed, work: Work) -> None:
+    work.commit({"06.yaml": policy("web", "{matchLabels: {role: web}}", "kernelArguments: [quiet]")}, "Be quiet")
+    (work.path / "01.yaml").write_text(server("web01", "role: web", "provision: 2"))
+    code, out, _ = gitboot("explain", "web01", "--path", work.path)
+    lines = out.splitlines()
+    row = {line.split()[0]: number for number, line in enumerate(lines) if not line.startswith(" ")}
+    assert code == 0
+    assert lines[row["policy"] + 1] == f"    06.yaml:4:16  {work.head[:9]} 2026-11-20 Ada Lovelace"
+    assert lines[row["provision"] + 1].endswith("  not committed yet")
+    assert lines[row["phase"]].split("  ")[-1] == "the policy always boots from the network"
+    assert not lines[row["phase"] + 1].startswith(" "), "written nowhere"
+    reasons = json.loads(gitboot("explain", "web01", "--path", work.path, "-o", "json")[1])["reasons"]
+    commits = {reason["field"]: reason["commit"] for reason in reasons}
+    assert commits["policy"]["subject"] == "Be quiet"
+    assert commits["image"]["subject"] == "Begin"
+    assert commits["provision"] == {"revision": "WORKTREE", "author": None, "date": None, "subject": None}
+    assert commits["phase"] is None
+
+
+def test_explain_without_git_is_as_it_was(gitboot: Typed, tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    _, out, _ = gitboot("explain", "web01", "--path", tmp_path)
+    assert out.splitlines()[0].split() == ["FIELD", "VALUE", "RULE", "WHY,", "AND", "WHERE", "IT", "IS", "WRITTEN"]
+    reasons = json.loads(gitboot("explain", "web01", "--path", tmp_path, "-o", "json")[1])["reasons"]
+    assert {reason["commit"] for reason in reasons} == {None}
+
+
+# history
+
+
+def test_history_shows_commits_and_what_each_changed(gitboot: Typed, work: Work, tmp_path: Path) -> None:
+    work.commit({"image.yaml": image("flatcar-2"), "04.yaml": profile("web", "flatcar-2")}, "Bump")
+    work.commit({"06.yaml": policy("web", spec="kernelArguments: [quiet]", often="Once")}, "Be quiet")
+    work.commit({"bad.yaml": "kind: Nonsense"}, "Break")
+    work.commit({"bad.yaml": "kind: Nonesuch"}, "Break more")
+    work.commit({"bad.yaml": None, "m.yaml": maintenance("repair", "20T22:00 21T04:00")}, "Plan a repair")
+    code, out, _ = gitboot("history", "web01", "--path", work.path)
+    head, more, broken, quiet, bump, begin = (work.git("rev-parse", f"HEAD~{n}")[:9] for n in (0, 1, 2, 3, 4, 5))
+    day = "2026-11-20 Ada Lovelace"
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[:2] == [
+        f"{head} {day}: Plan a repair",
+        "    maintenances.repair  none  -> memtest-7, from 2026-11-20T22:00:00Z to 2026-11-21T04:00:00Z",
+    ]
+    assert lines[2].startswith(f"(2 commits, {broken} to {more}, are invalid and decided nothing: bad.yaml:1:7: GB1021")
+    assert lines[3:] == [
+        f"{quiet} {day}: Be quiet",
+        "    policy.boot.kernelArguments              +quiet",
+        "    policy.networkBoot           Always      -> Once",
+        "    policy.override              Continuous  -> Once",
+        f"{bump} {day}: Bump",
+        "    policy.boot.image  flatcar-1  -> flatcar-2",
+        f"{begin} {day}: Begin",
+        "    added         web01",
+        "    policy  none  -> web: flatcar-1, Always",
+    ]
+    assert gitboot("history", "web01", "--path", work.path) == (code, out, "")
+    assert (tmp_path / "cache" / "gitboot" / "cache.sqlite").exists()
+
+
+def test_history_shows_what_a_list_lost_and_got_or_its_new_order(gitboot: Typed, work: Work) -> None:
+    for arguments in ("a, b", "b, a", "b, c"):
+        work.commit({"06.yaml": policy("web", spec=f"kernelArguments: [{arguments}]")}, arguments)
+    lines = [line.split() for line in gitboot("history", "web01", "--path", work.path)[1].splitlines()]
+    told = [" ".join(line[1:]) for line in lines if line[0] == "policy.boot.kernelArguments"]
+    assert told == ["-a +c", 'in another order ["b", "a"]', "+a +b"]
+
+
+def test_history_is_kept_below_the_home_unless_told_otherwise(
+    gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the specification says to ignore
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(work.path)
+    assert gitboot("history", "web01")[0] == 0
+    assert (tmp_path / "home" / ".cache" / "gitboot" / "cache.sqlite").exists()
+    assert work.git("status", "--porcelain") == ""
+
+
+def test_no_cache_computes_anew_and_stores_nothing(gitboot: Typed, work: Work, tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "gitboot" / "cache.sqlite"
+    expected = gitboot("history", "web01", "--path", work.path, "--no-cache")
+    assert expected[0] == 0 and "added" in expected[1]
+    assert not cache.exists()
+    with DiskCache(cache, pytest.fail) as other:
+        key = encode(work.git("rev-parse", "HEAD^{tree}"))
+        other.insert_many("history-problem", {key: encode("a problem of the cache")})
+    assert "no commit that led to HEAD decided anything" in gitboot("history", "web01", "--path", work.path)[2]
+    assert gitboot("history", "web01", "--path", work.path, "--no-cache") == expected
+
+
+def test_history_without_a_place_for_its_cache_is_the_same_with_a_warning(
+    gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work.commit({"06.yaml": policy("web", often="Never")}, "Stop")
+    code, out, _ = gitboot("history", "web01", "--path", work.path)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    said = f"gitboot: the cache {tmp_path}/file/gitboot/cache.sqlite is not used: Not a directory (or use --no-cache)\n"
+    assert gitboot("history", "web01", "--path", work.path) == (code, out, said)
+
+
+def test_history_stores_nothing_on_a_network_file_system(
+    gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "filesystem_of", lambda path: "nfs4" if path == tmp_path else "ext4")
+    assert gitboot("history", "web01", "--path", work.path)[::2] == (0, "")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_history_shows_as_many_as_are_asked_for(gitboot: Typed, work: Work) -> None:
+    work.commit({"06.yaml": policy("web", often="Never")}, "Stop")
+    assert gitboot("history", "web01", "--path", work.path, "-n", "1")[1].splitlines()[0].endswith("Stop")
+    assert "Begin" not in gitboot("history", "web01", "--path", work.path, "-n", "1")[1]
+    assert "Stop" not in gitboot("history", "web01", "--path", work.path, "--rev", "HEAD~1")[1]
+
+
+def test_history_as_json_has_every_field_and_the_invalid_commits(gitboot: Typed, work: Work) -> None:
+    work.commit({"bad.yaml": "kind: Nonsense"}, "Break")
+    work.commit({"bad.yaml": None, "image.yaml": image("flatcar-2"), "04.yaml": profile("web", "flatcar-2")}, "Bump")
+    found = json.loads(gitboot("history", "web01", "--path", work.path, "-o", "json")[1])
+    assert (found["apiVersion"], found["server"]) == ("gitboot.dev/v1alpha1", "web01")
+    bump, broken, begin = found["items"]
+    assert (bump["kind"], broken["kind"], begin["kind"]) == ("Changed", "Skipped", "Added")
+    assert bump["commit"] == {
+        "revision": work.head,
+        "author": "Ada Lovelace <ada@example.net>",
+        "date": "2026-11-20T21:00:00Z",
+        "subject": "Bump",
+    }
+    assert {"field": "policy.boot.image", "old": "flatcar-1", "new": "flatcar-2"} in bump["changes"]
+    assert "policy.boot.files.kernel.url" in {change["field"] for change in bump["changes"]}
+    assert "GB1021" in broken["problem"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("history web02 --path {work}", "no commit that led to HEAD decided anything for a server 'web02'"),
+        ("history web01 --path {work} --rev WORKTREE", "what lies uncommitted has no history"),
+        ("history web01 --path {work} --rev nonsense", "has no commit nonsense"),
+        ("history web01 --path {nothing}", "is in no Git repository, so it has no history"),
+        ("history web01 --path {work} -n 0", "0 is not in the range x>=1"),
+        ("images {nothing} --rev HEAD", "is in no Git repository"),
+    ],
+)
+def test_a_wrong_input_is_answered_in_one_message(gitboot: Typed, work: Work, typed: str, said: str) -> None:
+    nothing = work.path.parent / "nothing"
+    nothing.mkdir()
+    code, out, err = gitboot(*typed.format(work=work.path, nothing=nothing).split())
+    assert (code, out) == (64, "")
+    assert said in " ".join(err.split())
+
+
+def test_a_shallow_clone_is_said_to_be_one(gitboot: Typed, work: Work, tmp_path: Path) -> None:
+    work.commit({"06.yaml": policy("web", often="Never")}, "Stop")
+    work.git("clone", "--quiet", "--depth=1", f"file://{work.path}", str(tmp_path / "shallow"))
+    assert "git fetch --unshallow" in gitboot("history", "web01", "--path", tmp_path / "shallow")[2]
+
+
+# images
+
+
+def test_images_fit_on_100_columns_and_say_what_people_ask(gitboot: Typed, work: Work) -> None:
+    reason = "The NIC loses its VLAN tags under newer drivers of 2026"
+    pin = f"pin: {{image: flatcar-0, reason: {reason}, until: '2026-11-01T00:00:00Z'}}"
+    stream = document(
+        "ImageStream",
+        "stable",
+        "current: flatcar-1, rollout: {image: flatcar-2, percent: 1}, skew: {mode: Warn, minimumVersion: '1'}",
+    )
+    work.commit(
+        {
+            "s.yaml": stream,
+            "04.yaml": profile("web", "stream: stable"),
+            **{f"i{number}.yaml": image(f"flatcar-{number}") for number in (0, 2)},
+            **{
+                f"web{number}.yaml": server(f"web{number}", "role: web", pin if number == 10 else "")
+                for number in range(10, 16)
+            },
+        }
+    )
+    (work.path.parent / "records.json").write_bytes(exported({uuid_of("web01"): Record(image="flatcar-0")}))  # type: ignore[dict-item]
+    code, out, _ = gitboot(
+        "images", work.path, "--at", "2026-11-20T00:00:00Z", "--records", work.path.parent / "records.json"
+    )
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 100
+    tables = {table.split()[0]: table.splitlines() for table in out.split("\n\n")}
+    assert tables["IMAGE"][1].split() == ["flatcar-0", "0", "1", "1", "0", "-"]  # of web10 the file says nothing
+    assert tables["STREAM"][1].split() == ["stable", "7", "flatcar-1", "(6)", "flatcar-2", "at", "1", "%", "(0)"]
+    assert tables["STAYS"][1].split()[:7] == ["the", "pin", "of", "web10", "flatcar-0", "2026-11-01", "overdue"]
+    assert tables["TOO"][1].split() == ["web10", "flatcar-0", "0", "1", "stable"]
+    assert tables["ROLLOUT"][-1].split()[:5] == ["stable", "100", "%", "6", "more"]
+    assert tables["ROLLOUT"][-1].endswith("and 3 more")
+    facts = json.loads(gitboot("images", work.path, "-o", "json")[1])
+    assert facts["items"][0]["provisioned"] is None and facts["revision"] == "WORKTREE"
+    assert sorted(name for each in facts["streams"][0]["joining"] for name in each["servers"]) == [
+        *("web01", "web11", "web12", "web13", "web14", "web15")
+    ]
+
+
+def test_a_fleet_without_streams_has_one_table(gitboot: Typed, work: Work) -> None:
+    _, out, _ = gitboot("images", work.path)
+    assert out.splitlines()[0].split()[0] == "IMAGE"
+    assert out.splitlines()[1].split() == ["flatcar-1", "1", "1", "?", "0", "-"]
+    assert "\n\n" not in out

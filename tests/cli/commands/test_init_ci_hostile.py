@@ -1,0 +1,421 @@
+"""What a branch can do in the CI that fleets get, if every file in it is hostile. The workflow file itself is not."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import pytest
+import yaml
+
+from gitboot.cli.commands.init import CI, PACKAGES, packages, seed
+from gitboot.review.formats.markdown import marker
+from tests.helpers.ci_runner import (
+    BOT,
+    MALLORY,
+    PIPELINE,
+    CommentHost,
+    Fleet,
+    comment_host,
+    fill_hashes,
+    fresh,
+    on_github,
+    on_gitlab,
+    programs_of,
+    shell,
+)
+from tests.helpers.forked_commands import for_shells
+
+ROOT = Path(__file__).parents[3]
+JOBS = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab")]
+CHANGED = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArguments: [debug]\n")}
+AGAIN = {"servers/web01.yaml": ("[debug]", "[verbose]")}
+INVALID = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArgument: [debug]\n")}
+
+# Names that a workflow has written, in this version or an earlier one, and folders of such files.
+WRITTEN = (
+    "gitboot.md",
+    "gitboot.sarif",
+    "gitboot.xml",
+    "gitboot.bundle",
+    "problems.sarif",
+    "review.md",
+    "rollout.bundle",
+)
+FOLDERS = ("review", "rollout", "gitboot")
+
+
+@pytest.fixture
+def host() -> Iterator[CommentHost]:
+    with comment_host() as host:
+        yield host
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs_of(tmp_path_factory.mktemp("bin"), for_shells())
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs as a job has them: gitboot begins anew each time, as its console script does."""
+    command = f'exec {Path(sys.executable).parent}/gitboot "$@"'
+    return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path)
+
+
+def link(fleet: Fleet, target: Path, *names: str) -> None:
+    """Let the branch have symlinks to a file of the runner."""
+    for name in names:
+        path = fleet.work.path / name
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
+
+
+# S1: what the review writes
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s1_no_symlink_of_a_branch_leads_what_the_review_writes(
+    job: Any, fleet: Fleet, host: CommentHost, installed: Path, tmp_path: Path
+) -> None:
+    """The branch leads each output to a ``.pth`` of the runner's Python; that would import its sitecustomize.py."""
+    site, spied = tmp_path / "site-packages", tmp_path / "spied"
+    (site / "folder").mkdir(parents=True)
+    (site / "zz.pth").write_text("untouched")
+    link(fleet, site / "zz.pth", *WRITTEN)
+    link(fleet, site / "folder", *FOLDERS)
+    (fleet.work.path / "sitecustomize.py").write_text(f"open({str(spied)!r}, 'w')\n")
+    fleet.change(INVALID, f"{fleet.job}\n\nimport sitecustomize")
+    job(fleet, host, installed)
+    assert (site / "zz.pth").read_text() == "untouched"
+    assert list((site / "folder").iterdir()) == []
+    assert not spied.exists()
+
+
+# S2: what the job with the token believes
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s2_a_review_that_the_branch_brings_is_not_posted(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    planted = f"{marker('')}\n## gitboot diff: unchanged: planted\n"
+    for name in WRITTEN:
+        (fleet.work.path / name).write_text(planted)
+    for folder in FOLDERS:
+        (fleet.work.path / folder).mkdir()
+        for name in (*WRITTEN, f"{PIPELINE}.md"):
+            (fleet.work.path / folder / name).write_text(planted)
+    fleet.change(INVALID)
+    ran = job(fleet, host, programs)
+    assert ran.failed
+    (comment,) = host.comments
+    assert "planted" not in comment["body"] and "invalid: 1 error" in comment["body"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s2_no_symlink_of_a_branch_keeps_an_earlier_comment(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    fleet.change(CHANGED)
+    assert job(fleet, host, programs).failed == {}
+    link(fleet, Path(os.devnull), *WRITTEN, *FOLDERS)
+    fleet.change(AGAIN)
+    job(fleet, host, programs)
+    (comment,) = host.comments
+    assert fleet.work.head in comment["body"] and "debug" not in comment["body"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s2_no_symlink_of_a_branch_is_followed_into_an_artifact(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path, tmp_path: Path
+) -> None:
+    key = tmp_path / "id_ed25519"
+    key.write_text("PRIVATE KEY")
+    (fleet.work.path / "review").mkdir()
+    link(fleet, key, "gitboot.key", "gitboot.yaml.txt", *WRITTEN, "review/key.md", "review/key.xml")
+    fleet.change(CHANGED)
+    ran = job(fleet, host, programs)
+    found = [path for path in ran.kept.rglob("*") if path.is_file()]
+    assert found
+    assert not any(path.is_symlink() or b"PRIVATE KEY" in path.read_bytes() for path in found)
+    assert "PRIVATE KEY" not in str(host.comments)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s2_the_comment_of_a_review_that_failed_replaces_the_earlier_one(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    fleet.change(CHANGED)
+    assert job(fleet, host, programs).failed == {}
+    assert "debug" in host.comments[0]["body"]
+    fleet.change(AGAIN)
+    with socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        ran = job(fleet, host, programs, accepted=f"http://127.0.0.1:{unused.getsockname()[1]}")
+    assert ran.failed
+    (comment,) = host.comments
+    assert "the review failed" in comment["body"] and fleet.work.head in comment["body"]
+    assert "debug" not in comment["body"] and PIPELINE in comment["body"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s2_a_job_of_an_earlier_commit_that_runs_again_posts_nothing(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    fleet.change(CHANGED)
+    ran = job(fleet, host, programs, head="f" * 40)
+    assert (ran.failed, host.comments) == ({}, [])
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    """Git prefers a tag to a branch of the same name, wherever it is not told which."""
+    fleet.change(CHANGED)
+    for name in ("main", "origin/main", "target"):
+        fleet.work.git("tag", name)
+        fleet.work.git("push", "--quiet", "origin", f"refs/tags/{name}")
+    ran = job(fleet, host, programs)
+    assert ran.failed == {}, ran.out
+    assert "1 server changed" in host.comments[0]["body"]
+
+
+# S9: whose comment it is
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    theirs = f"{marker('')}\nall is fine"
+    host.comments.append({"id": 0, "body": theirs, **MALLORY})
+    host.comments.append({"id": 1, "body": theirs, "user": None, "author": None})  # an account that was deleted
+    host.comments.append({"id": 2, "body": f"{marker('other')}\nours, of another fleet", **BOT})
+    fleet.change(CHANGED)
+    assert job(fleet, host, programs).failed == {}
+    assert [comment["body"] for comment in host.comments[:2]] == [theirs, theirs]
+    assert "another fleet" in host.comments[2]["body"] and "debug" in host.comments[3]["body"]
+    fleet.change(AGAIN)
+    assert job(fleet, host, programs).failed == {}
+    assert (len(host.comments), host.edited) == (4, [3])
+    assert "verbose" in host.comments[3]["body"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s9_a_comment_that_may_not_be_edited_leads_to_a_new_one(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    host.comments.append({"id": 0, "body": f"{marker('')}\nlocked", **BOT})
+    host.frozen = {0}
+    fleet.change(CHANGED)
+    assert job(fleet, host, programs).failed == {}
+    assert host.comments[0]["body"].endswith("locked") and "debug" in host.comments[1]["body"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s9_large_comments_of_strangers_do_not_hide_ones_own(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    host.comments += [{"id": number, "body": "\x01" * 65_536, **MALLORY} for number in range(30)]
+    fleet.change(CHANGED)
+    ran = job(fleet, host, programs)
+    assert ran.failed == {}, ran.out
+    assert "debug" in host.comments[-1]["body"]
+
+
+# S17: what the jobs run besides gitboot
+
+
+def test_finding_s17_actions_and_images_are_named_by_digest() -> None:
+    texts = {path: seed(path) for path in CI}
+    texts |= {
+        path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / ".github" / "workflows").iterdir()
+    }
+    texts["Containerfile"] = (ROOT / "Containerfile").read_text()
+    found = 0
+    for path, text in texts.items():
+        for used in re.findall(r"^\s*(?:- )?uses: (.+)$", text, re.MULTILINE):
+            assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", used), f"{path}: {used}"
+            found += 1
+        for used in re.findall(r"^(?:\s*image: |\s*container: |ARG BASE=|FROM (?!\$))(.+)$", text, re.MULTILINE):
+            assert re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", used), f"{path}: {used}"
+            found += 1
+    assert found > 20
+    assert not any("pull_request_target" in text for text in texts.values())
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    fleet.work.git("switch", "--quiet", "main")
+    (fleet.work.path / PACKAGES).write_text(packages())
+    fleet.work.commit(message="No hash")
+    fleet.work.git("branch", "--quiet", "--force", "change")
+    fleet.work.git("switch", "--quiet", "change")
+    fill_hashes(fleet.work.path / PACKAGES)  # by the branch: it does not count
+    fleet.change(CHANGED)
+    ran = job(fleet, host, programs)
+    assert list(ran.failed.values()) == [1] and host.comments == []
+    assert "gitboot==0.2.0 --hash=sha256:MISSING" in ran.out
+
+
+def wheel(folder: Path, text: str) -> Path:
+    """A wheel of gitboot that needs nothing."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "gitboot-0.2.0-py3-none-any.whl"
+    info = "gitboot-0.2.0.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("gitboot_as_packed.py", text)
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: gitboot\nVersion: 0.2.0\n")
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/RECORD", f"gitboot_as_packed.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+    return path
+
+
+def test_finding_s17_the_command_in_the_file_adds_the_hash_that_pip_then_demands(tmp_path: Path) -> None:
+    index, repository = tmp_path / "index", tmp_path / "repository"
+    wheel(index, "first = True")
+    (repository / ".gitboot").mkdir(parents=True)
+    text = packages()
+    (command,) = re.findall(r"^#   (.+)$", text, re.MULTILINE)
+    alone = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(("#", "gitboot")))
+    (repository / PACKAGES).write_text(alone)
+    tools = fresh(tmp_path / "tools")
+    (tools / "pip").write_text(f'#!/bin/sh\nexec {sys.executable} -m pip --disable-pip-version-check "$@"\n')
+    (tools / "pip").chmod(0o755)
+    environment = {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": str(index),
+        "PIP_NO_INDEX": "1",
+        "PIP_TARGET": str(tmp_path / "target"),
+        "PACKAGES": PACKAGES,
+        "HOME": str(tmp_path),
+    }
+    steps = yaml.safe_load(seed(CI[0]))["jobs"]["comment"]["steps"]
+    (install,) = (step["run"] for step in steps if step.get("name") == "Install")
+    code, out = shell(repository, install, environment)
+    assert (code, "sha256:MISSING" in out) == (1, True)
+    code, out = shell(repository, command, {name: value for name, value in environment.items() if name != "PIP_TARGET"})
+    assert code == 0, out
+    code, out = shell(repository, install, environment)
+    assert code == 0, out
+    assert (tmp_path / "target" / "gitboot_as_packed.py").read_text() == "first = True"
+    wheel(index, "second = True")
+    code, out = shell(repository, install, environment)
+    assert code != 0 and "DO NOT MATCH THE HASHES" in out
+
+
+def test_finding_s17_a_hash_that_pip_has_noted_is_in_the_file() -> None:
+    digest = "1" * 64
+    text = packages(f"gitboot @ https://example.net/gitboot-0.2.0-py3-none-any.whl#sha256={digest}")
+    assert f"\ngitboot @ https://example.net/gitboot-0.2.0-py3-none-any.whl --hash=sha256:{digest}\n" in text
+    assert "MISSING" not in text and text.count("\n    --hash=sha256:") > 100
+    assert "git+" in packages("gitboot @ git+https://example.net/gitboot.git@c0ffee").split("MISSING")[0]
+
+
+# A rollout's branch, by a job that was led astray
+
+
+@pytest.mark.parametrize(
+    ("branch", "changed", "subpath"),
+    [
+        pytest.param("gitboot/rollout-stable-1", {".github/workflows/evil.yml": "on: push"}, "", id="workflow"),
+        pytest.param(
+            "gitboot/rollout-stable-1", {".github/workflows/é.yml": "on: push"}, "", id="name that Git quotes"
+        ),
+        pytest.param("gitboot/rollout-stable-1", {"a.yaml": "1", "b.yaml": "2"}, "", id="two files"),
+        pytest.param("gitboot/rollout-stable-1", {"fleets/a.yaml": "1"}, "fleet", id="outside the fleet"),
+        pytest.param("gitboot/other", {"a.yaml": "1"}, "", id="another name"),
+    ],
+)
+@pytest.mark.parametrize("is_github", [True, False], ids=["GitHub", "GitLab"])
+def test_the_job_that_pushes_a_rollout_checks_what_it_was_given(
+    branch: str, changed: dict[str, str], subpath: str, is_github: bool, fleet: Fleet, tmp_path: Path
+) -> None:
+    main = fleet.work.git("rev-parse", "main")
+    fleet.work.git("switch", "--quiet", "--create", branch)
+    fleet.work.commit(changed)
+    temporary = fresh(tmp_path / "temporary")
+    fleet.begin_job()
+    if is_github:
+        fleet.checkout(merged=True)
+        (step,) = (
+            each for each in yaml.safe_load(seed(CI[3]))["jobs"]["propose"]["steps"] if each.get("name") == "Propose"
+        )
+        script, bundle = step["run"], temporary / "gitboot" / "rollout.bundle"
+    else:
+        script = "\n".join(yaml.safe_load(seed(CI[1]))["gitboot:propose"]["script"])
+        bundle = fleet.job / "rollout" / f"{PIPELINE}.bundle"
+    bundle.parent.mkdir()
+    fleet.work.git("bundle", "create", "--quiet", str(bundle), f"main..{branch}")
+    tools = fresh(tmp_path / "tools")
+    (tools / "gh").write_text("#!/bin/sh\n")
+    (tools / "gh").chmod(0o755)
+    environment = {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "RUNNER_TEMP": str(temporary),
+        "GITBOOT_SUBPATH": subpath,
+        "BRANCH": branch,
+        "CI_PIPELINE_ID": PIPELINE,
+        "CI_REPOSITORY_URL": str(fleet.remote),
+        "CI_COMMIT_SHA": main,
+        "CI_DEFAULT_BRANCH": "main",
+        **dict.fromkeys(("CI_SERVER_PROTOCOL", "CI_SERVER_HOST", "CI_SERVER_PORT", "CI_PROJECT_PATH"), "x"),
+        "GITBOOT_TOKEN": "secret",
+    }
+    code, out = shell(fleet.job, script, environment)
+    assert code == 1, out
+    pushed = fleet.work.git("ls-remote", str(fleet.remote), f"refs/heads/{branch}")
+    assert pushed == ""
+
+
+# S14 and S15: names
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s14_no_name_of_a_branch_is_a_command_to_the_ci_system(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    """What the workflow's own annotations print are commands of gitboot: ``error``, ``warning`` and ``notice``."""
+    names = ("::stop-commands::x.yaml", "::add-mask::debug.yaml", "##[error]y.yaml", "::set-output name=a::b/c.yaml")
+    for name in names:
+        (fleet.work.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (fleet.work.path / name).write_text("kind: Nothing\n")
+    fleet.change(CHANGED)
+    ran = job(fleet, host, programs)
+    assert "stop-commands" in ran.out and ran.failed
+    begins = [line for line in ran.out.splitlines() if re.match(r"\s*(::|##)", line)]
+    assert [line for line in begins if not re.match("::(error|warning|notice) file=[^:]+::", line)] == []
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s15_a_symlink_in_place_of_the_fleets_folder_is_refused(
+    job: Any, host: CommentHost, programs: Path, tmp_path: Path
+) -> None:
+    """The instance takes the folder from the commit, where a symlink is none."""
+    fleet = Fleet(tmp_path, "infra/boot")
+    folder = fleet.work.path / "infra" / "boot"
+    folder.rename(fleet.work.path / "elsewhere")
+    folder.symlink_to("../elsewhere")
+    fleet.work.commit(message="Move the fleet")
+    ran = job(fleet, host, programs)
+    assert ran.failed
+    assert not any("unchanged" in comment["body"] for comment in host.comments)
+    assert "infra/boot" in ran.out

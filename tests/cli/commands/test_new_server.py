@@ -1,0 +1,134 @@
+"""`gitboot new server`: a document of a machine that was seen, and of nothing that is described already."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gitboot.cli.main import Exit
+from gitboot.controller.reconcile_inputs import UNKNOWN
+from gitboot.fetchlog.unknown_machines import UnknownMachines, inventoried, render_unknown, unknown_of
+from gitboot.files import write_whole
+from tests.fetchlog.test_unknown_machines_components import SENT
+from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
+from tests.helpers.instance_with_bmcs import Done, typed
+
+AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
+UUID = uuid_of("new")
+MAC = "52:54:00:99:99:99"
+INTERFACES = [{"mac": "52:54:00:99:99:96"}, {"mac": "52:54:00:99:99:97", "name": "eno1"}]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A fleet, and the state of an instance that has seen a machine."""
+    documents = (
+        fleet(),
+        server("web01", "role: web", "policy: web, vars: {console: ttyS1}, localDisk: Exit, serial: 4J8VM71"),
+        image("flatcar-1"),
+        profile("web", "flatcar-1"),
+        policy("web"),
+    )
+    (tmp_path / "fleet").mkdir()
+    (tmp_path / "fleet" / "fleet.yaml").write_text("---\n".join(documents))
+    seen = unknown_of(f"v1/boot/{MAC}/boot.ipxe", {"uuid": UUID, "serial": "4J8VM72"}, "10.0.0.7", AT)
+    other = unknown_of("v1/boot/52:54:00:99:99:98/boot.ipxe", {}, "10.0.0.8", AT)
+    assert seen is not None and other is not None
+    sent = inventoried({**SENT, "interfaces": INTERFACES, "serial": "4J8VM73"}, "v1/inventory", "10.0.0.9", AT)
+    write_whole(tmp_path / UNKNOWN, render_unknown(UnknownMachines([seen, other, sent])))
+    return tmp_path / "fleet"
+
+
+def new(path: Path, *arguments: object, name: str = "web02") -> Done:
+    return typed("new", "server", name, "--path", path, "--state", path.parent, *arguments)
+
+
+def test_what_it_says_to_type_can_be_typed(path: Path) -> None:
+    path = path.rename(path.with_name("my fleet"))
+    done = typed("new", "server", "web02", "--path", path, "--mac", "52:54:00:99:99:97", "--uuid", UUID)
+    assert done.out.endswith(f"next: gitboot validate '{path}'\n")
+
+
+def test_what_was_seen_becomes_a_document_that_validates_and_boots_nothing(path: Path) -> None:
+    done = new(path, "--seen", MAC, "--like", "web01")
+    assert done.code == Exit.FINE, done
+    assert (path / "servers" / "web02.yaml").read_text() == (
+        "# It asked for a boot from 10.0.0.7 at 2026-11-20 22:00 UTC, and said this of itself.\n"
+        "# yaml-language-server: $schema=../.gitboot/schemas/Server.json\n"
+        "# Parked until somebody knows what it is to be: take that line out then; provision: 1 lets it be installed.\n"
+        "apiVersion: gitboot.dev/v1alpha1\n"
+        "kind: Server\n"
+        "metadata:\n"
+        "  name: web02\n"
+        "  labels:\n"
+        "    role: web\n"
+        "spec:\n"
+        f"  uuid: {UUID}\n"
+        "  serial: 4J8VM72\n"
+        "  architecture: x86_64\n"
+        "  firmware: UEFI\n"
+        "  interfaces:\n"
+        f"  - mac: {MAC}\n"
+        "  lifecycle: Parked\n"
+        "  policy: web\n"
+        "  localDisk: Exit\n"
+        "  vars:\n"
+        "    console: ttyS1\n"
+    )
+    validated = typed("validate", path)
+    assert (validated.code, validated.out.count("error")) == (Exit.FINE, 0), validated
+    [plan] = [each for each in typed("plan", path, "-o", "json").json["items"] if each["server"] == "web02"]
+    assert plan["digest"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--seen", "52:54:00:00:00:77"], "nobody has asked with"),
+        (["--seen", "nonsense"], "expected a MAC address"),
+        (["--uuid", UUID], "no MAC address is known"),
+        (["--mac", mac_of("web01"), "--uuid", UUID], "Server/web01 has"),
+        (["--mac", MAC, "--uuid", uuid_of("web01").upper()], "Server/web01 has"),
+        (["--mac", MAC, "--uuid", UUID, "--like", "web09"], "there is no Server/web09"),
+        (["--bmc", "https://127.0.0.1:1"], "--bmc needs --as"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(path: Path, arguments: list[str], why: str) -> None:
+    done = new(path, *arguments)
+    assert (done.code, done.out) == (Exit.USAGE, "")
+    assert why in done.err
+    assert not (path / "servers").exists()
+
+
+def test_a_machine_without_a_known_uuid_is_described_without_one(path: Path) -> None:
+    assert new(path, "--seen", "52:54:00:99:99:98", "--like", "web01").code == Exit.FINE
+    text = (path / "servers" / "web02.yaml").read_text()
+    assert "uuid:" not in text and "# Its UUID is not known" in text
+    assert typed("validate", path).code == Exit.FINE
+    (path / "servers" / "web02.yaml").write_text(text.replace("lifecycle: Parked", "provision: 1"))
+    refused = typed("validate", path)
+    assert refused.code == Exit.INVALID and "GB2021" in refused.out
+
+
+def test_what_an_image_found_in_it_is_in_its_document(path: Path) -> None:
+    assert new(path, "--seen", "52:54:00:99:99:97").code == Exit.FINE
+    text = (path / "servers" / "web02.yaml").read_text()
+    assert text.startswith(
+        "# It asked for a boot from 10.0.0.9 at 2026-11-20 22:00 UTC, and said this of itself. "
+        "Found in it: Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs, 256 GiB, 2 interfaces, nvme0n1 480 GB, "
+        "sda 7.68 TB.\n"
+    )
+    assert "  - mac: 52:54:00:99:99:96\n  - name: eno1\n    mac: 52:54:00:99:99:97\n" in text
+    assert "  uuid: 4c4c4544" in text and "lifecycle: Parked" in text
+    assert typed("validate", path).code == Exit.FINE
+
+
+def test_nothing_is_overwritten(path: Path) -> None:
+    (path / "servers").mkdir()
+    (path / "servers" / "web02.yaml").write_text("# somebody's\n")
+    done = new(path, "--mac", MAC, "--uuid", UUID)
+    assert done.code == Exit.USAGE and "is there already" in done.err
+    assert (path / "servers" / "web02.yaml").read_text() == "# somebody's\n"
+    assert "is there already" in new(path, "--mac", MAC, "--uuid", UUID, name="web01").err

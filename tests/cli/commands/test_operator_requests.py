@@ -1,0 +1,505 @@
+"""What operators say to an instance, and what it says of itself: records, approve, suspend, resume, status, --once."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.cli.main import Exit
+from gitboot.publish.tree_reader import WORD, read_records
+from gitboot.resolve.provisioning_record import exported
+from tests.endpoint.test_server_workers import served
+from tests.helpers import httpx_client
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import uuid_of
+from tests.helpers.instance_process import Instance, eventually
+from tests.helpers.instance_with_bmcs import Blade, Done, Rack, boots, condition, typed, until_condition
+from tests.helpers.served_tree import get
+
+REASON = ("--reason", "INC-4711")
+REINSTALL = ("--guard", "maxReinstalls")
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    """Two servers that are installed, and one that is to be; an instance has made a pass, and ended."""
+    with Rack(tmp_path) as made:
+        made.add("web01", provision=1)
+        made.add("web02", provision=1)
+        made.push()
+        assert made.once(records="adopt").code == Exit.FINE
+        yield made
+
+
+def shown(rack: Rack, *servers: str) -> dict[str, dict[str, Any]]:
+    """`gitboot records show` by server."""
+    items = json.loads(rack.said("records", "show", *servers, "-o", "json"))["items"]
+    return {item["server"]: item for item in items}
+
+
+def hold(rack: Rack) -> str:
+    """Push a commit that a guard holds; return the digest of what it changes."""
+    rack.blades["web01"].provision += 1
+    rack.push("Reinstall web01")
+    assert rack.once().code == Exit.HELD
+    digest: str = json.loads(rack.said("status", "-o", "json"))["attempted"]["held"]["digest"]
+    return digest
+
+
+def soon(**more: float) -> str:
+    return f"{datetime.now(UTC) + timedelta(**more):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def spoil(rack: Rack) -> None:
+    rack.repository.push({"bad.yaml": "kind: Server\n"})
+
+
+# records
+
+
+def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> None:
+    rack.blades["web02"].uuid = uuid_of("another board")
+    rack.push()
+    rack.once(*configured(max_small_group=100))
+    since = shown(rack)["web01"]["record"]["provisionedAt"]
+    assert rack.said("records", "show").splitlines() == [
+        "SERVER  WANTED  PROVISIONED  IMAGE      POOL  EVIDENCE  SINCE              DRIFT",
+        "web02   1       unknown      -          -     -         -                  -",
+        f"web01   1       1            flatcar-1  web   Adopted   {since[:16]}Z  -",
+        "",
+        "say what is on their disks, provisioned or pending:",
+        "    gitboot records set web02 provisioned --state STATE --reason '…'",
+        "",
+        "2 servers: 1 unknown, 1 as wanted",
+    ]
+    assert list(shown(rack)) == ["web02", "web01"]
+    assert list(shown(rack, "web01")) == ["web01"]
+
+
+def test_a_record_that_is_set_without_an_instance_counts_at_its_next_pass(rack: Rack) -> None:
+    said = rack.said("records", "set", "web01", "pending", *REASON)
+    assert said == "web01 is pending: it is installed as soon as its plan wants it (INC-4711)\n"
+    assert shown(rack)["web01"]["record"]["provision"] is None
+    rack.once(*rack.spooling)
+    assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 0)
+    said = rack.said("records", "set", "web01", "provisioned", *REASON)
+    assert said == "web01 is provisioned: provision 1 with BootImage/flatcar-1 (INC-4711)\n"
+    assert shown(rack)["web01"]["record"]["evidence"] == "Operator"
+    assert '"Requested"' in rack.said("events")
+
+
+def test_many_records_are_set_by_one_order_that_shows_them_and_asks(rack: Rack) -> None:
+    before = shown(rack)
+    for more in ((), ("-l", "role=db", "--yes"), ("web01", "web03", "--yes")):
+        done = rack.typed("records", "set", "pending", *REASON, *more)
+        assert (done.code, shown(rack)) == (Exit.USAGE, before), done
+    order = ("records", "set", "pending", "-l", "!role", *REASON)
+    done = rack.typed(*order)  # nobody to ask
+    assert (done.code, shown(rack)) == (Exit.USAGE, before) and "--yes" in done.err
+    assert "web01   1       1            flatcar-1  web   Adopted" in done.out
+    assert "2 servers would be pending: INC-4711" in done.out
+    said = rack.said(*order, "--yes")
+    assert said.endswith("2 records are set (INC-4711)\n")
+    assert [item["step"] for item in shown(rack).values()] == ["Pending", "Pending"]
+    rack.once(*rack.spooling)
+    assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 1)
+
+
+@pytest.mark.parametrize(("answer", "step"), [("y", "Pending"), ("n", "Provisioned")])
+def test_a_person_at_a_terminal_is_asked(rack: Rack, monkeypatch: pytest.MonkeyPatch, answer: str, step: str) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
+    rack.typed("records", "set", "web01", "web02", "pending", *REASON)
+    assert [item["step"] for item in shown(rack).values()] == [step, step]
+
+
+def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
+    document = json.loads(exported(read_records(rack.output / "ops" / "records")))
+    document["items"][0]["image"] = "flatcar-2"
+    document["items"].append({**document["items"][0], "uuid": uuid_of("a stray")})
+    file = rack.folder / "told.json"
+    file.write_text(json.dumps(document))
+    done = rack.typed("records", "import", file, *REASON)
+    assert (done.code, done.out) == (Exit.FINE, "2 records are set (INC-4711)\n")
+    assert done.err == "1 of 3 records are of servers that the accepted commit does not have\n"
+    assert [list(item["drift"]) for item in shown(rack).values()] == [["ImageDrift"], []]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("garbage", "not exported records"),
+        ("[]", "not exported records"),
+        ('{"items": [{"uuid": "x"}]}', "take ops/records of a published tree"),
+        ('{"items": []}', "has no server of the accepted commit"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_file_that_holds_no_records_changes_nothing(rack: Rack, content: str | None, said: str) -> None:
+    file = rack.folder / "told.json"
+    if content is not None:
+        file.write_text(content)
+    before = shown(rack)
+    done = rack.typed("records", "import", file, *REASON)
+    assert (done.code, done.out, shown(rack)) == (Exit.USAGE, "", before)
+    assert str(file) in done.err and said in done.err and "Traceback" not in done.err
+
+
+# approve
+
+
+def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack: Rack) -> None:
+    nothing = rack.typed("approve", "0" * 64, *REINSTALL, *REASON)
+    assert (nothing.code, nothing.err) == (
+        Exit.STALE,
+        "gitboot: no commit is held: there is nothing to acknowledge\n",
+    )
+    digest = hold(rack)
+    for other_digest in ("0" * 64, digest[:12]):
+        stale = rack.typed("approve", other_digest, *REINSTALL, *REASON)
+        assert stale.code == Exit.STALE
+        assert f"the commit that is held changes {digest}, not {other_digest}: look at it again" in stale.err
+    other = rack.typed("approve", digest, "--guard", "maxDeletes", *REASON)
+    assert (other.code, other.err) == (
+        Exit.STALE,
+        "gitboot: maxDeletes does not hold it; maxReinstalls does\n",
+    )
+    assert rack.once().code == Exit.HELD
+    assert rack.said("approve", digest, *REINSTALL, *REASON).startswith("maxReinstalls acknowledged")
+    assert rack.once(*rack.spooling).code == Exit.FINE
+    assert rack.blades["web01"].times_set == 1
+
+
+def test_one_more_commit_makes_the_digest_stale(rack: Rack) -> None:
+    digest = hold(rack)
+    assert hold(rack) != digest
+    assert rack.typed("approve", digest, *REINSTALL, *REASON).code == Exit.STALE
+
+
+def test_status_has_the_line_that_approves_what_is_held(rack: Rack) -> None:
+    digest = hold(rack)
+    lines = rack.said("status").splitlines()
+    line = next(line for line in lines if line.endswith("--reason '…'")).strip()
+    assert line == f"gitboot approve {digest} --guard maxReinstalls --state {rack.state} --reason '…'"
+    assert "    looked at" not in lines
+    assert ["CommitAccepted", "false", "GuardTripped"] in [line.split()[:3] for line in lines]
+
+
+# stop and start
+
+
+def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_started(rack: Rack) -> None:
+    web = rack.add("web09", provision=1)
+    rack.push()
+
+    with rack.running() as instance:
+        eventually(lambda: planned_phase(instance, web) == "Network")
+        said = rack.said("stop-installs", *REASON)
+        assert said.startswith("boots that write disks are stopped by ") and said.endswith(": INC-4711\n")
+        eventually(lambda: planned_phase(instance, web) == "Disk")
+        assert boots(instance, web) == "disk"
+        eventually(lambda: f"gitboot allow-installs --state {rack.state}" in rack.said("status"))
+    told = rack.typed("stop-installs", *REASON)
+    assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
+    with rack.running() as instance:
+        assert planned_phase(instance, web) == "Disk"
+        assert rack.said("allow-installs") == "boots are offered again\n1 server to boot from the network now: web09\n"
+        eventually(lambda: planned_phase(instance, web) == "Network")
+    assert rack.said("allow-installs") == "nothing was stopped with gitboot stop-installs\n"
+
+
+@pytest.fixture
+def left(rack: Rack) -> Blade:
+    """A server that is to be installed, by a tree whose instance has ended."""
+    web = rack.add("web09", provision=1)
+    rack.push()
+    with rack.running(*rack.spooling) as instance:
+        eventually(lambda: planned_phase(instance, web) == "Network")
+    return web
+
+
+def planned_phase(instance: Instance, blade: Blade) -> object:
+    """Looking at the entry would spend it."""
+    found = instance.get(f"/api/v1/servers/{blade.name}")
+    return found.json()["phase"] if found.status_code == 200 else None
+
+
+def turned(instance: Instance, blade: Blade, phase: str) -> bool:
+    """Whether a server is in a phase."""
+    return planned_phase(instance, blade) == phase
+
+
+def offered(url: str) -> dict[str, Any]:
+    """What an endpoint says of what is stopped."""
+    conditions = httpx_client.get(f"{url}/api/v1/status").json()["conditions"]
+    return next(each for each in conditions if each["type"] == "BootsOffered")
+
+
+def test_e16_endpoints_obey_at_once_where_no_instance_runs(rack: Rack, left: Blade) -> None:
+    with served(rack.output, *map(str, rack.spooling)) as (url, _):
+        assert offered(url)["status"]
+        told = rack.typed("stop-installs", *REASON)
+        assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
+        script = get(url + left.entry).text
+        assert "are stopped by" in script and "INC-4711 (Stopped)" in script and "kernel " not in script
+        assert (offered(url)["status"], offered(url)["reason"]) == (False, "Stopped")
+        ready = httpx_client.get(f"{url}/readyz")
+        assert (ready.status_code, ready.text.split("\n")[1].endswith("INC-4711")) == (200, True)
+        assert f"gitboot allow-installs --state {rack.state}" in rack.said("status")
+        assert "web09" in rack.said("allow-installs")
+        assert offered(url)["status"]
+        assert "kernel " in get(url + left.entry).text
+
+
+def test_e16_what_endpoints_were_told_is_taken_over_where_the_ledger_could_not_be_told(rack: Rack, left: Blade) -> None:
+    with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
+        ledger.execute("BEGIN IMMEDIATE")
+        told = rack.typed("stop-installs", *REASON)
+        assert (told.code, "the ledger was not told" in told.err) == (Exit.PARTIAL, True), told
+    for _ in range(2):  # it outlives restarts
+        with rack.running(*rack.spooling) as instance:
+            found = until_condition(instance, "BootsOffered", status=False, reason="Stopped")
+            assert found["message"].endswith(": INC-4711")
+            eventually(partial(turned, instance, left, "Disk"))
+            eventually(lambda: not left.stands)
+    with rack.running(*rack.spooling) as instance:
+        assert "web09" in rack.said("allow-installs")
+        eventually(lambda: planned_phase(instance, left) == "Network")
+
+
+def test_e16_a_place_that_cannot_be_written_is_named_and_does_not_keep_others_from_obeying(
+    rack: Rack, left: Blade
+) -> None:
+    """A read-only OUTPUT, say: endpoints are told by the spool, and are stopped where that cannot be undone."""
+    word = rack.output / "ops" / WORD
+    (word / "in the way").mkdir(parents=True)
+    with served(rack.output, *map(str, rack.spooling)) as (url, _):
+        told = rack.typed("stop-installs", *REASON)
+        assert (told.code, f"{word.parent} cannot be written" in told.err) == (Exit.PARTIAL, True), told
+        assert "(Stopped)" in get(url + left.entry).text
+        told = rack.typed("allow-installs")
+        assert (told.code, "boots stay stopped there" in told.err) == (Exit.PARTIAL, True), told
+        assert "(Stopped)" in get(url + left.entry).text
+        shutil.rmtree(word)
+        assert "(Stopped)" not in get(url + left.entry).text
+
+
+# suspend and resume
+
+
+def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) -> None:
+    until = soon(hours=1)
+    assert rack.said("suspend", "--until", until, *REASON) == f"suspended until {until}: INC-4711\n"
+    rack.add("web03")
+    commit = rack.push()
+    assert rack.once().code == Exit.SUSPENDED
+    document = json.loads(rack.said("status", "-o", "json"))
+    assert document["applied"]["commit"] != commit
+    assert [each["type"] for each in document["conditions"] if not each["status"]] == ["Accepting"]
+    assert rack.said("resume") == "resumed\n"
+    assert rack.said("resume") == "it was not suspended\n"
+    assert rack.once().code == Exit.FINE
+    assert json.loads(rack.said("status", "-o", "json"))["applied"]["commit"] == commit
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--until 2026-01-01T00:00:00Z --reason x", "--until 2026-01-01T00:00:00Z is past; name an instant to come"),
+        ("--until tomorrow --reason x", "Invalid value for '--until'"),
+        ("--until 2099-01-01T00:00:00Z", "Missing option '--reason'"),
+        ("--reason x", "Missing option '--until'"),
+    ],
+)
+def test_a_suspension_has_an_end_and_a_reason(rack: Rack, arguments: str, said: str) -> None:
+    done = rack.typed("suspend", *arguments.split())
+    assert (done.code, said in done.err) == (Exit.USAGE, True), done
+    assert rack.said("resume") == "it was not suspended\n"
+
+
+# Beside an instance that runs
+
+
+def test_requests_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
+    web = rack.blades["web01"]
+    with rack.running() as instance:
+        assert "web01 is pending" in rack.said("records", "set", "web01", "pending", *REASON)
+        eventually(lambda: web.stands)
+        assert boots(instance, web) == "flatcar-1"
+        assert "web01 is provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
+        eventually(lambda: not web.stands)
+        rack.said("suspend", "--until", soon(hours=1), *REASON)
+        found = until_condition(instance, "Accepting", status=False, reason="Suspended")
+        assert "INC-4711" in found["message"]
+        rack.blades["web02"].provision = 2
+        commit = rack.push("Reinstall web02")
+        assert rack.typed("reconcile").code == Exit.SUSPENDED
+        assert (instance.status()["attempted"]["commit"], web.times_set) != (commit, 2)
+        rack.said("resume")
+        until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
+        digest = instance.status()["attempted"]["held"]["digest"]
+        rack.said("approve", digest, *REINSTALL, *REASON)
+        eventually(lambda: rack.blades["web02"].stands)
+        eventually(lambda: condition(instance, "CommitAccepted")["status"])
+        assert f"running, process {instance.process.pid}" in rack.said("status")
+    assert (web.times_set, rack.blades["web02"].times_set) == (1, 1)
+
+
+# status
+
+
+def test_status_counts_records_drift_and_bmcs(rack: Rack) -> None:
+    rack.said("records", "set", "web01", "pending", *REASON)
+    rack.pool = tuple(text.replace("image: flatcar-1", "image: flatcar-2") for text in rack.pool)
+    rack.push("Go on to flatcar-2")
+    rack.once(*rack.spooling)
+    document = json.loads(rack.said("status", "-o", "json"))
+    assert (document["records"], document["drift"]) == ({"Provisioned": 1, "Pending": 1}, {"ImageDrift": 1})
+    assert document["bmcs"] == {"Applied": 1}
+    lines = rack.said("status").splitlines()
+    assert {"records    1 Pending, 1 Provisioned", "drift      1 ImageDrift", "bmcs       1 Applied"} <= set(lines)
+
+
+def test_what_does_not_hold_comes_first_with_its_message_below_it(rack: Rack) -> None:
+    spoil(rack)
+    assert rack.once().code == Exit.INVALID
+    lines = rack.said("status").splitlines()
+    table = lines[lines.index("") + 1 :]
+    assert table[1].split()[:3] == ["CommitAccepted", "false", "Invalid"]
+    assert table[2].startswith("    ") and "bad.yaml" in table[2]
+    assert all(" true " in line for line in table if not line.startswith(("CONDITION", "CommitAccepted", " ")))
+    way_out = next(line for line in table if line.startswith("    gitboot "))  # in one line, however long, to be copied
+    assert max(len(line) for line in lines if line != way_out) <= 100
+
+
+# run --once
+
+
+def test_once_ends_with_the_worst_that_it_met(rack: Rack) -> None:
+    codes = {"fine": rack.once().code}
+    hold(rack)
+    codes["held"] = rack.once().code
+    spoil(rack)
+    codes["invalid"] = rack.once().code
+    rack.said("suspend", "--until", soon(hours=1), *REASON)
+    codes["suspended"] = rack.once().code
+    shutil.move(rack.repository.bare, rack.folder / "away")
+    codes["source"] = rack.once().code
+    assert codes == {"fine": 0, "held": 4, "invalid": 3, "suspended": 7, "source": 6}
+
+
+def test_once_in_part_exits_with_8(rack: Rack) -> None:
+    rack.said("records", "set", "web01", "pending", *REASON)
+    rack.blades["web01"].bmc.__exit__(None, None, None)
+    assert rack.once(*rack.spooling).code == Exit.PARTIAL
+
+
+def test_once_beside_a_running_instance_says_who_runs(rack: Rack) -> None:
+    with rack.running() as instance:
+        done = rack.once()
+    assert (done.code, f"process {instance.process.pid}" in done.err) == (Exit.USAGE, True)
+
+
+# State directories that cannot be what was meant
+
+COMMANDS = (
+    "bmc get",
+    "bmc diff",
+    "bmc apply",
+    "bmc resolve web01 --consumed --reason x",
+    "records show",
+    "records set web01 provisioned --reason x",
+    "records import FILE --reason x",
+    "approve 0 --guard maxReinstalls --reason x",
+    "suspend --until 2099-01-01T00:00:00Z --reason x",
+    "resume",
+    "status",
+    "events",
+    "reconcile",
+)
+RUNNING_ONLY = ("bmc apply", "reconcile")
+OF_THE_STATUS = ("status", "approve")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+    with Rack(tmp_path_factory.mktemp("ended")) as made:
+        made.add("web01")
+        made.push()
+        assert made.once().code == Exit.FINE
+        yield made
+
+
+def type_on(state: Path, ended: Rack, command: str) -> Done:
+    words = [str(ended.output / "ops" / "records") if word == "FILE" else word for word in command.split()]
+    done = typed(*words, "--state", state)
+    assert "Traceback" not in done.err
+    return done
+
+
+def listing(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_state_directory_on_which_nothing_ran_is_named_and_left_alone(
+    tmp_path: Path, ended: Rack, command: str
+) -> None:
+    for state in (tmp_path, tmp_path / "missing"):
+        done = type_on(state, ended, command)
+        said = "no gitboot runs with" if command in RUNNING_ONLY else "no gitboot has run with"
+        assert (done.code, done.out) == (Exit.USAGE, "")
+        assert done.err.startswith(f"gitboot: {said} the state directory {state}")
+        assert "gitboot run" in done.err  # the hint
+    assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_state_directory_that_cannot_be_read_is_said_to_be_that(tmp_path: Path, ended: Rack, command: str) -> None:
+    (tmp_path / "file").touch()
+    done = type_on(tmp_path / "file" / "state", ended, command)
+    assert (done.code, done.out) == (Exit.USAGE, "")
+    assert "cannot be read: Not a directory" in done.err
+    done = type_on(tmp_path / "file", ended, command)
+    assert (done.code, "is a file" in done.err) == (Exit.USAGE, True)
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in RUNNING_ONLY])
+def test_what_is_damaged_is_named_by_its_own_path(tmp_path: Path, ended: Rack, command: str) -> None:
+    state = tmp_path / "state"
+    shutil.copytree(ended.state, state)
+    (state / "ledger.sqlite").write_bytes(b"this is no ledger" * 99)
+    (state / "status.json").write_text("[]")
+    done = type_on(state, ended, command)
+    if command.startswith(OF_THE_STATUS):
+        assert done.code == Exit.USAGE
+        assert (
+            done.err
+            == f"gitboot: {state}/status.json is not a status file; the next pass of `gitboot run` writes it anew\n"
+        )
+    else:
+        assert done.code == Exit.FAULT
+        assert done.err.startswith(f"gitboot: {state}/ledger.sqlite: the ledger cannot be read")
+        assert "restore it from a backup" in done.err
+    assert (state / "ledger.sqlite").read_bytes() == b"this is no ledger" * 99
+
+
+@pytest.mark.parametrize("command", ["records show wbe01", "records set wbe01 provisioned --reason x"])
+def test_a_misspelt_server_is_answered_with_the_near_one(ended: Rack, command: str) -> None:
+    done = ended.typed(*command.split())
+    assert (done.code, done.out) == (Exit.USAGE, "")
+    assert done.err == "gitboot: the accepted commit has no server 'wbe01'; did you mean web01?\n"

@@ -1,0 +1,183 @@
+"""`gitboot rollout advance` beside a running instance: what it reads, when it writes, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gitboot.cli.main import Exit
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.policy_selection import joins_at
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
+from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.instance_with_bmcs import Done, typed
+
+
+def joins(name: str) -> int:
+    return joins_at("stable", SystemUuid(uuid_of(name)))
+
+
+NAMES = sorted((f"web{number:02}" for number in range(6)), key=joins)
+FIRST = sorted(NAMES[:2])
+PERCENT = joins(NAMES[1])
+STREAM = f"""\
+# the golden pointer; ask ops before you touch it
+apiVersion: gitboot.dev/v1alpha1
+kind: ImageStream
+metadata: {{name: stable}}   # é
+spec:
+    current: flatcar-1
+    rollout:
+        image:   "flatcar-2"
+        percent:   {PERCENT}   # percent: raised by the bot
+---
+"""
+FLEET = {
+    "fleet.yaml": fleet("baseURL: 'http://boot.test'"),
+    "images.yaml": f"{image('flatcar-1')}---\n{image('flatcar-2')}",
+    "streams/stable.yaml": f"{STREAM}{profile('web', 'stream: stable')}",
+    "policy.yaml": policy("web", often="Once"),
+    **{f"servers/{name}.yaml": server(name, spec="provision: 1") for name in NAMES},
+}
+STEPS = ("--steps", f"1,{PERCENT},60,100", "--after", "95%")
+ACCEPTED = "--accept-fetched"
+
+
+class Site:
+    """An instance that follows a repository, and a clone of it as CI has one."""
+
+    def __init__(self, folder: Path, repository: Repository, instance: Instance) -> None:
+        self.output, self.repository, self.instance = folder / "output", repository, instance
+        self.clone = folder / "clone"
+        self.git("clone", "--quiet", str(repository.bare), str(self.clone), at=folder)
+
+    def git(self, *arguments: str, at: Path | None = None) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=at or self.clone, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    def advance(self, *more: object, records: object = None, accepts: tuple[str, ...] = (ACCEPTED,)) -> Done:
+        where = ("--records", records or self.instance.url, "--path", self.clone, *accepts)
+        return typed("rollout", "advance", "stable", *STEPS, *where, *more)
+
+    def boot(self, name: str) -> None:
+        assert self.instance.get(f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("rollout")
+    repository = Repository.create(folder / "git")
+    repository.push(FLEET, "Begin")
+    options = ("--poll", "3600", "--check-assets", "off", *configured(max_update_percent=100))
+    with running(repository.bare, folder, *options, records="fresh") as instance:
+        yield Site(folder, repository, instance)
+
+
+def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -> None:
+    before, head = (site.clone / "streams/stable.yaml").read_bytes(), site.git("rev-parse", "HEAD")
+    waits = site.advance("-o", "json")
+    assert waits.code == Exit.WAITS, waits
+    assert (waits.json["outcome"], waits.json["unproven"], waits.json["proposal"]) == ("Waits", FIRST, None)
+
+    site.boot(FIRST[0])
+    by_url = eventually(lambda: (found := site.advance("-o", "json")).json["begun"] == FIRST[:1] and found)
+    assert (by_url.code, by_url.json["unproven"]) == (Exit.WAITS, FIRST[1:])
+    site.boot(FIRST[1])
+    dry = eventually(lambda: (found := site.advance("--dry-run")).code == 0 and found)
+    assert dry.out.splitlines()[1:] == [
+        "streams/stable.yaml: percent: 60",
+        "would be committed on the branch gitboot/rollout-stable-60",
+    ]
+    assert site.git("branch", "--list", "gitboot/*") == ""
+
+    made = site.advance("-o", "json", records=site.output)
+    assert (made.code, made.json["proposal"]["made"], made.json["next"]) == (0, "Written", 60)
+    name = made.json["proposal"]["branch"]
+    assert site.git("log", "-1", "--format=%P%n%an%n%B", name).splitlines() == [
+        *(head, "gitboot", "Roll flatcar-2 out to 60 % of stable", ""),
+        f"0 of 2 servers that it reaches at {PERCENT} % are provisioned with it.",
+        "2 servers more fetched the boot, and no completion was reported.",
+    ]
+    changed = before.replace(f"percent:   {PERCENT}   #".encode(), b"percent:   60   #")
+    assert site.git("show", f"{name}:streams/stable.yaml").encode() == changed.rstrip() != before.rstrip()
+    assert site.git("diff", "--name-only", f"HEAD..{name}") == "streams/stable.yaml"
+    assert (site.git("status", "--porcelain"), site.git("rev-parse", "HEAD")) == ("", head)
+
+    again = site.advance(records=site.output / "ops/records")
+    assert (again.code, again.out.splitlines()[-1]) == (0, f"is on the branch {name} already: nothing is written")
+    site.git("branch", "of-before", "HEAD")
+    earlier = site.advance("--branch", "of-before", records=site.output)
+    assert earlier.code == Exit.USAGE
+    assert "of-before is there already, and has another streams/stable.yaml" in earlier.err
+    alone = site.advance("--no-commit", "-o", "json")
+    assert (alone.code, alone.json["proposal"]["branch"]) == (0, None)
+    assert (site.clone / "streams/stable.yaml").read_bytes() == changed
+    ahead = site.advance("--no-commit")  # what lies there now is nothing that the instance knows
+    assert (ahead.code, f"flatcar-2 at {PERCENT} %, here flatcar-2 at 60 %" in ahead.out) == (Exit.WAITS, True)
+    site.git("checkout", "--quiet", ".")
+    assert site.advance("--rev", name).out == ahead.out
+
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(site.output), str(copy)], check=True)
+    assert site.advance("--branch", "other", records=copy).code == 0
+    of_old = json.loads((copy / "ops/status.json").read_bytes())
+    said = {each: "2026-01-01T00:00:00Z" for each in ("at", "clock") if each in of_old}
+    assert said
+    (copy / "ops/status.json").write_text(json.dumps({**of_old, **said}))
+    old = site.advance("--branch", "another", records=copy)
+    assert (old.code, "that is not now" in old.out) == (Exit.WAITS, True)
+    doubt = {"type": "RecordsKnown", "status": False, "reason": "NewLedger", "message": "a new one"}
+    (copy / "ops/status.json").write_text(json.dumps({**of_old, "conditions": [doubt]}))
+    doubted = site.advance("--branch", "another", records=copy)
+    assert (doubted.code, "RecordsKnown: NewLedger" in doubted.out) == (Exit.WAITS, True)
+    assert site.git("branch", "--list", "another") == ""
+
+
+def test_finding_r3_a_fetch_alone_never_takes_a_rollout_on(site: Site) -> None:
+    """A stranger fetches the entries of both servers with a plain HTTP client. Neither server was switched on."""
+    before = site.git("branch", "--list", "gitboot/*")
+    for name in FIRST:
+        site.boot(name)
+    eventually(lambda: site.advance("--dry-run").code == 0)
+    for more in (("--branch", "by-a-fetch"), ("--no-commit",), ("--dry-run",)):
+        refused = site.advance(*more, accepts=())
+        assert refused.code == Exit.USAGE, refused
+        for part in ("fleet.yaml", "spec.provisioning.evidence is Fetched", "evidence: Reported", ACCEPTED):
+            assert part in refused.err
+    assert (site.git("branch", "--list", "gitboot/*"), site.git("branch", "--list", "by-a-fetch")) == (before, "")
+    assert site.git("status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize(
+    ("records", "code", "said"),
+    [
+        ("http://127.0.0.1:9", Exit.SOURCE, "127.0.0.1:9"),
+        ("/nowhere", Exit.USAGE, "/nowhere/ops/status.json cannot be read"),
+    ],
+)
+def test_who_is_not_there_proves_nothing(site: Site, records: str, code: Exit, said: str) -> None:
+    found = site.advance(records=records)
+    assert (found.code, said in found.err, site.git("status", "--porcelain")) == (code, True, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("rollout", "advance", "stabel", *STEPS), "did you mean stable"),
+        (("rollout", "advance", "stable", "--steps", "10,5"), "in rising order"),
+        (("rollout", "advance", "stable", "--steps", "1,200"), "in rising order"),
+        (("rollout", "advance", "stable", *STEPS, "--after", "0%"), "from 1% to 100%"),
+        (("rollout", "advance", "stable", *STEPS, "--branch", "a..b"), "no name of a branch"),
+        (("rollout", "advance", "stable", *STEPS, "--rev", "nowhere"), "has no commit nowhere"),
+        (("rollout", "advance", "stable", *STEPS, "--rev", "HEAD", "--no-commit"), "leave --rev out"),
+    ],
+)
+def test_what_is_asked_for_wrongly_is_said(site: Site, arguments: tuple[str, ...], said: str) -> None:
+    found = typed(*arguments, "--path", site.clone, "--records", site.output)
+    assert (found.code, said in found.err) == (Exit.USAGE, True), found

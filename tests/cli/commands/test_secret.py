@@ -1,0 +1,105 @@
+"""`gitboot secret`: keys, files that are encrypted to them, and whether they open what a fleet has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from gitboot.cli.main import Exit, cli
+from gitboot.endpoint.age_encryption import Keys
+from gitboot.fleet.documents import sealed
+from gitboot.publish.signed_list import read_list_keys
+from tests.endpoint.test_boot_responses_secrets import IGNITION, documents
+
+
+def run(*arguments: str | Path, given: str | None = None) -> Result:
+    return CliRunner().invoke(cli, ["secret", *map(str, arguments)], input=given)
+
+
+def fails(*arguments: str | Path) -> str:
+    """What a command that is refused says."""
+    return str(run(*arguments).exception)
+
+
+def written(folder: Path, key: Path) -> Path:
+    """A fleet whose secrets are encrypted to a key."""
+    (folder / "s").mkdir(parents=True)
+    (folder / "fleet.yaml").write_text("---\n".join(documents()))
+    (folder / "t").write_text(IGNITION)
+    for name in ("join", "own"):
+        assert run("encrypt", "--to-keys", key, "--file", folder / "s" / f"{name}.age", given="hunter2").exit_code == 0
+    return folder
+
+
+def test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked(tmp_path: Path) -> None:
+    key, other = tmp_path / "key", tmp_path / "other"
+    public = run("keygen", key).output.strip()
+    assert public.startswith("age1")
+    fleet = written(tmp_path / "fleet", key)
+    assert Keys(key).open(sealed((fleet / "s/join.age").read_bytes())) == b"hunter2"
+    assert run("check", fleet, "--secret-keys", key).exit_code == 0
+
+    new = run("keygen", other).output.strip()
+    assert run("encrypt", fleet / "t", "--to", public, "--to", new, "--file", fleet / "s/own.age").exit_code == 0
+    found = run("check", fleet, "--secret-keys", other, "-o", "json")
+    assert found.exit_code == Exit.INVALID
+    items = json.loads(found.stdout)["items"]
+    assert [(each["path"], each["closed"]) for each in items] == [
+        ("s/join.age", "none of the keys opens it"),
+        ("s/own.age", None),
+    ]
+    text = run("check", fleet, "--secret-keys", other)
+    assert text.output == "s/join.age: none of the keys opens it\n2 secrets, 1 closed to these keys\n"
+    assert "hunter2" not in found.output + text.output
+
+
+def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "x.age"
+    (tmp_path / "large").write_bytes(b"x" * 70_000)
+    (tmp_path / "none").write_text("hunter2")
+    public = run("keygen", tmp_path / "key").output.strip()
+    assert "encrypted to somebody" in fails("encrypt", tmp_path / "none", "--file", out)
+    assert "begins with age1" in fails("encrypt", tmp_path / "none", "--to", "hunter2", "--file", out)
+    assert "over 65,536" in fails("encrypt", tmp_path / "large", "--to", public, "--file", out)
+    no_key = fails("encrypt", tmp_path / "none", "--to-keys", tmp_path / "none", "--file", out)
+    assert "line 1 is no key of age" in no_key and "hunter2" not in no_key
+    assert "exists already" in fails("keygen", tmp_path / "key")
+    assert not out.exists()
+
+
+def test_keys_of_a_list_are_made_once_and_then_replaced_by_the_root_key(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    made = run("keygen", folder, "--signed-list")
+    assert made.output == (folder / "root.pub").read_text() and "PUBLIC KEY" in made.output
+    first = (folder / "publication.key").read_bytes()
+    assert run("keygen", folder, "--signed-list").output == made.output
+    assert (folder / "publication.key").read_bytes() != first
+    assert {(folder / name).stat().st_mode & 0o777 for name in ("root.key", "publication.key")} == {0o600}
+    names = {"root.key", "root.pub", "publication.key"} | {
+        f"{n}.{kind}.json" for n in (1, 2) for kind in ("root", "targets")
+    }
+    assert {each.name for each in folder.iterdir()} == names
+    read_list_keys(folder)
+
+
+def test_a_root_key_may_lie_elsewhere_and_be_replaced(tmp_path: Path) -> None:
+    folder, old, new = tmp_path / "keys", tmp_path / "away/old.key", tmp_path / "away/new.key"
+    first = run("keygen", folder, "--signed-list", "--root-key", old).output
+    assert not (folder / "root.key").exists()
+    assert str(folder / "root.key") in fails("keygen", folder, "--signed-list")
+    second = run("keygen", folder, "--signed-list", "--root-key", old, "--new-root-key", new).output
+    assert second == (folder / "root.pub").read_text() != first
+    assert "is not the root key" in fails("keygen", folder, "--signed-list", "--root-key", old)
+    assert run("keygen", folder, "--signed-list", "--root-key", new).output == second
+    read_list_keys(folder)
+
+
+def test_keys_of_a_list_that_cannot_be_made_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    assert "need --signed-list" in fails("keygen", folder, "--root-key", tmp_path / "x")
+    assert "no root key to replace" in fails("keygen", folder, "--signed-list", "--new-root-key", tmp_path / "x")
+    (tmp_path / "x").write_text("something")
+    assert "exists already" in fails("keygen", folder, "--signed-list", "--root-key", tmp_path / "x")
+    assert not folder.exists()

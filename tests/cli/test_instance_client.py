@@ -1,0 +1,89 @@
+"""What commands go by that look into an instance: its accepted commit, by the results in the cache of the instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gitboot.cli.evaluator_process import open_cache
+from gitboot.controller.instance.assembly import looked_at
+from gitboot.controller.instance.state_directory import CACHE
+from gitboot.disk_cache import DiskCache
+from gitboot.evaluator.evaluation import Evaluator
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.git.clone import accepted_snapshot
+from tests.helpers.fleets import SEED, at, server
+from tests.helpers.instance_in_process import in_process
+from tests.helpers.instance_process import Repository
+from tests.helpers.result_cache import StoredResults
+from tests.scenarios.test_installations import World
+
+NOON = at("20T12:00")
+# In a decision, as msgpack: what the commit says, and what no evaluation comes to.
+BELIEVED = b"\xa8firmware\xa4UEFI", b"\xa8firmware\xa4BIOS"
+
+
+@dataclass(frozen=True)
+class Site:
+    """An instance that has accepted a commit."""
+
+    world: World
+    state: Path
+
+    def look(self) -> Commit:
+        with open_cache(self.state) as results, looked_at(self.state, NOON, results=results) as look:
+            return look.commit
+
+    def firmware(self) -> dict[str, str]:
+        return {name: each.firmware for name, each in self.look().decisions.servers.items()}
+
+    def store(self, old: bytes = b"", new: bytes = b"") -> Path:
+        """Store what its evaluator finds, with other bytes in each decision, in the cache of the instance."""
+        revision = self.look().revision
+        found = Evaluator(lambda *_: accepted_snapshot(self.state)).evaluate(revision, None)
+        results = StoredResults()
+        results.add(found.head)
+        with DiskCache(self.state / CACHE, pytest.fail) as cache:
+            for kind, rows in results.rows.items():
+                cache.insert_many(kind, {key: value.replace(old, new) for key, value in rows.items()})
+        return self.state / CACHE
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({f"{number:02}.yaml": text for number, text in enumerate(SEED)})
+    with in_process(tmp_path, repository.bare, initial="fresh") as parts:
+        world = World(parts, repository, NOON)
+        world.turn()
+        yield Site(world, tmp_path / "state")
+
+
+def written(path: Path) -> tuple[int, int, int]:
+    """Which file it is, its bytes, and when it was last written; reading changes none of these."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def test_a_look_goes_by_what_is_kept_and_changes_nothing(site: Site) -> None:
+    kept = site.store(*BELIEVED)  # no evaluation comes to this, so it shows that the cache was used
+    before = written(kept)
+    assert site.firmware() == {"web01": "BIOS"}
+    site.world.repository.push({"web02.yaml": server("web02", "role: web")})
+    site.world.turn()
+    assert site.firmware() == {"web01": "BIOS", "web02": "UEFI"}  # by what differs from what is kept
+    assert written(kept) == before
+
+
+@pytest.mark.parametrize("spoil", [lambda kept: kept.unlink(), lambda kept: kept.write_bytes(kept.read_bytes()[:-1])])
+def test_where_nothing_is_kept_that_counts_all_is_read(
+    site: Site, spoil: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept = site.store()
+    whole = site.look()
+    spoil(kept)
+    assert site.look() == whole and site.firmware() == {"web01": "UEFI"}
+    assert capfd.readouterr().err == ""  # the instance itself says what is wrong with it

@@ -1,0 +1,1181 @@
+"""The commands as their users type them: what they print, what they exit with, what they leave alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from pygit2 import LIBGIT2_VERSION
+
+from gitboot import __version__, errors
+from gitboot.cli.main import Exit, cli, exit_of, main
+from gitboot.jsonio import format_instant
+from gitboot.ledger import instance_tables
+from gitboot.ledger.open_ledger import open_ledger
+from gitboot.model.json_schema import KINDS
+from gitboot.model.scalars import parse_uuid
+from gitboot.publish.manifest import MANIFEST
+from gitboot.resolve import provisioning_record
+from gitboot.resolve.provisioning_record import Record, exported
+from tests.helpers import httpx_client
+from tests.helpers.cases import for_each
+from tests.helpers.configuration import give_credentials
+from tests.helpers.documentation import ROOT
+from tests.helpers.evaluated_commits import evaluated_here
+from tests.helpers.fleets import SEED, mac_of, maintenance, naming, policy, server, uuid_of
+from tests.helpers.forked_commands import Heard, captured
+from tests.helpers.instance_process import Instance, Repository, eventually, git, ledger_in, running
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+
+NOON = "2026-11-20T12:00:00Z"
+ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+
+FLEET = (
+    SEED[0],
+    server("web01", "role: web, site: fra1", "provision: 1"),
+    server("web02", "role: web, site: ams2"),
+    *SEED[2:6],
+    policy("web", "{matchLabels: {role: web}}", "kernelArguments: [quiet], vars: {console: ttyS1}", often="Once"),
+    maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}"),
+)
+TIE = policy("tie", "{matchLabels: {role: web}}")
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """A table's cells, below its header; not what stands below them."""
+        lines = (line for line in self.out.splitlines()[1:] if not line.startswith(" "))
+        return [re.split(r"\s{2,}", line) for line in lines]
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def gitboot(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Type a command, in this process; what is not raised on purpose reaches the test as it is."""
+
+    def gitboot(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["gitboot", *map(str, arguments)])
+        with evaluated_here(), pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return Done(int(ended.value.code or 0), shown.out, shown.err)
+
+    return gitboot
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a fleet, in no Git repository."""
+    folder = tmp_path_factory.mktemp("fleet")
+    write_fleet(folder)
+    return folder
+
+
+def write_fleet(folder: Path, *more: str) -> None:
+    for number, text in enumerate((*FLEET, *more)):
+        (folder / f"{number:02}.yaml").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """The same in Git, but for the maintenance: `gitboot run` lives by the real clock."""
+    made = Repository.create(tmp_path_factory.mktemp("git"))
+    made.push({f"{number:02}.yaml": text for number, text in enumerate(FLEET[:-1])})
+    return made
+
+
+# Help
+
+COMMANDS = cli.list_commands(click.Context(cli))
+
+
+def command(name: str) -> click.Command:
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
+MOST_COMMANDS, MOST_SUBCOMMANDS = 34, 31  # 2fefe59 had 38 and 31
+
+
+def _subcommands(group: click.Group) -> list[str]:
+    """The names of all commands below a group, at every depth."""
+    found: list[str] = []
+    for name in group.list_commands(click.Context(group)):
+        each = group.get_command(click.Context(group), name)
+        found += _subcommands(each) if isinstance(each, click.Group) else [name]
+    return found
+
+
+def test_there_are_no_more_commands_than_adr_0065_allows() -> None:
+    groups = [each for each in map(command, COMMANDS) if isinstance(each, click.Group)]
+    assert len(COMMANDS) <= MOST_COMMANDS
+    assert sum(len(_subcommands(each)) for each in groups) <= MOST_SUBCOMMANDS
+
+
+def test_adr_0065_names_the_user_and_the_occasion_of_each_command() -> None:
+    text = (ROOT / "docs" / "adr" / "0065-commands.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE)
+    assert rows == COMMANDS
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_help_has_each_command_on_a_line_of_its_own(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = captured("--help").stdout.splitlines()
+    commands = [line.split()[0] for line in lines if re.match(r"  [a-z][a-z-]* +[A-Z].*\.$", line)]
+    assert commands == COMMANDS and max(map(len, lines)) < width
+
+
+def test_help_shows_every_command_with_what_it_is_for(gitboot: Run) -> None:
+    done = gitboot("--help")
+    words = " ".join(done.out.split())
+    assert done.code == Exit.FINE
+    for name in COMMANDS:
+        assert re.search(rf" {name} [A-Z][^.]+\.", words), name
+    assert gitboot("-h") == done
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_says_what_it_does_and_what_each_option_means(gitboot: Run, name: str) -> None:
+    done = gitboot(name, "--help")
+    words = " ".join(done.out.split())
+    assert (done.code, done.err) == (Exit.FINE, "")
+    assert max(map(len, done.out.splitlines())) <= 100
+    for parameter in command(name).params:
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            assert parameter.help and parameter.help.endswith("."), parameter.name
+            assert " ".join(parameter.help.split()) in words, parameter.name
+            assert any(option in words for option in parameter.opts)
+        elif isinstance(parameter, click.Argument) and not isinstance(parameter.type, click.Choice):
+            shown = (parameter.metavar or str(parameter.name).upper()).strip("[]").split("|")
+            assert all(words.count(each) >= 2 for each in shown), parameter.name  # in the usage, and in the text
+
+
+def test_version_prints_the_versions_of_gitboot_python_and_libgit2(gitboot: Run) -> None:
+    done = gitboot("--version")
+    expected = f"gitboot {__version__} (Python {platform.python_version()}, libgit2 {LIBGIT2_VERSION})\n"
+    assert (done.code, done.out) == (Exit.FINE, expected)
+
+
+def test_a_fleet_is_named_by_its_path_alone_and_once(gitboot: Run, fleet: Path, tmp_path: Path) -> None:
+    assert gitboot("validate", "--path", fleet) == gitboot("validate", fleet)
+    done = gitboot("validate", fleet, "--path", tmp_path)
+    assert (done.code, f"named twice, {fleet} and --path {tmp_path}" in done.err) == (Exit.USAGE, True)
+    done = gitboot("explain", "web01", fleet, "--path", fleet)
+    assert (done.code, f"the fleet is named by --path {fleet}" in done.err) == (Exit.USAGE, True), done
+
+
+@pytest.mark.parametrize(
+    ("typed", "old", "near"),
+    [
+        ("run x --rev x --output o --state s", "--output", "--out"),
+        ("run x --reference x --out o --state s", "--reference", "Did you mean '--rev'?"),
+        ("run x --records fresh --out o --state s", "--records", "Did you mean 'gitboot records begin'?"),
+        ("run x --ssh-key k --out o --state s", "--ssh-key", "Did you mean '--git-ssh'?"),
+        ("serve --out o --forward-to x", "--forward-to", "Did you mean '--ledger'?"),
+        ("bmc resolve web01 --armed", "--armed", "Did you mean '--consumed'?"),
+        ("bmc resolve web01 --not-armed", "--not-armed", "Did you mean '--not-set'?"),
+        ("serve --output o", "--output", "--out"),
+        ("doctor --output o", "--output", "--out"),
+        ("secret encrypt s --to-keys k --out f", "--out", "Error: No such option '--out'."),
+        ("plan x --output json", "--output", "Did you mean '--format'?"),
+    ],
+)
+def test_an_option_of_an_earlier_version_is_unknown_and_its_replacement_is_named(
+    gitboot: Run, typed: str, old: str, near: str
+) -> None:
+    done = gitboot(*typed.split())
+    assert (done.code, f"No such option '{old}'" in done.err, near in done.err) == (Exit.USAGE, True, True), done
+
+
+@pytest.mark.parametrize("variable", ["GITBOOT_OUTPUT", "GITBOOT_REFERENCE"])
+def test_a_variable_that_0_1_0_had_sets_no_option(variable: str) -> None:
+    for name in ("run", "serve", "doctor"):
+        with click.Context(command(name), auto_envvar_prefix="GITBOOT") as context:
+            for parameter in command(name).params:
+                with pytest.MonkeyPatch.context() as patched:
+                    patched.setenv(variable, "x")
+                    assert parameter.resolve_envvar_value(context) != "x"
+
+
+@pytest.mark.parametrize(
+    ("variable", "successor"),
+    [
+        ("GITBOOT_OUTPUT", "GITBOOT_OUT"),
+        ("GITBOOT_RECORDS", "gitboot records begin"),
+        ("GITBOOT_REFERENCE", "GITBOOT_REV"),
+        ("GITBOOT_SSH_KEY", "GITBOOT_GIT_SSH"),
+    ],
+)
+@pytest.mark.parametrize("typed", ["run x --out o --state s --once", "serve --out .", "doctor"])
+def test_a_variable_that_0_1_0_had_is_rejected(
+    gitboot: Run, monkeypatch: pytest.MonkeyPatch, typed: str, variable: str, successor: str
+) -> None:
+    monkeypatch.setenv(variable, "x")
+    done = gitboot(*typed.split())
+    assert (done.code, f"variable {variable} is not read any more; use {successor}" in done.err) == (Exit.USAGE, True)
+
+
+def test_the_format_table_of_0_1_0_is_unknown(gitboot: Run, fleet: Path) -> None:
+    done = gitboot("plan", fleet, "--format", "table")
+    assert (done.code, "'table' is none of text" in done.err) == (Exit.USAGE, True), done
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("plna", "did you mean plan?"),
+        ("validat", "did you mean validate?"),
+        ("statsu", "did you mean status?"),
+        ("stop", "type `gitboot stop-installs`"),
+        ("timeline", "type `gitboot plan --timeline SERVER`"),
+        ("schema", "type `gitboot explain KIND -o json`"),
+        ("hub", "type `gitboot status` at each site, or watch all sites with Prometheus"),
+        ("version", "type `gitboot --version`"),
+        ("xyzzy", "There is no command 'xyzzy'; gitboot --help lists them"),
+        ("pull", "There is no command 'pull'; gitboot --help lists them"),
+    ],
+)
+def test_a_mistyped_command_is_answered_with_the_near_one(gitboot: Run, typed: str, said: str) -> None:
+    done = gitboot(typed)
+    assert done.code == Exit.USAGE
+    assert said in done.err
+    assert ("Did you mean" in done.err) is ("Did you mean" in said)
+
+
+def test_a_mistyped_option_is_answered_with_the_near_one(gitboot: Run) -> None:
+    done = gitboot("plan", "--recods", "fresh")
+    assert (done.code, "--records" in done.err) == (Exit.USAGE, True)
+
+
+# Exit codes
+
+
+@for_each(
+    ("error", "code"),
+    [
+        (errors.InvalidRepository([]), 3),
+        (errors.SourceError(""), 6),
+        (errors.CorruptClone(""), 6),
+        (errors.SourceRefused(""), 6),
+        (errors.PublishError(""), 8),
+        (errors.ForeignTree(""), 8),
+        (errors.UsageError(""), 64),
+        (errors.LockedByAnother(""), 64),
+        (errors.LedgerError(""), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_each_error_has_its_exit_code(error: errors.GitbootError, code: int) -> None:
+    assert exit_of(error) == code
+
+
+@pytest.mark.parametrize(
+    ("case", "more", "code", "said"),
+    [
+        ("valid", (), Exit.FINE, "2 servers, 2 images, no errors"),
+        ("a tie", (TIE,), Exit.INVALID, "1 error"),
+        ("a warning", (server("web03", "role: db"),), Exit.FINE, "1 warning"),
+    ],
+)
+def test_validate_exits_with_3_for_errors_alone(
+    gitboot: Run, tmp_path: Path, case: str, more: tuple[str, ...], code: Exit, said: str
+) -> None:
+    write_fleet(tmp_path, *more)
+    if case == "a warning":
+        (tmp_path / "00.yaml").write_text(FLEET[0].replace("spec: {", "spec: {requirePolicy: false, "))
+    done = gitboot("validate", tmp_path)
+    assert (done.code, said in done.err) == (code, True), done
+
+
+def test_a_problem_is_told_with_its_place_from_here_its_code_and_its_hint(
+    gitboot: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fleet").mkdir()
+    write_fleet(tmp_path / "fleet", TIE)
+    monkeypatch.chdir(tmp_path)
+    problem, hint = gitboot("validate", "fleet").out.splitlines()
+    path, line, column, code, message = problem.split(":", 4)
+    assert Path(path).read_text().splitlines()[int(line) - 1][int(column) - 1 :].startswith("{matchLabels")
+    assert (code, "BootPolicy/web" in message) == (" GB2011", True)
+    assert hint.startswith("    raise the priority of one")
+    (annotation,) = gitboot("validate", "fleet", "-o", "github").out.splitlines()
+    assert annotation.startswith(f"::error file={path},line={line},col={column},title=GB2011::")
+
+
+@for_each(
+    ("instant", "code"),
+    [("2026-11-20T12:00:00Z", Exit.INVALID), ("2026-11-21T03:59:59Z", Exit.INVALID), ("2026-11-21T04:00:00Z", 0)],
+)
+def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(
+    gitboot: Run, tmp_path: Path, instant: str, code: int
+) -> None:
+    write_fleet(tmp_path, *(maintenance(name, "20T22:00 21T04:00") for name in ("a", "b")))
+    for command in ("validate", "plan"):
+        done = gitboot(command, tmp_path, "--at", instant)
+        said = done.out + done.err
+        assert (done.code, "GB2012" in said, "until 2026-11-21T04:00:00Z" in said) == (code, *2 * [bool(code)]), done
+
+
+@pytest.mark.parametrize("name", ["plan", "render", "explain"])
+def test_no_command_looks_into_an_invalid_fleet(gitboot: Run, tmp_path: Path, name: str) -> None:
+    (tmp_path / "fleet").mkdir()
+    write_fleet(tmp_path / "fleet", TIE)
+    given: dict[str, list[object]] = {
+        "plan": [tmp_path / "fleet"],
+        "render": [tmp_path / "fleet", "--out", tmp_path / "out"],
+    }
+    done = gitboot(name, *given.get(name, ["web01", "--path", tmp_path / "fleet"]))
+    assert (done.code, done.out) == (Exit.INVALID, "")
+    assert "GB2011" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+# Bad inputs
+
+
+@dataclass(frozen=True)
+class Places:
+    """What a user may point at by mistake."""
+
+    fleet: Path
+    repository: Path
+    file: Path
+    missing: Path
+    empty: Path
+    corrupt: Path
+    unborn: Path  # a repository without a commit
+
+
+@pytest.fixture(scope="module")
+def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPathFactory) -> Places:
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "file").write_text("text")
+    (folder / "empty").mkdir()
+    corrupt = folder / "corrupt.git"
+    git(folder, "clone", "-q", "--bare", str(repository.work), str(corrupt))
+    blob = git(repository.work, "rev-parse", "HEAD:06.yaml")
+    (corrupt / "objects" / blob[:2] / blob[2:]).unlink()
+    git(folder, "init", "-q", str(unborn := folder / "unborn"))
+    return Places(fleet, repository.bare, folder / "file", folder / "missing", folder / "empty", corrupt, unborn)
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "said"),
+    [
+        ("validate {missing}", 64, "is not a directory"),
+        ("validate {file}", 64, "is not a directory"),
+        ("validate {empty}", 3, "GB2001: the repository has no document of kind Fleet"),
+        ("validate {corrupt}", 6, "is missing"),
+        ("validate {repository} --rev nonsense", 64, "has no commit nonsense"),
+        ("validate {repository} --rev WORKTREE", 64, "is a bare repository"),
+        ("validate {fleet} --rev HEAD", 64, "is in no Git repository"),
+        ("validate {fleet} -o xml", 64, "'xml' is none of text, json, github, sarif, junit"),
+        ("validate {fleet} -o text -o json", 64, "json and text would be one text: write json to a file, as json=FILE"),
+        ("validate {fleet} -o json -o json", 64, "json and json would be one text: write json to a file"),
+        ("validate {fleet} -o text=a -o json=a", 64, "a is written twice: give each format a file of its own"),
+        ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
+        ("plan {fleet} --at yesterday", 64, 'expected an instant with an offset, found "yesterday"'),
+        ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "leave out the fraction of a second"),
+        ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
+        ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; give fresh, adopt or a file"),
+        ("plan {fleet} --records {file}", 64, "not exported records"),
+        ("plan {fleet} --records {empty}", 64, "no exported records are in it"),
+        ("plan {fleet} --server web1", 64, "there is no server 'web1'; did you mean web01?"),
+        ("plan {fleet} -l role=", 64, "no server has the labels role=; the fleet has 2"),
+        ("plan {fleet} -l ,", 64, "-l ,: "),
+        ("plan {fleet} -l a~b", 64, "-l a~b: "),
+        ("plan {fleet} -l in=valid!", 64, "-l in=valid!: "),
+        ("explain", 64, "Missing argument 'SERVER|KIND|CODE'"),
+        ("explain web1 --path {fleet}", 64, "did you mean web01?"),
+        ("explain web01 kernel --path {fleet}", 64, "web01 has no field 'kernel' now; it has baseURL"),
+        ("explain GB9999", 64, "there is no problem code GB9999"),
+        ("plan {missing} --timeline web01", 64, "is not a directory"),
+        ("plan {fleet} --timeline web01 --until soon", 64, "expected an instant"),
+        ("plan {fleet} --timeline web01 --until 2020-01-01T00:00:00Z", 64, "where it begins: see --at"),
+        ("plan {fleet} --timeline web1", 64, "did you mean web01?"),
+        ("plan {fleet} --timeline web01 --server web01", 64, "--timeline shows one server"),
+        ("plan {fleet} --timeline web01 -l role=web", 64, "--timeline shows one server"),
+        ("plan {fleet} --until 2027-01-01T00:00:00Z", 64, "add --timeline SERVER"),
+        ("explain server --path {fleet}", 64, "`gitboot explain Server` lists the fields"),
+        ("explain Server interface", 64, "Server has no field 'interface'; it has uuid, "),
+        ("render {fleet}", 64, "Missing option '--out'"),
+        ("render {fleet} --out {file}", 8, "Not a directory"),
+        ("status --state {missing}", 64, "no gitboot has run with the state directory"),
+        ("status --state {file}", 64, "is a file"),
+        ("events --state {empty}", 64, "no gitboot has run with the state directory"),
+        ("reconcile --state {empty}", 64, "no gitboot runs with the state directory"),
+        ("serve --out {missing}", 64, "is not a directory"),
+        ("serve --out {empty} --listen nonsense", 64, "expected HOST:PORT"),
+        ("run --out {empty}/o --state {empty}/s", 64, "Missing argument 'REPOSITORY'"),
+        ("run {repository} --state {empty}/s", 64, "Missing option '--out'"),
+        ("run {repository} --out {empty}/o --state {empty}/s --poll 0", 64, "0.0 is not in the range 0<x<="),
+        ("run {repository} --out {empty}/o --state {empty}/s --poll often", 64, "'often' is not a valid float"),
+        (
+            "run {repository} --out {empty}/o --state {empty}/s --once --poll nan",
+            64,
+            "expected a finite number, found 'nan'",
+        ),
+        ("plan {fleet} --commit-seconds nan", 64, "'nan' is not a valid integer"),
+        ("plan {fleet} --commit-seconds 0", 64, "0 is not in the range"),
+        ("plan {fleet} --commit-seconds 100000000", 64, "100000000 is not in the range"),
+        ("plan {fleet} --commit-memory 999999999999999999", 64, "is not in the range"),
+        ("compare-old-system {fleet} --old http://x.test --as matchbox --timeout nan", 64, "expected a finite number"),
+        (
+            "boot-script web01 --tree {empty}",
+            64,
+            "is no published tree; give what `gitboot run` or `gitboot render` has",
+        ),
+        ("diff main --path {unborn}", 64, "unborn has no commit yet"),
+        ("diff nonsense --path {repository}", 64, "has no commit nonsense"),
+        ("diff main --path {repository}", 64, "has no work tree, where something could lie uncommitted: write BASE.."),
+        ("run {repository} --out {empty}/o --state {file}/s", 64, "cannot be read: Not a directory"),
+        (
+            "run {repository} --out {empty}/o --state {empty} --once --git-ssh {file}",
+            64,
+            "Option '--git-ssh' requires 2 arguments.",
+        ),
+        ("run {repository} --out {file}/o --state {empty} --once", 8, "Not a directory"),
+    ],
+)
+def test_a_wrong_input_ends_in_one_message_and_a_code(
+    gitboot: Run, places: Places, tmp_path: Path, typed: str, code: int, said: str
+) -> None:
+    made = Path(shutil.copytree(places.empty, tmp_path / "empty"))
+    named = {**vars(places), "empty": made}
+    done = gitboot(*(word.format(**named) for word in typed.split()))
+    assert done.code == code, done
+    assert said in " ".join((done.out + done.err).split()), done
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Without root's right to enter everything, where tests run as root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "validate {closed}",
+        "validate {closed}/fleet",
+        "plan {closed}/fleet",
+        "status --state {closed}",
+        "events --state {closed}",
+        "reconcile --state {closed}",
+        "run {closed}/fleet --out {closed}/o --state {closed}/s --once",
+        "run {closed}/fleet --out {open}/o --state {closed} --once",
+        "run {closed}/fleet --out {open}/o --state {closed} --dry-run",
+    ],
+)
+def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Path, typed: str) -> None:
+    (tmp_path / "closed" / "fleet").mkdir(parents=True)
+    (tmp_path / "open").mkdir(mode=0o777)
+    for name in ("validate", "run", "events", "status", "reconcile"):
+        command(name)  # is imported while it can be read, as is what it imports when it runs
+    for module in (
+        "bmc.worker_pool",
+        "controller.acceptance",
+        "controller.loop",
+        "controller.operator_requests",
+        "controller.reconcile",
+        "evaluator.client",
+        "git.clone",
+        "ledger.open_ledger",
+        "publish.publisher",
+    ):
+        import_module(f"gitboot.{module}")
+    (tmp_path / "closed").chmod(0)
+    try:
+        with as_nobody():
+            named = {"closed": tmp_path / "closed", "open": tmp_path / "open"}
+            done = gitboot(*(word.format(**named) for word in typed.split()))
+    finally:
+        (tmp_path / "closed").chmod(0o755)
+    assert done.code == Exit.USAGE
+    assert re.search("not readable|cannot be (read|made|written)|is a file", done.err), done
+
+
+# plan
+
+
+def test_plan_shows_what_each_server_boots(gitboot: Run, fleet: Path) -> None:
+    done = gitboot("plan", fleet, "--at", NOON, "--records", "fresh")
+    assert done.rows == [
+        ["web01", "Network", "flatcar-1", "Pxe", "BootPolicy/web", "2026-11-20T22:00:00Z"],
+        ["web02", "Disk", "local disk", "-", "BootPolicy/web", "-"],
+    ]
+    assert done.err == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--at 2026-11-20T21:59:59Z", "Disk Disk"),
+        ("--at 2026-11-20T22:00:00Z", "Maintenance Disk"),
+        ("--at 2026-11-21T05:00:00+02:00", "Maintenance Disk"),
+        ("--at 2026-11-21T04:00:00Z", "Disk Disk"),
+        (f"--at {NOON} --records fresh", "Network Disk"),
+        (f"--at {NOON} --records adopt", "Disk Disk"),
+        (f"--at {NOON} --records FILE", "Disk Network"),
+        (f"--at {NOON} --records fresh --server web01", "Network"),
+        (f"--at {NOON} --records fresh --server web02 --server web01", "Network Disk"),
+        (f"--at {NOON} --records fresh -l site=fra1", "Network"),
+        (f"--at {NOON} --records fresh -l site!=fra1", "Disk"),
+        (f"--at {NOON} --records fresh -l role=web,site", "Network Disk"),
+        (f"--at {NOON} --records fresh -l role=web,!site", ""),
+        (f"--at {NOON} --records fresh -l role=db", ""),
+        (f"--at {NOON} --records fresh --server web02 -l site=fra1", ""),
+    ],
+)
+def test_plan_looks_at_an_instant_some_servers_and_what_is_known(
+    gitboot: Run, fleet: Path, tmp_path: Path, options: str, expected: str
+) -> None:
+    records = {uuid_of("web01"): Record(provision=1), uuid_of("web02"): Record()}
+    (tmp_path / "records.json").write_bytes(exported(records))  # type: ignore[arg-type]
+    done = gitboot("plan", fleet, *options.replace("FILE", str(tmp_path / "records.json")).split())
+    code = Exit.FINE if expected else Exit.USAGE  # nobody has the labels
+    assert (done.code, " ".join(row[1] for row in done.rows)) == (code, expected)
+
+
+def test_e8_a_server_that_a_file_of_records_lacks_is_unknown_as_it_is_to_an_instance(
+    gitboot: Run, fleet: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "records.json"
+    file.write_bytes(exported({parse_uuid(uuid_of("web02")): Record(provision=1)}))
+    given = ("--at", NOON, "--records", file)
+    planned = gitboot("plan", fleet, "--server", "web01", *given)
+    assert planned.rows[0][:3] == ["web01", "Disk", "local disk"]
+    assert "1 server would perhaps be provisioned" in planned.err
+    assert gitboot("render", fleet, "--out", tmp_path / "out", *given).code == Exit.FINE
+    assert "unknown never installs" in (tmp_path / "out" / "boot" / ENTRY).read_text()
+    explained = gitboot("explain", "web01", "--path", fleet, *given, "-o", "json").json
+    assert "unknown never installs" in json.dumps(explained)
+    assert "flatcar-1" not in (tmp_path / "out" / "boot" / ENTRY).read_text()
+
+
+def test_e17_plan_says_that_a_maintenance_was_already_made(gitboot: Run, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet"
+    fleet.mkdir()
+    write_fleet(fleet, maintenance("m", "20T22:00 21T04:00", "networkBoot: Once, priority: 5"))
+    runs = {
+        "m": provisioning_record.Run(
+            1, datetime(2026, 11, 20, 22, 10, tzinfo=UTC), datetime(2026, 11, 21, 4, tzinfo=UTC)
+        )
+    }
+    file = tmp_path / "records.json"
+    file.write_bytes(exported({parse_uuid(uuid_of("web01")): Record(provision=1, runs=runs)}))
+    during = gitboot("plan", fleet, "--records", file, "--at", "2026-11-20T23:00:00Z", "-o", "json")
+    made = {item["server"]: item["alreadyMade"] for item in json.loads(during.out)["items"]}
+    assert made == {"web01": {"m": "2026-11-20T22:10:00Z"}, "web02": {}}
+    assert "Maintenance/m: already made on 2026-11-20T22:10:00Z (web01). Raise its run" in during.err
+    over = gitboot("plan", fleet, "--records", file, "--at", "2026-11-21T05:00:00Z")
+    assert "already made" not in over.err
+
+
+def test_plan_counts_the_first_boots_that_are_held_back(gitboot: Run, fleet: Path) -> None:
+    done = gitboot("plan", fleet, "--at", NOON)
+    assert done.err.startswith("2 servers would perhaps be provisioned: nothing is known of them here")
+    alone = gitboot("plan", fleet, "--at", NOON, "--server", "web01")
+    assert alone.err.startswith("1 server would perhaps be provisioned: nothing is known of it here")
+
+
+def test_plan_reads_any_revision_and_what_lies_there_uncommitted(gitboot: Run, tmp_path: Path) -> None:
+    made = Repository.create(tmp_path)
+    write_fleet(made.work)
+    made.push({}, "First")
+    made.push({"08.yaml": maintenance("repair", select="{servers: [web02]}")}, "Second")
+    (made.work / "08.yaml").unlink()
+
+    def boots(*options: object) -> list[str]:
+        return [row[1] for row in gitboot("plan", *options, "--at", NOON).rows]
+
+    assert boots(made.work) == ["Disk", "Disk"]  # as it lies there
+    assert boots(made.work, "--rev", "HEAD") == ["Disk", "Maintenance"]
+    assert boots(made.work, "--rev", "HEAD~1") == ["Disk", "Disk"]
+    assert boots(made.bare) == ["Disk", "Maintenance"]
+
+
+PLAN_KEYS = """server uuid macs phase policy maintenance image method kernelArguments files override digest
+decisionDigest nextTransition"""
+
+
+def test_a_plan_in_json_has_every_key_whatever_is_absent(gitboot: Run, fleet: Path) -> None:
+    document = gitboot("plan", fleet, "--at", NOON, "--records", "fresh", "-o", "json").json
+    assert (document["apiVersion"], document["revision"]) == ("gitboot.dev/v1alpha1", "WORKTREE")
+    web01, web02 = document["items"]
+    assert web01.keys() == web02.keys() >= set(PLAN_KEYS.split())
+    assert (web01["image"], web01["kernelArguments"]) == ("flatcar-1", ["quiet"])
+    assert (web02["image"], web02["override"], web02["nextTransition"]) == (None, None, None)
+    assert web01["files"][f"boot/{ENTRY}"] and list(web01["files"]) == sorted(web01["files"])
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "plan {fleet} --at {at}",
+        "validate {fleet}",
+        "explain web01 --path {fleet} --at {at}",
+        "explain web01 image --path {fleet} --at 2026-11-20T23:00:00Z",
+        "explain GB2011",
+        "plan {fleet} --timeline web01 --at {at}",
+    ],
+)
+def test_json_is_versioned_sorted_and_the_same_in_a_file(gitboot: Run, fleet: Path, tmp_path: Path, typed: str) -> None:
+    words = [word.format(fleet=fleet, at=NOON) for word in typed.split()]
+    done = gitboot(*words, "-o", "json")
+    assert done.code == Exit.FINE
+    assert done.out == json.dumps(done.json, indent=2, sort_keys=True) + "\n"
+    assert done.json.get("apiVersion") == "gitboot.dev/v1alpha1"
+    file = tmp_path / "out.json"
+    both = gitboot(*words, "-o", f"json={file}", "-o", "text")
+    assert file.read_text() == done.out
+    assert both.out == gitboot(*words).out != done.out
+
+
+def test_yaml_says_what_json_says(gitboot: Run, fleet: Path) -> None:
+    arguments = ("plan", fleet, "--at", NOON)
+    assert yaml.safe_load(gitboot(*arguments, "-o", "yaml").out) == gitboot(*arguments, "-o", "json").json
+
+
+# explain, plan --timeline
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("image", ["image"]),
+        ("vars", ["vars.console"]),
+        ("vars.console", ["vars.console"]),
+        ("kernelArguments", ["kernelArguments[0]"]),
+        ("phase", ["phase"]),
+    ],
+)
+def test_explain_narrows_to_a_field_in_text_and_json(gitboot: Run, fleet: Path, field: str, fields: list[str]) -> None:
+    arguments = ("explain", "web01", field, "--path", fleet, "--at", NOON, "--records", "fresh")
+    assert [row[0] for row in gitboot(*arguments).rows] == fields
+    assert [reason["field"] for reason in gitboot(*arguments, "-o", "json").json["reasons"]] == fields
+
+
+def test_explain_names_who_wrote_a_field_and_where(gitboot: Run, fleet: Path) -> None:
+    done = gitboot("explain", "web01", "image", "--path", fleet, "--at", NOON, "--records", "fresh")
+    assert done.rows == [["image", "flatcar-1", "R4", "the profile names it"]]
+    path, line, column = done.out.splitlines()[2].split()[0].split(":")
+    assert (fleet / path).read_text().splitlines()[int(line) - 1][int(column) - 1 :].startswith("flatcar-1")
+
+
+def test_explain_gives_the_meaning_of_a_code_in_any_case(gitboot: Run) -> None:
+    done = gitboot("explain", "gb2011")
+    assert done.out.startswith("GB2011: Two policies of one priority select one server\n")
+    assert "Raise the priority" in done.out
+
+
+def test_timeline_shows_every_change_without_a_commit(gitboot: Run, fleet: Path) -> None:
+    arguments = ("plan", fleet, "--timeline", "web01", "--at", NOON, "--records", "fresh")
+    rows = gitboot(*arguments).rows
+    assert [row[:4] for row in rows] == [
+        [NOON, "Network", "flatcar-1", "BootPolicy/web"],
+        ["2026-11-20T22:00:00Z", "Maintenance", "memtest-7", "Maintenance/repair"],
+        ["2026-11-21T04:00:00Z", "Network", "flatcar-1", "BootPolicy/web"],
+    ]
+    assert gitboot(*arguments, "--until", "2026-11-20T22:00:00Z").rows == rows[:2]
+    items = gitboot(*arguments, "-o", "json").json["items"]
+    assert [item["from"] for item in items] == [row[0] for row in rows]
+    assert yaml.safe_load(gitboot(*arguments, "-o", "yaml").out)["items"] == items
+
+
+def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_counts_as_served(
+    gitboot: Run, fleet: Path, tmp_path: Path
+) -> None:
+    fetched = datetime(2026, 11, 20, 11, 50, tzinfo=UTC)
+    attempt = provisioning_record.InstallAttempt(
+        key="provision/1", number=1, boots=(provisioning_record.Seen(fetched, "boot.ipxe", "10.0.0.7"),)
+    )
+    record = Record(provision=1, evidence="Fetched", provisioned_at=fetched, attempts=(attempt,))
+    (tmp_path / "records.json").write_bytes(exported({parse_uuid(uuid_of("web01")): record}))
+    arguments = ("plan", fleet, "--timeline", "web01", "--at", NOON, "--records", tmp_path / "records.json")
+    items = gitboot(*arguments, "-o", "json").json["items"]
+    shown = {item["from"]: item["installing"] for item in items}
+    assert shown[NOON]["state"] == "Served"
+    assert [each for each, installing in shown.items() if each >= "2026-11-20T12:20:00Z" and installing] == []
+    assert "2026-11-20T12:20:00Z" in shown
+    assert gitboot(*arguments).out.count("completion is not reported") == sum(1 for each in shown.values() if each)
+
+
+def test_explain_lists_the_fields_of_a_kind_each_with_its_type_and_description(gitboot: Run) -> None:
+    listed = gitboot("explain", "Server").rows
+    assert ["spec.firmware", "UEFI · BIOS", "required: How the machine's firmware boots."] in listed
+    assert [row[0] for row in gitboot("explain", "Server", "bmc.tls").rows] == [
+        row[0] for row in listed if row[0].startswith("spec.bmc.tls")
+    ]
+    assert [row[0] for row in gitboot("explain", "Any").rows] == [kind.__name__ for kind in KINDS]
+
+
+def test_explain_prints_the_schema_of_each_kind_and_of_any_or_writes_them_all(gitboot: Run, tmp_path: Path) -> None:
+    for kind in ("Any", *(kind.__name__ for kind in KINDS)):
+        published = ROOT / "schemas" / f"{'any' if kind == 'Any' else kind}.json"
+        assert gitboot("explain", kind, "-o", "json").out == published.read_text()
+    assert gitboot("explain", "--schemas", tmp_path / "schemas").code == Exit.FINE
+    written = {path.name: path.read_text() for path in (tmp_path / "schemas").iterdir()}
+    assert written == {path.name: path.read_text() for path in (ROOT / "schemas").iterdir()}
+
+
+# render, serve
+
+
+def test_render_writes_the_tree_once_and_keeps_out_of_what_is_not_its_own(
+    gitboot: Run, fleet: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "out"
+    arguments = ("render", fleet, "--out", out, "--at", NOON, "--records", "fresh")
+    first, again = gitboot(*arguments), gitboot(*arguments)
+    assert (first.code, again.code) == (Exit.FINE, Exit.FINE)
+    assert re.search(r"[1-9]\d* files written, 0 withdrawn, 0 unchanged", first.err)
+    assert re.search(r" 0 files written, 0 withdrawn, [1-9]\d* unchanged", again.err)
+    assert "/assets/flatcar-1/kernel" in (out / "boot" / ENTRY).read_text()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "boot").write_text("mine")
+    done = gitboot("render", fleet, "--out", tmp_path / "mine")
+    assert (done.code, (tmp_path / "mine" / "boot").read_text()) == (Exit.PARTIAL, "mine")
+    before = sorted(fleet.rglob("*"))
+    for wrong, why in ((fleet, "a fleet's work tree"), (fleet.parent, "holds what is not gitboot's: ")):
+        done = gitboot("render", fleet, "--out", wrong)
+        assert (done.code, why in done.err, done.err.count("--out")) == (Exit.USAGE, True, 1)
+    assert sorted(fleet.rglob("*")) == before
+
+
+def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fleet: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with Heard("serve", "--out", tmp_path / "out", "--listen", "127.0.0.1:0") as process:
+        listening, empty, warned = (json.loads(process.stderr.readline()) for _ in range(3))
+        told = [listening["type"], empty["type"], warned["type"]]
+        assert (told, warned["level"]) == (["Listening", "NothingPublished", "NotRecording"], "warning")
+        gitboot("render", fleet, "--out", tmp_path / "out", "--at", NOON, "--records", "fresh")
+        with httpx_client.Client(base_url=listening["url"], headers={"user-agent": "iPXE/1.21.1"}) as client:
+            entry = client.get(f"/{ENTRY}")
+            assert b"could not be recorded" in entry.content
+            assert client.get("/boot.ipxe").content == (tmp_path / "out" / "boot" / "boot.ipxe").read_bytes()
+            assert client.get("/api/v1/servers").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert json.loads(process.stderr.readline())["type"] == "Stopped"
+        assert process.wait(120) == Exit.FINE
+
+
+def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
+    with Heard("serve", "--out", tmp_path, "--listen", "127.0.0.1:0") as process:
+        said = map(json.loads, process.stderr)
+        listening = next(said)
+        assert httpx_client.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: nothing is published yet
+        (tmp_path / MANIFEST).parent.mkdir(parents=True)
+        (tmp_path / MANIFEST).write_text("not a manifest")
+        logged = next(event for event in said if event["type"] == "Logged")
+        assert (logged["level"], logged["logger"]) == ("warning", "gitboot.endpoint.served_files")
+        assert str(tmp_path / MANIFEST) in logged["message"]
+        process.send_signal(signal.SIGTERM)
+        assert {event["type"] for event in said} <= {"NotReady", "Stopped"}
+        assert process.wait(120) == Exit.FINE
+
+
+# run --once
+
+
+@dataclass
+class Followed:
+    """A repository, and where an instance that follows it keeps its things."""
+
+    repository: Repository
+    folder: Path
+    gitboot: Run
+
+    def name(self) -> None:
+        """Let the Fleet name the instance."""
+        path = "00.yaml"
+        text = (self.repository.work / path).read_text()
+        self.repository.push({path: naming(ledger_in(self.folder / "state"), text)})
+
+    def run(self, *more: object, once: str = "--once", records: str | None = None) -> Done:
+        """Reconcile once; and again, where the ledger is told in between what to begin with."""
+        if records is not None:
+            self.run(*more)
+            assert (
+                self.gitboot("records", "begin", records, "--state", self.folder / "state", "--yes").code == Exit.FINE
+            )
+        given = ("--out", self.folder / "output", "--state", self.folder / "state", "--spool", self.folder / "spool")
+        return self.gitboot("run", self.repository.bare, *given, once, *more)
+
+    @property
+    def published(self) -> str:
+        return (self.folder / "output" / "boot" / ENTRY).read_text()
+
+
+@pytest.fixture
+def followed(tmp_path: Path, repository: Repository, gitboot: Run) -> Followed:
+    made = Repository(
+        bare=Path(shutil.copytree(repository.bare, tmp_path / "fleet.git")),
+        work=Path(shutil.copytree(repository.work, tmp_path / "work")),
+    )
+    git(made.work, "remote", "set-url", "origin", str(made.bare))
+    return Followed(made, tmp_path, gitboot)
+
+
+def test_once_is_one_pass_with_an_exit_code_for_how_it_went(followed: Followed) -> None:
+    assert followed.run(records="fresh").code == Exit.FINE
+    assert "flatcar-1" in followed.published
+    before = followed.published
+    followed.repository.push({"tie.yaml": TIE})
+    done = followed.run()
+    assert (done.code, followed.published) == (Exit.INVALID, before)
+    assert any(json.loads(line)["type"] == "Refused" for line in done.err.splitlines())
+    shutil.move(followed.repository.bare, followed.folder / "away")
+    assert (followed.run().code, followed.published) == (Exit.SOURCE, before)
+
+
+def test_once_without_what_a_new_ledger_must_be_told_is_partial(followed: Followed) -> None:
+    done = followed.run()
+    assert done.code == Exit.PARTIAL
+    assert "gitboot records begin fresh" in done.err
+
+
+def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
+    spec = "provision: 1, bmc: {address: 'http://127.0.0.1:1', credentials: rack}"
+    followed.repository.push({"01.yaml": server("web01", "role: web", spec)})
+    followed.name()
+    done = followed.run(records="fresh")
+    assert done.code == Exit.PARTIAL
+    assert "no directory of credentials is given, and rack is needed (--credentials)" in done.err
+    assert "flatcar-1" in followed.published
+
+
+def test_once_makes_up_for_a_clone_that_was_deleted(followed: Followed) -> None:
+    followed.run(records="fresh")
+    shutil.rmtree(followed.folder / "state" / "repository.git")
+    assert followed.run().code == Exit.FINE
+
+
+def test_a_tree_of_another_ledger_is_left_alone_unless_it_is_taken_over(followed: Followed) -> None:
+    followed.run(records="fresh")
+    shutil.rmtree(followed.folder / "state")
+    done = followed.run()
+    assert (done.code, "is a tree of the ledger" in done.err) == (Exit.PARTIAL, True)
+    assert followed.run(records="adopt").code == Exit.FINE
+
+
+def test_a_damaged_ledger_is_named_and_kept_aside(followed: Followed) -> None:
+    (followed.folder / "state").mkdir()
+    ledger = followed.folder / "state" / "ledger.sqlite"
+    ledger.write_bytes(b"this is no ledger" * 100)
+    done = followed.run()
+    assert done.code == Exit.PARTIAL
+    assert f"{ledger}: the ledger cannot be read" in done.err
+    assert "kept as ledger.sqlite.damaged-1" in done.err
+    assert (ledger.parent / "ledger.sqlite.damaged-1").read_bytes() == b"this is no ledger" * 100
+
+
+# run --dry-run
+
+
+def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Everything below a folder: when it was last written to, and what it holds."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_a_dry_run_of_a_new_instance_says_every_file_and_makes_nothing(followed: Followed) -> None:
+    before = listing(followed.folder)
+    done = followed.run(once="--dry-run")
+    assert done.code == Exit.PARTIAL  # nobody has said yet what is installed
+    assert listing(followed.folder) == before
+    written = [line.removeprefix("would write ") for line in done.out.splitlines()]
+    assert written == sorted(written)
+    assert str(followed.folder / "output" / "boot" / ENTRY) in written
+    followed.run()
+    made = {path for path in (followed.folder / "output").rglob("*") if path.is_file()}
+    bookkeeping = {
+        path
+        for path in made
+        if re.search(r"\.gitboot|ops/(manifest|index/|status\.json)|boot/signed/[^/]+$", str(path))
+    }
+    assert {Path(path) for path in written} == made - bookkeeping
+
+
+@pytest.mark.parametrize("left", ["closed", "killed"])
+def test_a_dry_run_of_an_instance_says_what_differs_and_writes_nothing(followed: Followed, left: str) -> None:
+    followed.run(records="fresh")
+    if left == "killed":  # with what was written last only in the log beside the ledger
+        state = followed.folder / "state"
+        with open_ledger(state / "ledger.sqlite") as ledger:
+            with ledger.writing() as tx:
+                instance_tables.initialise(tx, "fresh")
+            shutil.copytree(state, followed.folder / "copy")
+        shutil.rmtree(state)
+        (followed.folder / "copy").rename(state)
+        assert (state / "ledger.sqlite-wal").stat().st_size > 0
+    followed.repository.push({"08.yaml": maintenance("repair")})
+    before = listing(followed.folder)
+    done = followed.run(once="--dry-run")
+    assert done.code == Exit.FINE
+    assert listing(followed.folder) == before
+    assert f"would write {followed.folder / 'output' / 'boot' / ENTRY}\n" in done.out
+    told = {event["type"]: event["message"] for event in map(json.loads, done.err.splitlines())}
+    assert told["WouldAccept"].startswith("not done: ") and not {"Accepted", "Published"} & told.keys()
+    followed.run()
+    assert "memtest-7" in followed.published
+
+
+def test_a_dry_run_of_an_invalid_commit_exits_with_3(followed: Followed) -> None:
+    followed.run(records="fresh")
+    followed.repository.push({"tie.yaml": TIE})
+    before = listing(followed.folder)
+    assert followed.run(once="--dry-run").code == Exit.INVALID
+    assert listing(followed.folder) == before
+
+
+def test_a_dry_run_says_each_patch_and_sends_none(followed: Followed) -> None:
+    credentials = followed.folder / "credentials"
+    give_credentials(credentials, password="correct horse")
+    machine = Machine("web01", uuid=uuid_of("web01"))
+    with RedfishServer(Service(machine, credentials={"root": "correct horse"})) as bmc:
+        spec = f"provision: 1, bmc: {{address: '{bmc.url}', credentials: rack}}"
+        followed.repository.push({"01.yaml": server("web01", "role: web", spec)})
+        followed.name()
+        followed.run(records="fresh")
+        before = listing(followed.folder)
+        done = followed.run("--credentials", credentials, once="--dry-run")
+    assert (machine.writes, listing(followed.folder)) == ([], before)
+    *_, said = done.out.splitlines()
+    assert said.startswith('web01: would PATCH /redfish/v1/Systems/1: {"Boot": {"BootSourceOverrideEnabled": "Once"')
+    assert "correct horse" not in done.out + done.err
+
+
+# Settings
+
+
+def config(folder: Path, text: str) -> Path:
+    (folder / "gitboot.toml").write_text(text)
+    return folder / "gitboot.toml"
+
+
+def test_settings_come_from_flags_then_variables_then_the_file(
+    gitboot: Run, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def output(*arguments: object) -> str:
+        """Which of the outputs an instance with these arguments uses."""
+        done = gitboot("run", *arguments, "--dry-run")
+        assert done.code == Exit.PARTIAL, done  # nobody has said what is installed
+        (found,) = {Path(line.split()[-1]).relative_to(tmp_path).parts[0] for line in done.out.splitlines()}
+        return found
+
+    file = config(
+        tmp_path,
+        f"repository = '{repository.bare}'\nout = '{tmp_path / 'file'}'\nstate = '{tmp_path / 'state'}'\n"
+        f"poll = 5\nspool = '{tmp_path / 'spool'}'\n",
+    )
+    assert output("--config", file) == "file"
+    monkeypatch.setenv("GITBOOT_CONFIG", str(file))
+    assert output() == "file"
+    monkeypatch.setenv("GITBOOT_OUT", str(tmp_path / "variable"))
+    assert output() == "variable"
+    assert output("--out", tmp_path / "flag") == "flag"
+    monkeypatch.setenv("GITBOOT_REPOSITORY", str(tmp_path / "missing"))
+    assert gitboot("run", "--dry-run").code == Exit.USAGE
+
+
+@for_each("name", ["run", "serve", "status", "events", "reconcile"])
+def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
+    with click.Context(command(name), auto_envvar_prefix="GITBOOT") as context:
+        for parameter in command(name).params:
+            if isinstance(parameter, click.Option) and parameter.name != "outputs":  # the format is no setting
+                spelt = [each.removeprefix("--").replace("-", "_").upper() for each in parameter.opts]
+                variables = parameter.envvar or f"GITBOOT_{str(parameter.name).upper()}"
+                assert context.command.context_settings["auto_envvar_prefix"] == "GITBOOT"
+                found = {variables} if isinstance(variables, str) else set(variables)
+                assert found == {f"GITBOOT_{each}" for each in spelt}
+
+
+@pytest.mark.parametrize("variable", ["GITBOOT_POLL", "GITBOOT_BMC_PARALLEL"])
+def test_a_variable_with_a_wrong_value_is_named(gitboot: Run, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "often")
+    done = gitboot("run", "nowhere", "--out", "o", "--state", "s")
+    assert (done.code, f"Invalid value for {variable}: 'often'" in done.err) == (Exit.USAGE, True), done
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("outp = '/srv/boot'\n", "there is no setting 'outp'; did you mean out?"),
+        ("reference = 'main'\n", "there is no setting 'reference'"),
+        ("git_timeout = 5\n", "did you mean git-timeout?"),
+        ("zzz = 1\nxyzzy = 1\n", "there is no setting 'xyzzy'; it may have accept-filesystem, allow-empty"),
+        ("[run]\noutput = 'x'\n", "there is no setting 'run'"),
+        ("output = \n", "cannot be read: Invalid value"),
+        ("poll = 'often'\n", "gitboot.toml: 'often' is not a valid float"),
+        ("git-timeout = 'often'\n", "Invalid value for git-timeout in "),
+        ("step-minutes = inf\n", "inf is not in the range"),
+        ("fetch-memory = 99999999999\n", "is not in the range"),
+        ("bmc-parallel = 1.5\n", "bmc-parallel is 1.5; write an integer"),
+        ("max-reinstalls = true\n", "max-reinstalls is true; write one string or one number"),
+        ("operators = '10.0.0.0/8'\n", 'operators is "10.0.0.0/8"; write a list of strings: operators = ["…"]'),
+        ("allow-empty = 1\n", "allow-empty is 1; write allow-empty = true or allow-empty = false"),
+        ("config = 'other.toml'\n", "there is no setting 'config'"),
+        ("poll = 0\n", "is not in the range"),
+        ("records = 'fresh'\n", "there is no setting 'records'"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_typo_in_the_file_is_named(
+    gitboot: Run, repository: Repository, tmp_path: Path, text: str | None, said: str
+) -> None:
+    file = config(tmp_path, text) if text is not None else tmp_path / "missing.toml"
+    done = gitboot(
+        "run", repository.bare, "--out", tmp_path / "o", "--state", tmp_path / "s", "--config", file, "--dry-run"
+    )
+    assert (done.code, said in " ".join(done.err.split())) == (Exit.USAGE, True), done
+
+
+# A running instance
+
+
+@pytest.fixture(scope="module")
+def running_instance(
+    tmp_path_factory: pytest.TempPathFactory, repository: Repository
+) -> Iterator[tuple[Instance, Path]]:
+    folder = tmp_path_factory.mktemp("running")
+    with running(repository.bare, folder, "--poll", "3600", records="fresh") as instance:
+        eventually((folder / "state" / "status.json").exists)
+        yield instance, folder / "state"
+
+
+def test_status_shows_an_instance_that_runs(gitboot: Run, running_instance: tuple[Instance, Path]) -> None:
+    instance, state = running_instance
+    applied = instance.status()["applied"]["commit"]
+    shown = gitboot("status", "--state", state)
+    assert shown.code == Exit.FINE
+    assert f"gitboot    running, process {instance.process.pid}\n" in shown.out
+    assert f"applied    {applied}\n" in shown.out
+    assert re.search(r"^Published +true +Published +2\d{3}-", shown.out, re.MULTILINE)
+    document = gitboot("status", "--state", state, "-o", "json").json
+    assert (document["apiVersion"], document["process"]) == ("gitboot.dev/v1alpha1", instance.process.pid)
+    assert document["phases"]
+    assert document["attempted"] == {"commit": applied, "problems": [], "held": None, "withheld": []}
+
+
+def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_refused(followed: Followed) -> None:
+    followed.run(records="fresh")
+    followed.repository.push({"tie.yaml": TIE})
+    followed.run()
+    shown = followed.gitboot("status", "--state", followed.folder / "state").out
+    assert "gitboot    not running\n" in shown
+    assert re.search(r"^attempted  [0-9a-f]{40}, 1 problem\n", shown, re.MULTILINE)
+    assert re.search(r"^    \S+\.yaml:\d+: GB2011: BootPolicy/tie", shown, re.MULTILINE)
+    assert re.search(r"^CommitAccepted +false +Invalid ", shown, re.MULTILINE)
+
+
+def test_finding_c5_status_shows_its_age_and_a_false_condition_once_it_is_stale(followed: Followed) -> None:
+    followed.run(records="fresh")
+    state = followed.folder / "state"
+    shown = followed.gitboot("status", "--state", state).out
+    assert re.search(r"^written    \d+ seconds? ago$", shown, re.MULTILINE)
+    assert "StatusCurrent" not in shown
+    status = json.loads((state / "status.json").read_bytes())
+    hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    (state / "status.json").write_text(json.dumps({**status, "clock": format_instant(hour_ago)}))
+    shown = followed.gitboot("status", "--state", state).out
+    assert re.search(r"^StatusCurrent +false +Stale ", shown, re.MULTILINE)
+    assert f"df -h {state} OUTPUT" in shown
+    assert followed.gitboot("status", "--state", state, "-o", "json").json["ageSeconds"] >= 3600
+
+
+def test_events_are_json_lines_oldest_first_of_all_or_of_one_server(
+    gitboot: Run, running_instance: tuple[Instance, Path]
+) -> None:
+    _, state = running_instance
+    lines = gitboot("events", "--state", state).out.splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["type"] for event in events][:3] == ["BranchChosen", "Accepted", "Published"]
+    assert lines == [json.dumps(event, sort_keys=True) for event in events]
+    assert gitboot("events", "--state", state, "--server", "web01").out == ""
+
+
+def test_reconcile_fetches_at_once_and_reports_the_outcome(
+    gitboot: Run, running_instance: tuple[Instance, Path]
+) -> None:
+    instance, state = running_instance  # which fetches once an hour
+    before = instance.status()["fetched"]["began"]
+    done = gitboot("reconcile", "--state", state)
+    commit = instance.status()["applied"]["commit"]
+    assert (done.code, done.err) == (
+        Exit.FINE,
+        f"Fetched {commit[:12]}. The commit is accepted, and the instance has reconciled.\n",
+    )
+    assert instance.status()["fetched"]["began"] > before
+
+
+def test_reconcile_can_leave_the_outcome_to_status(gitboot: Run, running_instance: tuple[Instance, Path]) -> None:
+    instance, state = running_instance
+    before = instance.status()["fetched"]["began"]
+    done = gitboot("reconcile", "--state", state, "--timeout", "0")
+    assert (done.code, f"Triggered process {instance.process.pid}. Run" in done.err) == (Exit.FINE, True)
+    eventually(lambda: instance.status()["fetched"]["began"] > before)
+
+
+def test_a_second_instance_is_told_who_has_the_state(
+    gitboot: Run, running_instance: tuple[Instance, Path], repository: Repository, tmp_path: Path
+) -> None:
+    instance, state = running_instance
+    done = gitboot("run", repository.bare, "--out", tmp_path / "other", "--state", state, "--once")
+    assert (done.code, f"process {instance.process.pid}" in done.err) == (Exit.USAGE, True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_dry_run_beside_a_running_instance_disturbs_nothing(
+    gitboot: Run, running_instance: tuple[Instance, Path], repository: Repository
+) -> None:
+    instance, state = running_instance
+    given = ("--out", state.parent / "output", "--state", state, "--listen", "127.0.0.1:0")
+    done = gitboot("run", repository.bare, *given, "--dry-run")
+    assert (done.code, done.out) == (Exit.FINE, "")
+    assert instance.get("/readyz").status_code == 200
+    with closing(sqlite3.connect(state / "ledger.sqlite")) as ledger:
+        assert ledger.execute("PRAGMA integrity_check").fetchone() == ("ok",)

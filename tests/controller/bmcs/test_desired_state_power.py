@@ -1,0 +1,526 @@
+"""Power where Git says so: which machine is switched when, and for what never again; against machines that boot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.bmc.power_steps import SwitchState
+from gitboot.controller.bmcs.power_waves import granted
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_plan import Cause
+from tests.helpers.configuration import give_credentials
+from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import Bench
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Drop
+from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, SUPERMICRO_X10, Profile
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+
+NAMES = ("web01", "web02", "web03")
+RACKS = {"web01": "r1", "web02": "r1", "web03": "r2"}
+WAVES = "networkBoot: Once, power: Restart"
+
+
+@dataclass
+class Hall:
+    """Machines with their BMCs, and the instance that looks after them, on one clock."""
+
+    folder: Path
+    stack: ExitStack
+    profile: Profile = GENERIC
+    names: tuple[str, ...] = NAMES
+    machines: dict[str, Machine] = field(default_factory=dict)
+    bmcs: dict[str, RedfishServer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        give_credentials(self.folder, password="secret")
+        for name in self.names:
+            self.machines[name] = Machine(name, uuid=uuid_of(name), profile=self.profile)
+            service = Service(self.machines[name], credentials={"root": "secret"})
+            self.bmcs[name] = self.stack.enter_context(RedfishServer(service))
+        self.bench = self.open(initial="fresh")
+        self.bench.now = self.machines[self.names[0]].now
+
+    def open(self, **given: Any) -> Bench:
+        return self.stack.enter_context(Bench(self.folder, credentials=self.folder, **given))
+
+    def restart(self) -> None:
+        """Another process on the same ledger, with the same commit."""
+        before = self.bench
+        before.close()
+        self.bench = self.open(initial=None)
+        self.bench.now, self.bench.commits.newest = before.now, before.commits.newest
+
+    def decide(self, *more: str, spec: str = "", often: str = "Never", provision: int = 0) -> None:
+        def bmc(name: str) -> str:
+            return f"bmc: {{address: '{self.bmcs[name].url}', system: {self.machines[name].path}, credentials: rack}}"
+
+        self.bench.decide(
+            fleet(),
+            *(
+                server(name, f"role: web, rack: {RACKS[name]}", f"provision: {provision}, {bmc(name)}")
+                for name in self.names
+            ),
+            image("flatcar-1"),
+            image("memtest-7", "writesDisk: false"),
+            profile("web", "flatcar-1"),
+            profile("repair", "memtest-7"),
+            profile("restart", "", method="Disk"),
+            policy("web", often=often, spec=spec),
+            *more,
+        )
+
+    def run(self, seconds: float = 0, step: float = 31) -> None:
+        """Let time pass, and reconcile twice each now and then: what BMCs have said is acted on at once."""
+        ends = seconds
+        while True:
+            self.bench.reconcile()
+            self.bench.reconcile()
+            if ends <= 0:
+                return
+            self.wait(min(step, ends))
+            ends -= step
+
+    def wait(self, seconds: float) -> None:
+        for machine in self.machines.values():
+            machine.advance(seconds)
+        self.bench.now = self.machines[self.names[0]].now
+
+    def made(self, name: str) -> None:
+        """The machine fetches the entry of its plan."""
+        self.bench.fetch(self.bench.servers[name].plan)
+
+    @property
+    def resets(self) -> list[int]:
+        return [machine.resets for machine in self.machines.values()]
+
+    def states(self, name: str) -> dict[str, SwitchState]:
+        return {each.reason: each.state for each in self.bench.knowledge.switches_of(SystemUuid(uuid_of(name)))}
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def hall(tmp_path: Path, stack: ExitStack) -> Hall:
+    return Hall(tmp_path, stack)
+
+
+def check(spec: str = "", window: str = "20T11:00 20T18:00", *, boots: str = "repair") -> str:
+    return maintenance("check", window, f"{WAVES}{', ' if spec else ''}{spec}", boots=boots)
+
+
+def test_a_maintenance_restarts_its_servers_one_after_the_other(hall: Hall) -> None:
+    hall.decide(check())
+    hall.run()
+    assert hall.resets == [1, 0, 0]
+    assert hall.states("web01") == {"power/check/1": SwitchState.ASKED}
+    hall.run(62)  # it is in POST
+    assert hall.resets == [1, 0, 0]
+    hall.run(62)
+    assert hall.resets == [1, 1, 0]
+    assert hall.machines["web01"].boots[-1].target == "Pxe"
+    assert hall.states("web01") == {"power/check/1": SwitchState.BACK}
+    hall.run(600, step=301)
+    assert hall.resets == [1, 1, 1]
+
+
+def test_so_many_go_as_may_be_down_at_a_time(hall: Hall) -> None:
+    hall.decide(check("maxUnavailable: 67%"))
+    hall.run()
+    assert hall.resets == [1, 1, 0]
+
+
+def test_each_group_has_a_limit_of_its_own(hall: Hall) -> None:
+    hall.decide(check("maxUnavailablePer: rack"))
+    hall.run()
+    assert hall.resets == [1, 0, 1]
+
+
+def test_nothing_is_switched_where_nobody_says_so(hall: Hall) -> None:
+    hall.decide(maintenance("check", "20T11:00 20T18:00", "networkBoot: Once"))
+    hall.run(300, step=301)
+    assert hall.resets == [0, 0, 0]
+
+
+def test_nothing_is_switched_before_the_window_nor_after_it(hall: Hall) -> None:
+    hall.decide(check(window="20T12:10 20T12:11"))
+    hall.run(540, step=301)
+    assert hall.resets == [0, 0, 0]
+    hall.run(93)
+    assert hall.resets == [1, 0, 0]
+    hall.run(3600, step=301)
+    assert hall.resets == [1, 0, 0]
+
+
+def test_a_suspended_instance_switches_nothing(hall: Hall) -> None:
+    hall.decide()
+    hall.run()
+    until = (hall.bench.now.replace(hour=14)).isoformat()
+    hall.bench.request("suspend", reason="freeze", until=until)
+    hall.run()
+    hall.decide(check())
+    hall.run(300, step=301)
+    hall.bench.request("resume")
+    hall.run(31)
+    assert hall.resets == [1, 0, 0]
+    hall.bench.request("suspend", reason="freeze", until=until)
+    hall.run(1200, step=301)
+    assert hall.resets == [1, 0, 0]
+
+
+def unname(hall: Hall) -> str | None:
+    """Let the Fleet name nobody from the next commit on; return whom it named."""
+    named, hall.bench.commits.ledger = hall.bench.commits.ledger, None
+    return named
+
+
+def test_an_instance_that_the_fleet_does_not_name_switches_nothing(hall: Hall) -> None:
+    """Where nobody is named: another one may switch the same machines."""
+    powered = policy("on", spec="priority: 9, power: On, override: None", often="Once")
+    named = unname(hall)
+    for machine in hall.machines.values():
+        machine.power = "Off"
+    hall.decide(powered, provision=1)
+    hall.run(300, step=301)
+    assert (hall.bench.condition("CommitAccepted") or ())[:1] == (True,)
+    assert {machine.power for machine in hall.machines.values()} == {"Off"}
+    assert (hall.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+    hall.bench.commits.ledger = named
+    hall.decide(powered, provision=1)
+    hall.run(300, step=301)
+    assert "Off" not in {machine.power for machine in hall.machines.values()}
+    assert hall.bench.condition("BmcsSet") is None
+
+
+def test_a_maintenance_that_nobody_is_named_for_restarts_nothing(hall: Hall) -> None:
+    named = unname(hall)
+    hall.decide(check())
+    hall.run(300, step=301)
+    assert hall.resets == [0, 0, 0]
+    assert (hall.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+    hall.bench.commits.ledger = named
+    hall.decide(check())
+    hall.run()
+    assert hall.resets == [1, 0, 0]
+
+
+def test_who_was_switched_is_seen_to_come_back_where_nobody_is_named_any_more(hall: Hall) -> None:
+    hall.decide(check())
+    hall.run()
+    assert hall.resets == [1, 0, 0]
+    named = unname(hall)
+    hall.decide(check())
+    hall.run(300, step=31)
+    assert hall.resets == [1, 0, 0]
+    assert hall.states("web01") == {"power/check/1": SwitchState.BACK}
+    hall.run(3600, step=301)
+    hall.bench.commits.ledger = named
+    hall.decide(check())
+    hall.run()
+    assert hall.resets == [1, 1, 0]
+    assert "WaveStopped" not in [event.type for event in hall.bench.events]
+
+
+def test_who_does_not_come_back_is_told_of_where_nobody_is_named_any_more(hall: Hall) -> None:
+    hall.machines["web01"].post_s = 10**6
+    hall.decide(check())
+    hall.run()
+    unname(hall)
+    hall.decide(check())
+    hall.run(3600, step=301)
+    assert hall.resets == [1, 0, 0]
+    assert (hall.bench.condition("PowerWaves") or ())[:2] == (False, "Stopped")
+
+
+def test_a_graceful_restart_that_is_not_obeyed_is_not_forced_where_nobody_is_named_any_more(hall: Hall) -> None:
+    graceful = check("power: GracefulRestart").replace("power: Restart, ", "")
+    for machine in hall.machines.values():
+        machine.obeys = False
+    hall.decide(graceful)
+    hall.run()
+    assert (hall.bench.condition("CommitAccepted") or ())[:1] == (True,)
+    before = [[each for each in machine.requests if each.method == "POST"] for machine in hall.machines.values()]
+    assert any(before)
+    unname(hall)
+    hall.decide(graceful)
+    hall.run(3600, step=301)
+    assert [
+        [each for each in machine.requests if each.method == "POST"] for machine in hall.machines.values()
+    ] == before
+
+
+def test_a_restart_that_is_over_waits_for_no_name(hall: Hall) -> None:
+    job = check("maxUnavailable: 100%", boots="restart")
+    hall.decide(job)
+    hall.run(600, step=60)
+    assert hall.resets == [1, 1, 1]
+    unname(hall)
+    hall.decide(job)
+    hall.run()
+    assert hall.bench.condition("BmcsSet") is None
+
+
+def test_a_wave_stops_when_a_machine_does_not_come_back(hall: Hall) -> None:
+    hall.machines["web01"].post_s = 10**6
+    hall.decide(check("maxUnavailable: 2"))
+    hall.machines["web03"].reset("ForceOff")  # is not restarted, and counts as down
+    hall.run(31)
+    assert hall.resets == [1, 0, 0]
+    hall.run(1750, step=301)
+    assert (hall.bench.condition("PowerWaves") or ())[:2] == (True, "Going")
+    hall.run(62)
+    status, reason, message = hall.bench.condition("PowerWaves") or (None, "", "")
+    assert (status, reason) == (False, "Stopped") and "Maintenance/check: web01" in message
+    assert hall.bench.told("WaveStopped") == ["WaveStopped"]
+    hall.machines["web03"].reset("On")
+    hall.run(600, step=301)
+    assert hall.resets[1] == 0
+    hall.bench.request("back", uuid=uuid_of("web01"), server="web01", reason="looked")
+    hall.run()
+    assert hall.resets[1] == 1 and (hall.bench.condition("PowerWaves") or ())[:1] == (True,)
+
+
+def test_whoever_is_away_for_an_earlier_run_is_down_for_the_next(hall: Hall) -> None:
+    hall.machines["web01"].post_s = 300
+    hall.decide(check())
+    hall.run(31)
+    hall.decide(check("run: 2"))
+    hall.run(62)
+    assert hall.resets == [1, 0, 0]
+    hall.run(900, step=301)
+    assert hall.resets[0] == 2
+
+
+def test_while_anything_is_stopped_nothing_is_switched(hall: Hall) -> None:
+    hall.bench.request("stop", reason="smoke", everything=False)
+    hall.decide(maintenance("roll", "20T11:00 20T18:00", "power: Restart", boots="restart"))
+    hall.run(62)
+    assert hall.resets == [0, 0, 0]
+    hall.bench.request("start")
+    hall.run(31)
+    assert hall.resets == [1, 0, 0]
+
+
+def test_a_machine_that_nobody_has_read_yet_may_be_down(hall: Hall) -> None:
+    hall.decide(check())
+    hall.bench.reconcile()  # all are read, and their overrides set
+    hall.bench.collect()  # and that is known
+    schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(uuid_of(name)) for name in ("web01", "web02"))
+    turn = partial(granted, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30))
+    assert turn(schedule).going == {web01}
+    unread = replace(schedule.appointments[web02], outcome=None)
+    assert turn(schedule.with_appointments({web02: unread})).going == frozenset()
+    under_way = replace(schedule.appointments[web01], granted=True)
+    assert turn(schedule.with_appointments({web01: under_way})).going == frozenset()
+
+
+def test_a_window_that_was_lengthened_and_moved_is_the_same(hall: Hall) -> None:
+    rolling = "power: Restart, maxUnavailable: 3"
+    hall.decide(maintenance("roll", "20T11:00 20T12:10", rolling, boots="restart"))
+    hall.run(60)
+    assert hall.resets == [1, 1, 1]
+    hall.decide(maintenance("roll", "20T11:00 20T13:00", rolling, boots="restart"))
+    hall.run(60)
+    hall.decide(maintenance("roll", "20T12:30 20T14:00", rolling, boots="restart"))
+    hall.run(1900, step=300)
+    assert hall.resets == [1, 1, 1]
+
+
+def test_another_process_goes_on_where_the_first_was_killed(hall: Hall) -> None:
+    hall.decide(check())
+    hall.bmcs["web01"].fault(Drop(applied=True), on="RESET", times=1)
+    hall.bench.reconcile()
+    hall.bench.reconcile()
+    assert hall.resets == [1, 0, 0]
+    for _ in range(4):
+        hall.restart()
+        hall.run()
+    assert hall.resets == [1, 0, 0]
+    hall.run(400, step=61)
+    assert hall.resets == [1, 1, 1]
+    hall.run(3600, step=301)
+    assert hall.resets == [1, 1, 1]
+
+
+def test_a_run_is_made_once_whatever_becomes_of_its_window(hall: Hall) -> None:
+    hall.decide(check("maxUnavailable: 3"))
+    hall.run(200)
+    assert hall.resets == [1, 1, 1]
+    for name in NAMES:
+        assert hall.bench.servers[name].plan is not None
+    hall.decide(check("maxUnavailable: 3, reason: longer", window="20T11:00 20T20:00"))
+    hall.run(200)
+    hall.decide(check("maxUnavailable: 3", window="20T11:30 20T14:00"))
+    hall.run(200)
+    assert hall.resets == [1, 1, 1]
+    hall.decide(check("maxUnavailable: 3, run: 2", window="20T11:30 20T14:00"))
+    hall.run(200)
+    assert hall.resets == [2, 2, 2]
+
+
+def test_a_later_window_is_another_reason(hall: Hall) -> None:
+    spec = "networkBoot: Always, power: Restart, maxUnavailable: 3"
+    hall.decide(maintenance("check", "20T11:00 20T12:10", spec, boots="restart"))
+    hall.run(700, step=301)
+    assert hall.resets == [1, 1, 1]
+    hall.decide(maintenance("check", "20T13:00 20T14:00", spec, boots="restart"))
+    hall.run(3600, step=301)
+    assert hall.resets == [2, 2, 2]
+
+
+def test_a_rolling_restart_boots_the_disk(hall: Hall) -> None:
+    hall.decide(maintenance("roll", "20T11:00 20T18:00", "power: GracefulRestart", boots="restart"))
+    hall.run(60)
+    assert hall.resets == [1, 0, 0]
+    hall.run(500)
+    assert hall.resets == [1, 1, 1]
+    assert {machine.boots[-1].target for machine in hall.machines.values()} == {"None"}
+
+
+def test_where_a_bmc_shows_no_progress_the_run_says_who_is_back(tmp_path: Path, stack: ExitStack) -> None:
+    hall = Hall(tmp_path, stack, profile=SUPERMICRO_X10)
+    hall.decide(check())
+    hall.run(300, step=301)
+    assert hall.resets == [1, 0, 0]
+    hall.made("web01")
+    hall.run(40)
+    assert hall.resets == [1, 1, 0]
+
+
+def test_a_machine_that_is_off_is_switched_on_for_its_first_boot(hall: Hall) -> None:
+    for name in ("web01", "web02"):
+        hall.machines[name].reset("ForceOff")
+    hall.decide(spec="power: On", often="Once", provision=1)
+    hall.run(31)
+    assert hall.resets == [1, 1, 0]
+    assert all(machine.writes for machine in hall.machines.values())
+    hall.run(200)
+    assert hall.machines["web01"].boots[-1].target == "Pxe"
+    hall.machines["web01"].reset("ForceOff")  # somebody wants it off
+    hall.run(1200, step=301)
+    assert hall.resets == [1, 1, 0]
+
+
+def test_before_it_is_switched_on_its_firmware_is_told_the_loaders_uri(tmp_path: Path, stack: ExitStack) -> None:
+    hall = Hall(tmp_path, stack, profile=IDRAC9, names=("web01",))
+    machine = hall.machines["web01"]
+    machine.reset("ForceOff")
+    loader = image("flatcar-2", artifacts="kernel, initrd, loader")
+    by_loader = profile("fast", "flatcar-2", "httpBoot: loader", method="UefiHttp")
+    hall.decide(
+        loader, by_loader, policy("fast", spec="priority: 9, power: On", boots="fast", often="Once"), provision=1
+    )
+    hall.run(31)
+    assert hall.bench.condition("HttpBoot") is not None
+    hall.run(200)
+    assert [boot.uri for boot in machine.boots] == ["http://boot.test/assets/flatcar-2/loader"]
+    (event,) = (event for event in hall.bench.events if event.type == "FirmwareUriKept")
+    assert (event.facts["server"], event.facts["uri"]) == ("web01", machine.boots[0].uri)
+
+
+def test_nothing_is_switched_on_for_an_installation_that_was_made(hall: Hall) -> None:
+    hall.machines["web01"].reset("ForceOff")
+    hall.decide(spec="power: On", often="Once", provision=0)
+    hall.run(300, step=301)
+    assert hall.resets == [0, 0, 0]
+
+
+def test_machines_of_which_nothing_is_known_are_left_as_they_are(tmp_path: Path, stack: ExitStack) -> None:
+    hall = Hall(tmp_path, stack)
+    hall.bench.close()
+    hall.bench = hall.open(initial=None, doubt="RestoredLedger")
+    hall.bench.now = hall.machines["web01"].now
+    hall.decide(check("maxUnavailable: 3"), spec="power: On", often="Once", provision=1)
+    hall.run(300, step=301)
+    assert hall.resets == [0, 0, 0]
+
+
+# Waiting until it is off
+
+WAITS = "waitFor: PowerOff"
+
+
+def test_a_machine_that_runs_is_not_offered_its_installation(hall: Hall) -> None:
+    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.run(301, step=301)
+    assert [state.plan.cause for state in hall.bench.servers.values() if state.plan is not None] == [Cause.RUNS] * 3
+    assert all(not machine.writes for machine in hall.machines.values())
+    hall.machines["web01"].run_through()  # a restart is none
+    hall.bench.now = hall.machines["web01"].now
+    hall.run(31)
+    assert hall.machines["web01"].boots[-1].target == "None"
+
+
+def test_once_it_was_seen_off_it_is_installed_at_its_next_boot_and_no_other_is(hall: Hall) -> None:
+    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.run()
+    hall.machines["web01"].reset("ForceOff")
+    hall.run(31)
+    assert hall.bench.told("SeenOff") == ["SeenOff"]
+    hall.restart()
+    hall.run(31)
+    hall.machines["web01"].reset("On")
+    hall.run(130)
+    assert [machine.boots[-1:] != [] for machine in hall.machines.values()] == [True, False, False]
+    assert hall.machines["web01"].boots[-1].target == "Pxe"
+
+
+def test_with_power_it_is_switched_on_as_soon_as_it_is_off(hall: Hall) -> None:
+    hall.decide(spec=f"{WAITS}, power: On", often="Once", provision=1)
+    hall.run()
+    hall.machines["web01"].reset("ForceOff")
+    hall.run(93)
+    assert hall.resets == [1, 0, 0]
+    hall.run(93)
+    assert hall.machines["web01"].boots[-1].target == "Pxe"
+
+
+def test_its_boot_is_never_set_while_it_runs(hall: Hall) -> None:
+    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.run()
+    hall.machines["web01"].reset("ForceOff")
+    hall.bench.reconcile()
+    hall.wait(31)
+    hall.bench.collect()
+    hall.machines["web01"].reset("On")  # before it was set
+    hall.run(301, step=61)
+    assert (hall.machines["web01"].writes, hall.machines["web01"].boots[-1].target) == ([], "None")
+
+
+def test_a_raised_number_waits_anew(hall: Hall) -> None:
+    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.run()
+    hall.machines["web01"].reset("ForceOff")
+    hall.run(31)
+    plan = hall.bench.servers["web01"].plan
+    assert plan is not None and plan.cause is Cause.PENDING
+    hall.machines["web01"].reset("On")
+    hall.wait(200)
+    hall.decide(spec=WAITS, often="Once", provision=2)
+    hall.run(62)
+    plan = hall.bench.servers["web01"].plan
+    assert plan is not None and plan.cause is Cause.RUNS
+
+
+def test_another_machine_that_is_off_releases_nothing(hall: Hall) -> None:
+    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.run()
+    web01 = hall.machines["web01"]
+    web01.uuid, web01.serial = uuid_of("another"), "CZ29200XYZ"
+    web01.reset("ForceOff")
+    hall.run(62)
+    plan = hall.bench.servers["web01"].plan
+    assert plan is not None and plan.cause is Cause.RUNS

@@ -1,0 +1,91 @@
+"""Whose turn it is to be switched: a table of groups, and what holds for every one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gitboot.controller.bmcs.power_waves import Member, turns
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import at
+
+NOON = at("20T12:00")
+PATIENCE = timedelta(minutes=30)
+
+
+def member(name: str, **more: Any) -> Member:
+    return Member(**{"name": name, "maintenance": "m", "group": None, "limit": "1", "ready": True, **more})
+
+
+def away(name: str, minutes: int = 1, **more: Any) -> Member:
+    return member(name, ready=False, away_since=NOON - timedelta(minutes=minutes), **more)
+
+
+def group(count: int, **more: Any) -> list[Member]:
+    return [member(f"web{number}", **more) for number in range(1, count + 1)]
+
+
+@for_each(
+    ("case", "members", "go"),
+    [
+        ("nobody", [], ""),
+        ("by name, one", [member("b"), member("a")], "a"),
+        ("by name, two", [member(name, limit="2") for name in "cba"], "a b"),
+        ("whoever is ready", [member("a", ready=False), member("b")], "b"),
+        ("nobody while one is away", [away("a"), member("b")], ""),
+        ("one beside one that is away", [away("a", limit="2"), *(member(name, limit="2") for name in "bc")], "b"),
+        ("nobody while another is down", [member("a", ready=False, down=True), member("b")], ""),
+        ("more than one is down", [*(member(name, ready=False, down=True) for name in "ab"), member("c")], ""),
+        ("half of five, rounded down", group(5, limit="50%"), "web1 web2"),
+        ("a hundredth of five is one", group(5, limit="1%"), "web1"),
+        ("all", group(3, limit="100%"), "web1 web2 web3"),
+        ("of each group", [member("a", group="x"), member("b", group="x"), member("c", group="y")], "a c"),
+        ("groups do not wait for each other", [away("a", group="x"), member("b", group="y")], "b"),
+        ("maintenances neither", [away("a"), member("b", maintenance="n")], "b"),
+        ("none of the maintenance after one that is not back", [away("a", 30, group="x"), member("b", group="y")], ""),
+        ("nor with room for more", [away("a", 30, limit="9"), member("b", limit="9")], ""),
+        ("a moment before it is", [away("a", 29, limit="9"), member("b", limit="9")], "b"),
+        ("but of another", [away("a", 30), member("b", maintenance="n")], "b"),
+    ],
+)
+def test_whose_turn_it_is(case: str, members: list[Member], go: str) -> None:
+    assert " ".join(sorted(turns(members, NOON, PATIENCE).go)) == go, case
+
+
+def test_who_does_not_come_back_is_named() -> None:
+    found = turns([away("b", 31), away("a", 30), away("c", 29), away("d", 99, maintenance="n")], NOON, PATIENCE)
+    assert found.stopped == {"m": ("a", "b"), "n": ("d",)}
+
+
+MEMBERS = st.lists(
+    st.builds(
+        Member,
+        name=st.text("abcdef", min_size=1, max_size=3),
+        maintenance=st.sampled_from(["m", "n"]),
+        group=st.sampled_from([None, "x", "y"]),
+        limit=st.just("1"),
+        ready=st.booleans(),
+        away_since=st.sampled_from([None, NOON, NOON - PATIENCE]),
+        down=st.booleans(),
+    ),
+    max_size=12,
+    unique_by=lambda each: each.name,
+)
+
+
+@given(members=MEMBERS, limit=st.sampled_from(["1", "2", "5", "34%", "100%"]))
+def test_never_are_more_down_than_may_be(members: list[Member], limit: str) -> None:
+    members = [replace(each, limit=limit, ready=each.ready and each.away_since is None) for each in members]
+    found = turns(members, NOON, PATIENCE)
+    assert found == turns(members[::-1], NOON, PATIENCE)
+    for maintenance, its_group in {(each.maintenance, each.group) for each in members}:
+        its = [each for each in members if (each.maintenance, each.group) == (maintenance, its_group)]
+        most = max(int(limit[:-1]) * len(its) // 100, 1) if limit.endswith("%") else int(limit)
+        down = {each.name for each in its if each.down or each.away_since is not None}
+        going = found.go & {each.name for each in its}
+        assert not going or len(down | going) <= most
+        assert all(each.ready for each in its if each.name in going)

@@ -1,0 +1,1259 @@
+"""When a BMC is asked for what, and what its answers prove: pass by pass, against machines that boot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from gitboot.bmc.override_state import OverrideRecord, State
+from gitboot.bmc.step_runner import Outcome, Result
+from gitboot.controller.bmcs.schedule import events_of
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from tests.helpers.configuration import give_credentials
+from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import Bench
+from tests.helpers.instance_process import eventually
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Drop, Hang, Ignored, Slow, Status
+from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, ILO6, OPENBMC, SUPERMICRO_X10, Profile
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+
+PASSWORD = "correct horse"
+MONITORS = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24, 'fd00:9::/64']}"
+
+
+@dataclass
+class Site:
+    """web01 with its BMC, and the instance that looks after it, on one clock."""
+
+    bench: Bench
+    machine: Machine
+    bmc: RedfishServer
+    make_bench: Callable[..., Bench]
+    spec: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spec = f"bmc: {{address: '{self.bmc.url}', system: {self.machine.path}, credentials: rack}}"
+        self.bench.now = self.machine.now
+
+    def decide(
+        self,
+        often: str = "Once",
+        *more: str,
+        spec: str = "provision: 1",
+        of_fleet: str = MONITORS,
+        artifacts: str = "kernel, initrd",
+        image_spec: str = "",
+        method: str = "Pxe",
+        bmc: bool = True,
+    ) -> None:
+        """Accept a commit: what web01's policy boots it with, and how often."""
+        self.bench.decide(
+            fleet(of_fleet),
+            server("web01", "role: web", f"{spec}, {self.spec}" if bmc else spec),
+            image("flatcar-1", image_spec, artifacts),
+            image("memtest-7", "writesDisk: false"),
+            profile("web", "flatcar-1", "" if method == "Pxe" else f"httpBoot: {artifacts}", method=method),
+            profile("repair", "memtest-7"),
+            policy("web", often=often),
+            *more,
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, for the machine as for the instance."""
+        self.machine.advance(seconds)
+        self.bench.now = self.machine.now
+
+    def boot(self) -> None:
+        """Let the machine reset, and boot by what its override says."""
+        self.machine.run_through()
+        self.bench.now = self.machine.now
+
+    def see_marks_move(self) -> None:
+        """Boot web01 once by a maintenance that writes no disk: from then on its BMC's marks are known to move."""
+        self.decide("Never", maintenance("check", "20T11:00 20T14:00", "networkBoot: Once, run: 1"))
+        planned = self.bench.reconcile()
+        self.boot()
+        self.bench.fetch(planned)
+        self.wait(30)
+        self.bench.reconcile()
+        self.machine.requests.clear()
+
+    def restart(self, **given: Any) -> None:
+        """Another process on the same ledger, with the same commit."""
+        before = self.bench
+        before.close()
+        self.bench = self.make_bench(initial=None, **given)
+        self.bench.now, self.bench.commits.newest = before.now, before.commits.newest
+
+    @property
+    def patches(self) -> int:
+        return len(self.machine.writes)
+
+    @property
+    def shown(self) -> str:
+        boot = self.machine.system()["Boot"]
+        return f"{boot['BootSourceOverrideEnabled']} {boot['BootSourceOverrideTarget']}"
+
+    @property
+    def states(self) -> dict[str, State]:
+        """What is recorded of each override, by its reason."""
+        kept = self.bench.knowledge.overrides_of(SystemUuid(uuid_of("web01")))
+        return {each.reason: each.state for each in kept}
+
+    @property
+    def due_in_s(self) -> float | None:
+        due = self.bench.schedule.next_due
+        return None if due is None else (due - self.bench.now) / timedelta(seconds=1)
+
+
+class MakeSite(Protocol):
+    def __call__(
+        self, *, initial: str | None = "fresh", password: str = PASSWORD, profile: Profile = GENERIC
+    ) -> Site: ...
+
+
+@pytest.fixture
+def make_site(tmp_path: Path) -> Iterator[MakeSite]:
+    with ExitStack() as stack:
+
+        def make_site(*, initial: str | None = "fresh", password: str = PASSWORD, profile: Profile = GENERIC) -> Site:
+            give_credentials(tmp_path, password=password)
+            machine = Machine("web01", uuid=uuid_of("web01"), profile=profile)
+            bmc = stack.enter_context(RedfishServer(Service(machine, credentials={"root": PASSWORD})))
+
+            def make_bench(**given: Any) -> Bench:
+                return stack.enter_context(Bench(tmp_path, credentials=tmp_path, **given))
+
+            return Site(make_bench(initial=initial), machine, bmc, make_bench)
+
+        yield make_site
+
+
+@pytest.fixture
+def site(make_site: MakeSite) -> Site:
+    return make_site()
+
+
+def shown(plan: BootPlan | None) -> tuple[Phase, Cause] | None:
+    return (plan.phase, plan.cause) if plan else None
+
+
+TO_INSTALL = (Phase.NETWORK, Cause.PENDING)
+INSTALLED = (Phase.DISK, Cause.PROVISIONED)
+
+
+# Once, and never twice
+
+
+def test_a_server_is_installed_once_from_the_first_pass_to_its_disk(site: Site) -> None:
+    site.decide()
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert (site.shown, site.states) == ("Once Pxe", {"provision/1": State.CONFIRMED})
+    assert site.bench.told() == ["OverrideConfirmed"]
+    site.boot()
+    site.bench.fetch(site.bench.plan())
+    site.bench.reconcile()
+    site.bench.reconcile()
+    assert site.states == {"provision/1": State.CONSUMED}
+    assert site.bench.record is not None and site.bench.record.evidence == "Fetched"
+    assert "Provisioned" in site.bench.told()
+    for _ in range(3):
+        site.wait(60)
+        assert shown(site.bench.reconcile()) == INSTALLED
+    assert (site.shown, site.patches) == ("Disabled None", 1)
+    assert site.due_in_s is None  # nothing is set, so nothing is read
+    assert PASSWORD not in repr(site.bench.events)
+
+
+def test_a_fetch_while_the_override_stands_is_someone_elses_and_is_said_to_be(site: Site) -> None:
+    site.decide()
+    plan = site.bench.reconcile()
+    site.bench.fetch(plan, client="10.0.0.99")
+    site.bench.reconcile()
+    (event,) = [event for event in site.bench.events if event.type == "FetchIgnored"]
+    assert (
+        event.message
+        == "web01: 10.0.0.99 fetched boot/v1/boot/m/boot.ipxe, but the override still stands: another client"
+    )
+    assert event.facts == {"server": "web01", "client": "10.0.0.99"}
+    again = site.bench.reconcile()
+    assert shown(again) == TO_INSTALL
+    assert plan is not None and again is not None
+    assert again.digest != plan.digest  # by which an endpoint knows what it has given
+    site.boot()  # the real one
+    site.bench.fetch(again)
+    site.bench.reconcile()
+    assert site.bench.told("Provisioned") == ["Provisioned"]
+
+
+def test_a_machine_that_booted_past_its_override_is_not_installed_by_it_again(make_site: MakeSite) -> None:
+    """It was coming up, its firmware went by its own boot order, network first, and its BMC shows no resets."""
+    site = make_site(profile=SUPERMICRO_X10)
+    site.decide()
+    site.bench.fetch(site.bench.reconcile())
+    for _ in range(3):
+        site.bench.reconcile()
+        site.wait(60)
+    assert site.bench.told("Provisioned", "FetchIgnored") == ["Provisioned"]
+    assert (shown(site.bench.plan()), site.shown) == (INSTALLED, "Disabled Pxe")  # whose target it keeps
+
+
+@pytest.mark.parametrize(
+    ("client", "provisioned"),
+    [
+        ("10.9.0.5", False),
+        ("10.9.1.5", True),
+        ("fd00:9::5", False),
+        ("fd00:a::5", True),
+    ],
+)
+def test_fetches_of_monitors_prove_nothing(site: Site, client: str, provisioned: bool) -> None:
+    site.decide(bmc=False)
+    site.bench.fetch(site.bench.reconcile(), client=client)
+    site.bench.reconcile()
+    assert site.bench.told("Provisioned") == (["Provisioned"] if provisioned else [])
+
+
+def test_a_monitor_spoils_no_fetch_of_the_machine_itself(site: Site) -> None:
+    site.decide()
+    plan = site.bench.reconcile()
+    site.boot()
+    site.bench.fetch(plan)
+    site.bench.fetch(plan, client="10.9.0.5")
+    site.bench.reconcile()
+    assert site.bench.told("Provisioned", "FetchIgnored") == ["Provisioned"]
+
+
+def test_a_fetch_of_what_was_not_published_proves_nothing(site: Site) -> None:
+    site.decide(bmc=False)
+    plan = site.bench.reconcile()
+    assert plan is not None
+    site.bench.fetch(replace(plan, key="of another tree"))
+    site.bench.plan()
+    assert site.bench.told() == []
+
+
+def test_a_maintenance_that_boots_once_is_set_once_and_then_done(site: Site) -> None:
+    window = maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 1")
+    site.decide("Never", window)
+    plan = site.bench.reconcile()
+    assert (site.shown, list(site.states)) == ("Once Pxe", ["maintenance/repair/1"])
+    site.boot()
+    site.bench.fetch(plan)
+    site.bench.reconcile()
+    site.bench.reconcile()
+    assert site.bench.told("MaintenanceBooted") == ["MaintenanceBooted"]
+    site.wait(61)
+    assert shown(site.bench.reconcile()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert site.patches == 1
+    site.decide("Never", maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 2"))
+    site.bench.reconcile()
+    assert (site.shown, site.patches) == ("Once Pxe", 2)
+
+
+def test_a_window_that_ends_takes_its_override_along(site: Site) -> None:
+    site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
+    site.bench.reconcile()
+    assert site.shown == "Continuous Pxe"
+    site.wait(3600)
+    site.bench.reconcile()
+    assert site.shown == "Disabled Pxe"
+    assert site.states == {"maintenance/repair/1": State.WITHDRAWN}
+    site.wait(60)
+    site.bench.reconcile()
+    assert site.patches == 2
+
+
+# What is consumed
+
+
+@pytest.mark.parametrize(
+    ("config_from", "provisioned"),
+    [("None", True), ("SystemUUID", False)],  # the second would have asked for /ignition/<uuid>
+)
+def test_a_direct_boot_that_fetches_nothing_is_provisioned_when_its_override_is_consumed(
+    site: Site, config_from: str, provisioned: bool
+) -> None:
+    site.decide(method="UefiHttp", artifacts="uki", image_spec=f"configFrom: {config_from}")
+    site.bench.reconcile()
+    assert site.shown == "Once UefiHttp"
+    site.boot()
+    site.bench.reconcile()
+    assert site.states == {"provision/1": State.CONSUMED}
+    record = site.bench.record
+    assert record is not None
+    assert (record.evidence, record.consumed_at is None) == (("Consumed", True) if provisioned else (None, False))
+    assert site.bench.condition("HttpBoot") is None, "its BMC takes the URI"
+
+
+@pytest.mark.parametrize("profile", [IDRAC9, OPENBMC], ids=lambda profile: profile.name)
+def test_where_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
+    make_site: MakeSite, profile: Profile
+) -> None:
+    """The loader would have asked for the entry: a machine that found none has booted its disk."""
+    site = make_site(profile=profile)
+    site.decide(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
+    site.bench.reconcile()
+    site.bench.reconcile()
+    lacks = {IDRAC9.name: "takes no HttpBootUri", OPENBMC.name: "has no UefiHttp"}[profile.name]
+    message = f"plans name a URI, and DHCP names the loader all the same: web01, whose BMC {lacks}"
+    assert site.bench.condition("HttpBoot") == (True, "LeftToDhcp", message)
+    site.boot()
+    site.bench.reconcile()
+    [boot] = site.machine.boots
+    assert (boot.target in ("Pxe", "UefiHttp"), boot.uri, site.patches) == (True, None, 1)
+    assert site.bench.told("Provisioned") == []
+
+
+@pytest.mark.parametrize("profile", [IDRAC9, OPENBMC], ids=lambda profile: profile.name)
+def test_an_iso_is_not_left_to_a_loader_that_cannot_start_it(make_site: MakeSite, profile: Profile) -> None:
+    site = make_site(profile=profile)
+    site.decide(method="UefiHttp", artifacts="iso", image_spec="configFrom: None")
+    site.bench.reconcile()
+    assert why(site).startswith("Unsupported: an ISO is wanted by its URI, and the BMC takes no HttpBootUri")
+    assert site.patches == 0
+
+
+def test_an_override_that_vanishes_without_a_reset_is_set_again_and_proves_nothing(site: Site) -> None:
+    site.see_marks_move()
+    site.decide(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
+    site.bench.reconcile()
+    site.machine.write(BootSourceOverrideEnabled="Disabled")
+    site.wait(60)
+    site.bench.reconcile()
+    assert (site.shown, site.patches) == ("Once UefiHttp", 2)
+    assert site.bench.told("Provisioned") == []
+
+
+def test_e27_where_marks_were_never_seen_to_move_it_is_not_set_again(site: Site) -> None:
+    site.decide(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
+    site.bench.reconcile()
+    site.machine.write(BootSourceOverrideEnabled="Disabled")
+    for _ in range(3):
+        site.wait(60)
+        site.bench.reconcile()
+    assert (site.patches, site.states) == (1, {"provision/1": State.LOST})
+    assert site.bench.told("Provisioned") == []
+
+
+def test_a_consumed_override_without_evidence_is_not_set_again_and_ends_at_the_disk(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    site.boot()  # by PXE, and its fetch is never seen
+    site.bench.reconcile()
+    consumed_at = site.bench.now
+    for expected, minutes in ((TO_INSTALL, 29), ((Phase.DISK, Cause.CONSUMED), 30)):
+        site.wait((consumed_at + timedelta(minutes=minutes) - site.bench.now).total_seconds())
+        assert shown(site.bench.reconcile()) == expected
+    assert site.patches == 1
+
+
+def test_an_override_that_is_set_each_time_is_set_anew_after_each_boot(site: Site) -> None:
+    site.decide("Always", method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
+    for boots in (1, 2, 3):
+        site.bench.reconcile()
+        assert (site.shown, site.patches) == ("Once UefiHttp", boots)
+        site.boot()
+
+
+# Nothing is known, nothing is wanted
+
+
+def test_a_ledger_that_was_never_told_asks_no_bmc(make_site: MakeSite) -> None:
+    site = make_site(initial=None)
+    site.decide()
+    assert shown(site.bench.reconcile()) == (Phase.DISK, Cause.UNKNOWN)
+    condition = site.bench.condition("RecordsKnown")
+    assert condition is not None and condition[:2] == (False, "NewLedger")
+    assert (site.bmc.connections, site.due_in_s) == (0, None)
+
+
+def test_a_parked_servers_override_is_withdrawn_once(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    site.decide(spec="provision: 1, lifecycle: Parked")
+    assert site.bench.reconcile() is None
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+    requests = len(site.machine.requests)
+    for _ in range(3):
+        site.wait(60)
+        site.bench.reconcile()
+    assert (site.patches, len(site.machine.requests), site.due_in_s) == (2, requests, None)
+    assert site.bench.told() == ["OverrideConfirmed", "OverrideWithdrawn"]
+
+
+def test_a_server_that_is_active_again_is_set_again(site: Site) -> None:
+    for lifecycle, expected in (("Active", "Once Pxe"), ("Parked", "Disabled Pxe"), ("Active", "Once Pxe")):
+        site.decide(spec=f"provision: 1, lifecycle: {lifecycle}")
+        site.bench.reconcile()
+        assert site.shown == expected
+
+
+@pytest.mark.parametrize("gone", ["the server", "its BMC", "what it wants"])
+def test_whoever_left_the_fleet_is_waited_for_no_longer(site: Site, gone: str) -> None:
+    site.bmc.fault(Status(status=409), times=1)
+    site.decide()
+    site.bench.reconcile()
+    assert site.due_in_s == 5
+    assert site.bench.condition("Bmc/web01") is not None
+    if gone == "its BMC":
+        site.decide(bmc=False)
+    elif gone == "what it wants":
+        site.decide("Never")
+    else:
+        site.bench.decide(fleet(MONITORS), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
+    site.bench.reconcile()
+    assert site.due_in_s is None
+    assert site.bench.condition("Bmc/web01") is None
+
+
+# When
+
+
+def test_a_bmc_with_a_standing_override_is_read_every_half_minute(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    counts = []
+    for _ in range(4):
+        assert site.due_in_s in (30, 15)
+        site.wait(15)
+        before = len(site.machine.requests)
+        site.bench.reconcile()
+        counts.append(len(site.machine.requests) - before)
+    assert counts == [0, 1, 0, 1]
+
+
+def test_a_bmc_is_asked_at_once_when_something_else_is_wanted(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    site.decide(spec="provision: 2")
+    site.bench.reconcile()
+    assert site.states == {"provision/1": State.WITHDRAWN, "provision/2": State.CONFIRMED}
+
+
+def test_a_bmc_that_cannot_be_reached_is_asked_ever_more_rarely(site: Site) -> None:
+    site.bmc.fault(Drop(applied=False), times=9)
+    site.decide()
+    waits = []
+    for _ in range(9):
+        site.bench.reconcile()
+        waits.append(site.due_in_s or 0)
+        requests = len(site.machine.requests)
+        site.wait(waits[-1] - 1)
+        site.bench.reconcile()
+        assert len(site.machine.requests) == requests  # not a second before
+        site.wait(1)
+    assert waits == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+    assert site.bench.told() == ["OverrideWaiting", "OverrideOverdue"]  # each once: nothing new is to be said
+    condition = site.bench.condition("Bmc/web01")
+    assert condition is not None and condition[:2] == (False, "Overdue")
+    site.bench.reconcile()
+    assert (site.shown, site.bench.condition("Bmc/web01")) == ("Once Pxe", None)
+    site.bmc.fault(Drop(applied=False))
+    site.wait(30)
+    site.bench.reconcile()
+    assert site.due_in_s == 5  # an answer begins the count anew
+
+
+@pytest.mark.parametrize(
+    ("asked", "due_in_s"),
+    [
+        pytest.param("120", 120, id="as long as it asks"),
+        pytest.param("1", 5, id="no sooner than any other failure"),
+        pytest.param("3600", 600, id="no longer than the longest wait"),
+    ],
+)
+def test_a_busy_bmc_is_left_alone_for_as_long_as_it_asks(site: Site, asked: str, due_in_s: int) -> None:
+    site.bmc.fault(Status(status=503, headers={"Retry-After": asked}), times=2)  # a GET is tried twice
+    site.decide()
+    site.bench.reconcile()
+    assert site.due_in_s == due_in_s
+    requests = len(site.machine.requests)
+    site.wait(due_in_s - 1)
+    site.bench.reconcile()
+    assert len(site.machine.requests) == requests
+    site.wait(1)
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+
+
+def test_wrong_credentials_are_tried_too_rarely_to_lock_an_account(make_site: MakeSite) -> None:
+    site = make_site(password="wrong")
+    site.decide()
+    for _ in range(60):
+        site.bench.reconcile()
+        site.wait(30)
+    asked = [each.method for each in site.bmc.service.requests]
+    assert asked == ["GET", "POST", "GET"], "in half an hour; the second login is one by a session"
+    condition = site.bench.condition("Bmc/web01")
+    assert condition is not None and condition[:2] == (False, "Stalled")
+    assert site.bench.told() == ["OverrideStalled"]
+    assert [event.warning for event in site.bench.events if event.type == "OverrideStalled"] == [True]
+
+
+def test_what_a_bmc_cannot_do_is_for_a_person(make_site: MakeSite) -> None:
+    site = make_site(profile=replace(GENERIC, targets=("None", "Hdd")))
+    site.decide()
+    site.bench.reconcile()
+    condition = site.bench.condition("Bmc/web01")
+    assert condition is not None and condition[1] == "Unsupported"
+    assert condition[2] == "Unsupported: Pxe is wanted, and the BMC boots only Hdd, None"
+
+
+# A fetch and the reading that judges it
+
+
+def test_a_fetch_is_judged_by_a_reading_that_began_after_it(site: Site) -> None:
+    """While a PATCH is under way somebody else fetches, and its answer is lost: the fetch proves nothing."""
+    site.decide()
+    site.bmc.fault(Drop(applied=True), on="PATCH")
+    about_to_set, may_set = threading.Event(), threading.Event()
+
+    def held(record: OverrideRecord) -> None:
+        if record.state is State.RECORDED:
+            about_to_set.set()
+            assert may_set.wait(60)
+
+    site.bench.after_recording = held
+    bench = site.bench
+    plan = bench.reconcile(wait=False)
+    assert about_to_set.wait(60)
+    bench.fetch(plan, client="10.0.0.99")
+    bench.reconcile(wait=False)
+    may_set.set()
+    bench.collect()
+    assert bench.told("Provisioned", "FetchIgnored") == []
+    bench.reconcile()
+    assert bench.told("Provisioned", "FetchIgnored") == ["FetchIgnored"]
+
+
+def test_a_fetch_whose_bmc_does_not_answer_waits_with_it_and_counts_in_the_end(site: Site) -> None:
+    site.decide()
+    plan = site.bench.reconcile()
+    site.boot()
+    site.bench.fetch(plan)
+    site.bmc.fault(Drop(applied=False), times=2)
+    requests = len(site.machine.requests)
+    for _ in range(5):
+        site.bench.reconcile()
+    assert len(site.machine.requests) == requests + 1
+    assert site.bench.told("Provisioned") == []
+    for seconds in (5, 10):
+        site.wait(seconds)
+        site.bench.reconcile()
+    assert site.bench.told("Provisioned") == ["Provisioned"]
+    assert site.bench.record is not None and site.bench.record.provisioned_at == site.bench.now - timedelta(seconds=15)
+
+
+# Whose machine a BMC shows
+
+
+def another_answers(site: Site) -> None:
+    site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
+
+
+def why(site: Site) -> str:
+    condition = site.bench.condition("Bmc/web01")
+    assert condition is not None and condition[1] in ("Stalled", condition[2].partition(":")[0])
+    return condition[2]
+
+
+def test_e25_another_machine_is_a_condition_that_names_both(site: Site) -> None:
+    another_answers(site)
+    site.decide()
+    site.bench.reconcile()
+    assert why(site).startswith(f'AnotherMachine: the BMC shows UUID {uuid_of("another")}, serial "CZ29200XYZ"')
+    assert uuid_of("web01") in why(site)
+    assert (site.patches, site.states) == (0, {})
+
+
+def test_e25_a_document_that_names_what_the_bmc_reports_is_obeyed_at_once(site: Site) -> None:
+    another_answers(site)
+    site.decide()
+    site.bench.reconcile()
+    site.spec = site.spec.removesuffix("}") + f", reports: {{uuid: {uuid_of('another')}}}}}"
+    site.decide()
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+def test_what_a_bmc_shows_is_pinned_and_a_change_holds(site: Site, again: bool) -> None:
+    site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
+    site.bench.reconcile()
+    site.machine.serial = "CZ29200XYZ"
+    site.decide()
+    if again:
+        site.restart()
+    site.wait(300)
+    site.bench.reconcile()
+    assert why(site).startswith("AnotherMachine: what the BMC shows has changed: serial")
+    assert "provision/1" not in site.states
+
+
+def test_e25_where_nothing_is_set_on_the_board_it_is_allowed_with_a_warning(site: Site) -> None:
+    site.machine.uuid, site.machine.serial = "", "To be filled by O.E.M."
+    site.decide()
+    for _ in range(2):
+        site.bench.reconcile()
+        site.wait(60)
+    assert site.shown == "Once Pxe"
+    assert [event.warning for event in site.bench.events if event.type == "MachineUnproven"] == [True]
+
+
+def test_a_board_that_went_with_its_override_leaves_nothing_to_be_withdrawn_from_the_next(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    another_answers(site)
+    site.decide(spec="provision: 1, lifecycle: Parked")
+    site.wait(60)
+    site.bench.reconcile()
+    assert why(site).startswith("AnotherMachine: Once Pxe for provision/1 was set where the BMC showed UUID")
+    assert (site.shown, site.patches, site.states) == ("Once Pxe", 1, {"provision/1": State.CONFIRMED})
+
+
+def test_e28_a_password_that_is_corrected_is_tried_at_once(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site(password="wrong")
+    site.decide()
+    site.bench.reconcile()
+    assert 'refuses the user name or password of credentials "rack"' in why(site)
+    for _ in range(3):
+        site.wait(1)
+        site.bench.reconcile()
+    assert len(site.machine.requests) == 1
+    (tmp_path / "rack" / "password").write_text(PASSWORD)
+    site.wait(1)
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+
+
+def test_e36_what_another_instance_has_set_stays(site: Site) -> None:
+    site.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="UefiHttp", HttpBootUri="http://b/x")
+    site.decide()
+    site.bench.reconcile()
+    assert why(site).startswith("ForeignOverride: the BMC shows Once UefiHttp http://b/x")
+    assert (site.shown, site.patches) == ("Once UefiHttp", 0)
+
+
+# What is left behind
+
+
+@pytest.fixture
+def other(tmp_path: Path, site: Site) -> Iterator[RedfishServer]:
+    """Another BMC of web01, which its new document names."""
+    machine = Machine("other", uuid=uuid_of("web01"))
+    machine.now = site.machine.now
+    with RedfishServer(Service(machine, credentials={"root": PASSWORD})) as server:
+        yield server
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+@pytest.mark.parametrize("gone", ["the server", "its BMC", "its UUID"])
+def test_what_stands_on_a_bmc_that_no_document_names_any_more_is_withdrawn(site: Site, gone: str, again: bool) -> None:
+    site.decide()
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+    if gone == "the server":
+        site.bench.decide(fleet(MONITORS), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
+    elif gone == "its BMC":
+        site.decide(bmc=False)
+    else:
+        documents = [fleet(MONITORS), server("web01", "", f"provision: 1, {site.spec}"), image("flatcar-1")]
+        documents[1] = documents[1].replace(uuid_of("web01"), uuid_of("a new board"))
+        site.bench.decide(*documents, profile("web", "flatcar-1"), policy("web", often="Once"))
+    if again:
+        site.restart()
+    site.bench.reconcile()
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+    requests = len(site.machine.requests)
+    for _ in range(3):
+        site.wait(60)
+        site.bench.reconcile()
+    assert (len(site.machine.requests), site.patches) == (requests, 2)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+def test_nothing_is_set_at_a_new_address_before_the_old_one_is_cleared(
+    site: Site, other: RedfishServer, again: bool
+) -> None:
+    site.decide()
+    site.bench.reconcile()
+    (new,) = other.service.machines
+    site.spec = f"bmc: {{address: '{other.url}', system: {new.path}, credentials: rack}}"
+    site.decide()
+    site.bmc.fault(Drop(applied=False), times=2)
+    if again:
+        site.restart()
+    for wait_s in (5, 10):
+        site.bench.reconcile()
+        assert (site.shown, new.requests) == ("Once Pxe", [])
+        site.wait(wait_s)
+    site.bench.reconcile()
+    assert (site.shown, new.writes) == ("Disabled Pxe", [])
+    site.bench.reconcile()
+    assert new.system()["Boot"]["BootSourceOverrideEnabled"] == "Once"
+    assert site.shown == "Disabled Pxe"
+
+
+def test_a_fetch_by_a_machine_that_then_left_the_fleet_keeps_nothing_standing(site: Site) -> None:
+    site.decide()
+    plan = site.bench.reconcile()
+    site.bench.fetch(plan, client="10.0.0.99")
+    site.bench.plan()
+    site.bench.decide(fleet(MONITORS), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
+    for _ in range(3):
+        site.bench.reconcile()
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+
+
+def test_other_credentials_are_tried_at_once(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site(password="wrong")
+    site.decide()
+    site.bench.reconcile()
+    give_credentials(tmp_path, "fixed", password=PASSWORD)
+    site.spec = site.spec.replace("credentials: rack", "credentials: fixed")
+    site.decide()
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+
+
+# What changes while a job is under way
+
+
+@dataclass
+class Held:
+    """Holds the jobs of a site where they are about to write to the BMC."""
+
+    bench: Bench
+    recorded: bool = True  # or before even that
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        if self.recorded:
+            self.bench.after_recording = self
+        else:
+            self.bench.before_recording = self
+
+    def __call__(self, record: OverrideRecord) -> None:
+        if record.state is State.RECORDED:
+            self.reached.set()
+            assert self.opened.wait(60)
+
+
+@pytest.mark.parametrize("then", ["parked", "another number", "its window is over"])
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded before", "recorded after"])
+def test_what_was_set_while_the_plan_changed_is_withdrawn_with_the_next_pass(
+    site: Site, then: str, recorded: bool
+) -> None:
+    window = maintenance("repair", "20T11:00 20T14:00")
+    site.decide("Never" if "window" in then else "Once", *([window] if "window" in then else []))
+    bench, held = site.bench, Held(site.bench, recorded)
+    bench.reconcile(wait=False)
+    assert held.reached.wait(60)
+    if then == "parked":
+        site.decide(spec="provision: 1, lifecycle: Parked")
+    elif then == "another number":
+        site.decide(spec="provision: 2")
+    else:
+        site.decide("Never")
+    bench.reconcile(wait=False)
+    held.opened.set()
+    for _ in range(3):  # as the end of a job wakes the loop: no time passes
+        bench.reconcile()
+    assert site.shown == ("Once Pxe" if then == "another number" else "Disabled Pxe")
+    assert [state for state in site.states.values() if state.is_open] == (
+        [State.CONFIRMED] if then == "another number" else []
+    )
+    assert next(iter(site.states.values())) is State.WITHDRAWN
+
+
+def test_what_is_no_longer_wanted_while_its_bmc_is_read_is_withdrawn_right_after(site: Site) -> None:
+    site.decide()
+    bench = site.bench
+    bench.reconcile()
+    site.wait(30)
+    site.bmc.fault(Slow(every_s=0.0002))
+    bench.reconcile(wait=False)
+    site.decide(spec="provision: 1, lifecycle: Parked")
+    bench.plan()
+    for _ in range(2):
+        bench.reconcile()
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+
+
+def test_what_is_wanted_until_an_instant_is_not_set_after_it(site: Site) -> None:
+    site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
+    bench = site.bench
+    bench.job_clock = bench.now + timedelta(hours=1)  # it was planned for, and begins then
+    bench.reconcile()
+    assert (site.patches, site.states) == (0, {})
+    site.wait(3600)
+    bench.reconcile()
+    assert (site.patches, site.states) == (0, {})
+
+
+def test_an_override_that_is_shown_late_is_withdrawn_all_the_same(site: Site) -> None:
+    """The BMC took it, and shows it only after the server was parked."""
+    site.decide()
+    site.bmc.fault(Ignored(), on="PATCH")
+    site.bench.reconcile()
+    assert site.states == {"provision/1": State.RECORDED}
+    site.decide(spec="provision: 1, lifecycle: Parked")
+    site.wait(20)
+    site.bench.reconcile()
+    site.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="Pxe")
+    site.wait(40)
+    site.bench.reconcile()
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+
+
+# Withdrawals do not back off
+
+
+def test_a_withdrawal_is_tried_every_ten_seconds_while_its_bmc_refuses_in_post(make_site: MakeSite) -> None:
+    site = make_site(profile=ILO6)
+    site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
+    site.bench.reconcile()
+    assert site.shown == "Continuous Pxe"
+    site.machine.post_s = 700
+    site.wait(3600)
+    site.machine.reset()
+    tried: list[int] = []
+    while site.machine.in_post or not tried:
+        patches = site.patches
+        site.bench.reconcile()
+        tried.append(site.patches - patches)
+        conditions = site.bench.condition("Bmc/web01")
+        if site.machine.in_post:
+            assert site.due_in_s == 10
+            late = len(tried) > 30
+            assert conditions is not None and conditions[1] == ("Overdue" if late else "Waiting"), len(tried)
+        site.wait(10)
+    site.bench.reconcile()
+    assert set(tried[:60]) == {1}
+    assert site.shown.startswith("Disabled")
+    assert site.bench.condition("Bmc/web01") is None
+
+
+# Many
+
+
+class Many:
+    """Machines with a BMC each, at one Redfish service."""
+
+    def __init__(self, folder: Path, stack: ExitStack, count: int, **given: Any) -> None:
+        names = [f"web{number:02}" for number in range(count)]
+        self.machines = [Machine(name, uuid=uuid_of(name), system=name) for name in names]
+        self.bmc = stack.enter_context(RedfishServer(Service(*self.machines, credentials={"root": PASSWORD})))
+        give_credentials(folder, password=PASSWORD)
+        self.bench = stack.enter_context(Bench(folder, credentials=folder, **given))
+        self.bench.now = self.machines[0].now
+
+    def decide(self, *sites: str, spec: str = "provision: 1") -> None:
+        """Accept a commit; ``sites`` are given to the machines in turn."""
+        named = ", ".join(
+            f"{{name: {each}, baseURL: 'http://{each}.test', select: {{matchLabels: {{site: {each}}}}}}}"
+            for each in dict.fromkeys(sites)
+        )
+        servers = [
+            server(
+                machine.name,
+                f"site: {sites[number % len(sites)]}" if sites else "",
+                f"{spec}, bmc: {{address: '{self.bmc.url}', system: {machine.path}, credentials: rack}}",
+            )
+            for number, machine in enumerate(self.machines)
+        ]
+        self.bench.decide(
+            fleet(f"baseURL: 'http://boot.test', sites: [{named}]"),
+            *servers,
+            image("flatcar-1"),
+            profile("web", "flatcar-1"),
+            policy("web", often="Once"),
+        )
+
+    def wait(self, seconds: float) -> None:
+        for machine in self.machines:
+            machine.advance(seconds)
+        self.bench.now = self.machines[0].now
+
+    @property
+    def times_set(self) -> int:
+        return sum(each.system()["Boot"]["BootSourceOverrideEnabled"] == "Once" for each in self.machines)
+
+
+@pytest.fixture
+def make_many(tmp_path: Path) -> Iterator[Callable[..., Many]]:
+    with ExitStack() as stack:
+        yield lambda count, **given: Many(tmp_path, stack, count, **given)
+
+
+def test_failures_in_a_row_stop_arming_but_no_withdrawal_until_one_answers(make_many: Callable[..., Many]) -> None:
+    many = make_many(6, failures=3)
+    many.decide()
+    many.bench.reconcile()
+    assert many.times_set == 6
+    many.decide(spec="provision: 2")
+    many.bmc.fault(Drop(applied=False), times=6)
+    many.bench.reconcile()
+    condition = many.bench.condition("BmcsReachable")
+    assert condition is not None and condition[:2] == (False, "FailuresInARow")
+    many.wait(5)
+    many.bench.reconcile()  # all have something to withdraw, so all are asked
+    assert many.times_set == 6 and (many.bench.condition("BmcsReachable") or (None,))[0]
+    assert many.bench.told("BmcsFailing") == ["BmcsFailing"]
+
+
+def test_while_bmcs_fail_in_a_row_one_is_tried_each_minute_and_its_answer_frees_the_others(
+    make_many: Callable[..., Many],
+) -> None:
+    many = make_many(6, failures=3)
+    many.decide()
+    many.bmc.fault(Drop(applied=False), times=8)
+    many.bench.reconcile()
+    asked = []
+    for _ in range(12):
+        before = len(many.bmc.service.requests)
+        many.wait(20)
+        many.bench.reconcile()
+        asked.append(len(many.bmc.service.requests) - before)
+        if many.times_set:
+            break
+    assert [count for count in asked if count][:2] == [1, 1], asked
+    assert asked[:3].count(0) == 2
+    for _ in range(6):
+        many.wait(20)
+        many.bench.reconcile()
+    assert many.times_set == 6
+
+
+def held_connections(many: Many, most: int, expected: int) -> int:
+    """How many requests wait at the double at the same time: those that are expected have come, others may come."""
+    many.bmc.fault(Hang(), times=most)
+    many.bench.reconcile(wait=False)
+    eventually(lambda: len(many.bmc.service.requests) >= expected)
+    time.sleep(0.3)  # in which one too many comes: on a slow machine it is missed, and no other is blamed
+    waiting = len(many.bmc.service.requests)
+    many.bmc.let_go()
+    many.bench.collect()
+    return waiting
+
+
+@pytest.mark.parametrize(
+    ("case", "sites", "limits", "expected"),
+    [
+        ("overall", (), {"parallel": 3, "per_site": 2}, 3),
+        ("per site", ("a",), {"parallel": 6, "per_site": 2}, 2),
+        ("of two sites each its own", ("a", "b"), {"parallel": 6, "per_site": 2}, 4),
+        ("overall, of two sites", ("a", "b"), {"parallel": 3, "per_site": 2}, 3),
+    ],
+)
+def test_no_more_bmcs_are_asked_at_once_than_the_network_bears(
+    make_many: Callable[..., Many], case: str, sites: tuple[str, ...], limits: dict[str, int], expected: int
+) -> None:
+    many = make_many(8, **limits)
+    many.decide(*sites)
+    assert held_connections(many, 8, expected) == expected, case
+
+
+@pytest.mark.parametrize(("method", "has_booted"), [("Pxe", False), ("UefiHttp", False), ("UefiHttp", True)])
+def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bmc(
+    site: Site, tmp_path: Path, method: str, *, has_booted: bool
+) -> None:
+    site.decide(method=method, artifacts="kernel, initrd" if method == "Pxe" else "uki")
+    site.bench.reconcile()
+    assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1), site.bench.events
+    if has_booted:
+        site.boot()
+    (tmp_path / "other").mkdir()
+    with Bench(tmp_path / "other", credentials=tmp_path) as other:
+        other.now = site.bench.now
+        other.commits.push_of_another(site.bench.commits)
+        other.reconcile()
+        events = [each.type for each in other.events if each.type.startswith("Override")]
+        assert events == ["OverrideSetByAnother", "OverrideStalled"]
+        (message,) = [each.message for each in other.events if each.type == "OverrideSetByAnother"]
+        assert message.endswith(" for provision/1 was set by another instance, and is not set")
+        plan = other.reconcile()
+        assert plan is not None and (plan.phase, plan.cause) == (Phase.DISK, Cause.CONSUMED), (
+            "nor is it given to who asks"
+        )
+        assert other.instance.reconciler.status.installs == {}
+        if not has_booted:
+            site.boot()
+        for _ in range(3):
+            site.wait(120)
+            other.now = site.machine.now
+            other.reconcile()
+            site.bench.reconcile()
+        assert site.patches == 1, "neither sets it once more, also where nothing shows any more that it was set"
+        standing = other.instance.reconciler.standing
+        (told,) = [each for each in standing.conditions if each.type == "BootsProven"]
+        assert told.reason == "NeedsOperator" and "or another instance has set it" in told.message
+        given = {"uuid": site.machine.uuid, "server": "web01", "bmc": None, "reason": "nothing is installed"}
+        other.request("resolve", **given, consumed=False, key="provision/1")
+        plan = other.plan()
+        assert plan is not None and plan.phase is Phase.NETWORK, "until a person has looked"
+
+
+@pytest.mark.parametrize("said", ["fresh", "adopt"])
+def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
+    make_site: MakeSite, tmp_path: Path, said: str
+) -> None:
+    site = make_site(initial=said, profile=replace(GENERIC, etag_header="", etag_body=""))
+    (tmp_path / "other").mkdir()
+    with Bench(tmp_path / "other", credentials=tmp_path, initial=said, named=False) as other:
+        named, site.bench.commits.ledger = site.bench.commits.ledger, None
+
+        def both() -> None:
+            other.now, other.commits.newest = site.bench.now, site.bench.commits.newest
+            for each in (site.bench, other, site.bench, other):
+                each.reconcile()
+
+        site.decide(spec="provision: 0")
+        both()  # a ledger that has begun with nothing to install, or by a file, knows it as one that is as it should be
+        site.decide(spec="provision: 1", method="UefiHttp", artifacts="uki")
+        both()
+        for _ in range(2):  # what is due
+            site.wait(400)
+            both()
+        assert site.patches == 0, "neither knows more of it than the other, and no BMC would show which came first"
+        message = (
+            "the Fleet names no ledger, and another instance may set the same BMCs: nothing is set at those of web01 "
+            "until it names this one's, "
+        )
+        for each in (site.bench, other):
+            identity = each.ledger.progress[0]
+            assert each.condition("BmcsSet") == (False, "LedgerUnnamed", f"{message}{identity}")
+            (told,) = [c for c in each.instance.reconciler.standing.conditions if c.type == "BmcsSet"]
+            assert told.remedy == f"provisioning: {{ledger: {identity}}}  # in the spec of the Fleet"
+            assert [event.type for event in each.events].count("LedgerUnnamed") == 1
+            plan = each.plan()
+            assert plan is not None and plan.phase is Phase.NETWORK, "who asks by DHCP is given it all the same"
+
+        site.bench.commits.ledger = named
+        site.decide(spec="provision: 1", method="UefiHttp", artifacts="uki")
+        both()
+        assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1)
+        assert site.bench.condition("BmcsSet") is None
+
+
+def unname(site: Site) -> str | None:
+    """Let the Fleet name nobody from the next commit on; return whom it named."""
+    named, site.bench.commits.ledger = site.bench.commits.ledger, None
+    return named
+
+
+def test_what_is_set_is_looked_after_where_nobody_is_named_any_more(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    assert (site.states, site.patches) == ({"provision/1": State.CONFIRMED}, 1)
+    unname(site)
+    site.decide()
+    site.bench.reconcile()
+    site.restart(named=False)
+    site.bench.reconcile()
+    assert (site.states, site.patches) == ({"provision/1": State.CONFIRMED}, 1)
+    assert site.bench.condition("BmcsSet") is None, "nothing is to be set"
+    assert (site.bench.condition("CommitAccepted") or ())[:1] == (True,)
+    site.decide(spec="provision: 0")
+    site.bench.reconcile()
+    assert (site.shown.split()[0], site.states) == ("Disabled", {"provision/1": State.WITHDRAWN})
+    site.decide()
+    for _ in range(2):
+        site.bench.reconcile()
+    assert (site.shown.split()[0], site.states) == ("Disabled", {"provision/1": State.WITHDRAWN})
+    assert (site.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+
+
+def test_what_has_become_of_it_is_noted_where_nobody_is_named_any_more(site: Site) -> None:
+    """And nobody is said to wait who has had their boot."""
+    check = maintenance("check", "20T11:00 20T18:00", "networkBoot: Once")
+    site.decide("Never", check)
+    site.bench.reconcile()
+    named = unname(site)
+    site.decide("Never", check)
+    site.bench.reconcile()
+    site.boot()
+    for _ in range(2):
+        site.wait(31)
+        site.bench.reconcile()
+    assert site.states == {"maintenance/check/1": State.CONSUMED}
+    assert site.bench.condition("BmcsSet") is None
+    site.bench.commits.ledger = named
+    site.decide("Never", check)
+    for _ in range(3):
+        site.wait(301)
+        site.bench.reconcile()
+    assert site.patches == 1, "nor has anybody waited"
+
+
+def suspended(site: Site) -> None:
+    until = (site.bench.now + timedelta(hours=9)).isoformat()
+    site.bench.request("suspend", reason="freeze", until=until)
+
+
+def named_otherwise(site: Site) -> None:
+    site.bench.commits.ledger = "0a8ec2b2-4d14-4b2f-8a9c-4d3a3a3f0b11"
+
+
+@pytest.mark.parametrize("ceases", [unname, suspended, named_otherwise])
+def test_what_is_set_anew_after_each_boot_is_not_by_an_instance_that_may_set_nothing(
+    site: Site, ceases: Callable[[Site], object]
+) -> None:
+    """Each Once is set anew by the very job that finds the one before it consumed."""
+
+    def decide() -> None:
+        site.bench.decide(
+            fleet(MONITORS),
+            server("web01", "role: web", f"provision: 1, {site.spec}"),
+            image("flatcar-1", "writesDisk: false"),
+            profile("web", "flatcar-1"),
+            policy("web", often="Always", spec="override: Once"),
+        )
+
+    decide()
+    site.bench.reconcile()
+    site.boot()
+    site.wait(60)
+    site.bench.reconcile()
+    assert site.patches == 2
+    ceases(site)
+    decide()
+    for _ in range(3):
+        site.bench.reconcile()
+        site.boot()
+        site.wait(60)
+        site.bench.reconcile()
+    assert (site.patches, site.shown.split()[0]) == (2, "Disabled")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_the_plan_wants_otherwise_is_not_set_where_nobody_is_named_any_more(site: Site, lost: bool) -> None:
+    """Set as it was before, or about to be withdrawn, and wanted again."""
+    if lost:
+        site.see_marks_move()
+    site.decide()
+    site.bench.reconcile()
+    if lost:
+        site.bmc.fault(Drop(applied=True), on="PATCH")
+        site.decide(of_fleet="baseURL: 'http://boot.test', stopped: 'smoke'")
+        site.bench.reconcile()
+        assert (site.states["provision/1"], site.shown) == (State.WITHDRAWING, "Disabled Pxe")
+    before = site.patches
+    unname(site)
+    site.decide(method="Pxe" if lost else "UefiHttp", artifacts="kernel, initrd" if lost else "uki")
+    for _ in range(3):
+        site.bench.reconcile()
+        site.wait(30)
+    assert (site.patches, site.shown.split()[0]) == (before, "Disabled" if lost else "Once")
+
+
+def test_who_waits_to_be_set_is_said_once_whatever_else_holds_it_up(make_site: MakeSite) -> None:
+    site = make_site()
+    unname(site)
+    for full in (False, True, False, True, False):
+        site.bench.target.full = full
+        site.decide(*(["Once"] if full else ["OnImageChange"]))
+        site.bench.reconcile()
+        assert (site.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+    assert len(site.bench.told("LedgerUnnamed")) == 1
+    for waits in ({"bmc": False}, {"spec": "provision: 1, lifecycle: Parked"}):
+        site.decide(**waits)
+        site.bench.reconcile()
+        assert site.bench.condition("BmcsSet") is None, waits
+        site.decide()
+        site.bench.reconcile()
+    site.restart(named=False)
+    site.bench.reconcile()
+    assert (site.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+    assert site.patches == 0
+
+
+@pytest.mark.parametrize("evidence", ["Fetched", "Progress"])
+def test_what_only_a_bmc_could_prove_is_not_given_where_nothing_may_be_set_there(
+    make_site: MakeSite, tmp_path: Path, evidence: str
+) -> None:
+    """Firmware asks for it at every boot, as DHCP leads it: it would be installed again and again."""
+    site = make_site(initial=None)
+    (tmp_path / "other").mkdir()
+    with Bench(tmp_path / "other", credentials=tmp_path, observes=False) as other:
+        site.bench.close()
+        site.bench, other.now = other, site.machine.now
+        of_fleet = f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"
+        named = unname(site)
+        site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
+        other.reconcile()
+        plan = other.plan()
+        assert plan is not None and plan.phase is Phase.DISK
+        status, reason, message = other.condition("Evidence") or (None, "", "")
+        assert (status, reason) == (False, "NoEvidence")
+        assert "or name a ledger in the Fleet, for BMCs to be set of web01" in message
+        other.commits.ledger = named
+        site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
+        for _ in range(2):
+            other.reconcile()
+        assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": State.CONFIRMED})
+        unname(site)  # what stands proves it still
+        site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
+        for _ in range(2):
+            other.reconcile()
+        assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": State.CONFIRMED})
+
+
+TOLD = {
+    State.RECORDED: "Once Pxe for provision/1 is about to be set, or was",
+    State.CONFIRMED: "Once Pxe for provision/1 is set",
+    State.WITHDRAWING: "Once Pxe for provision/1 is about to be withdrawn",
+    State.INSERTED: "the medium of Once Pxe for provision/1 is inserted",
+    State.WITHDRAWN: "Once Pxe for provision/1 is withdrawn",
+    State.CONSUMED: "Once Pxe for provision/1 is consumed",
+    State.LOST: "Once Pxe for provision/1 is gone, and nothing proves that a boot has consumed it",
+    State.SET_BY_ANOTHER: "Once Pxe for provision/1 was set by another instance, and is not set",
+    State.OPENED: "Once Pxe for provision/1 may be set in place of whatever stands there",
+    State.UNSENT: "Once Pxe for provision/1 was not set: the BMC had changed since it was read",
+}
+
+
+def test_each_state_of_an_override_is_told_in_words(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    (record,) = site.bench.knowledge.overrides_of(site.bench.decisions.servers["web01"].uuid)
+    for state in State:
+        wrote = (replace(record, state=state),)
+        result = Result(
+            server="web01",
+            uuid=site.bench.decisions.servers["web01"].uuid,
+            outcome=Outcome.APPLIED,
+            message="",
+            wrote=wrote,
+        )
+        (event,) = events_of(result, "0" * 40, site.bench.now, first=False)
+        assert event.message == f"web01: {TOLD[state]}"
+
+
+def test_a_maintenance_that_writes_a_disk_is_left_to_the_instance_that_has_set_it(site: Site, tmp_path: Path) -> None:
+    wipe = image("wipe-1", "writesDisk: true"), profile("wipe", "wipe-1", method="Pxe")
+    window = maintenance("wipe", "20T11:00 20T14:00", "networkBoot: Once, run: 1", boots="wipe")
+    site.decide("Never", *wipe, window)
+    site.bench.reconcile()
+    assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1), site.bench.events
+    (tmp_path / "other").mkdir()
+    with Bench(tmp_path / "other", credentials=tmp_path) as other:
+        other.now = site.bench.now
+        other.commits.push_of_another(site.bench.commits)
+        other.reconcile()
+        plan = other.reconcile()
+        assert plan is not None and (plan.phase, plan.boot) == (Phase.DISK, None)
+        assert site.patches == 1

@@ -1,0 +1,365 @@
+"""The branch that an instance follows: found at the first start, stored in the ledger, changed only by --rev."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.cli.main import Exit
+from gitboot.controller.loop import Loop
+from gitboot.errors import BranchMissing, BranchNotNamed, LedgerError, SourceError
+from gitboot.fleet.revision import Revision
+from gitboot.git.clone import FollowedBranch, Source
+from gitboot.git.fetch import EMPTY
+from gitboot.git.remote import Remote
+from gitboot.ledger import instance_tables
+from tests.controller.test_reconcile import fleet_files
+from tests.helpers.git_servers import git_daemon
+from tests.helpers.instance_in_process import in_process
+from tests.helpers.instance_process import Instance, eventually, running
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.repositories import Work
+from tests.scenarios.test_credential_files import until
+
+MAIN = FollowedBranch("refs/heads/main", is_default=True)
+
+
+class InMemory:
+    """The record of a branch, in memory."""
+
+    def __init__(self, accepted: Revision | None = None, followed: FollowedBranch | None = None) -> None:
+        self.followed = followed
+        self._accepted = accepted
+
+    def read(self) -> FollowedBranch | None:
+        return self.followed
+
+    def accepted(self) -> Revision | None:
+        return self._accepted
+
+    def write(self, followed: FollowedBranch) -> None:
+        self.followed = followed
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    work = Work(tmp_path / "served" / "fleet")
+    work.commit(fleet_files())
+    return work
+
+
+def place_of(work: Work, url: str, *, is_served: bool) -> str:
+    return f"{url}/fleet" if is_served else str(work.path)
+
+
+def once(repository: object, folder: Path, *arguments: object) -> Any:
+    """Let an instance reconcile once."""
+    places = ("--out", folder / "output", "--state", folder / "state", "--check-assets", "off")
+    return typed("run", repository, *places, "--once", *arguments)
+
+
+def conditions_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the conditions that the last instance left, by type."""
+    found = json.loads((folder / "state/status.json").read_bytes())["conditions"]
+    return {each["type"]: each for each in found}
+
+
+def branch_in(folder: Path) -> str | None:
+    """Return the branch that the ledger has stored."""
+    with closing(sqlite3.connect(folder / "state/ledger.sqlite")) as ledger:
+        found = ledger.execute("SELECT value FROM facts WHERE name = 'branch'").fetchone()
+    return found and str(found[0])
+
+
+def without(instance: Instance, type: str) -> None:
+    """Wait until an instance has no such condition."""
+    eventually(lambda: type not in {each["type"] for each in instance.status()["conditions"]})
+
+
+def commit_on_main(work: Work) -> str:
+    """Add a commit to the branch main, whichever branch is checked out."""
+    made = work.git("commit-tree", "-p", "main", "-m", "On main", "main^{tree}")
+    work.git("update-ref", "refs/heads/main", made)
+    return made
+
+
+def applies(instance: Instance, commit: str) -> bool:
+    return bool(instance.status()["applied"]["commit"] == commit)
+
+
+# With real processes
+
+
+def test_finding_r2_another_checked_out_branch_changes_nothing_while_an_instance_runs_and_after_a_restart(
+    work: Work, tmp_path: Path
+) -> None:
+    with running(work.path, tmp_path, "--poll", "1", records="fresh") as instance:
+        work.git("switch", "--quiet", "--create", "experiment")
+        wip = work.commit({"README.md": "Work in progress.\n"})
+        commit = commit_on_main(work)
+        eventually(lambda: applies(instance, commit))
+        found = until(instance, "BranchFollowed", status=False)
+        assert found["reason"] == "AnotherCheckedOut" and "--rev" in found["remedy"]
+        assert "refs/heads/experiment is checked out" in found["message"] and "refs/heads/main" in found["message"]
+        assert instance.status()["branch"] == "refs/heads/main"
+        assert "branch     refs/heads/main" in typed("status", "--state", tmp_path / "state").out
+    with running(work.path, tmp_path, "--poll", "1") as instance:
+        commit = commit_on_main(work)
+        eventually(lambda: applies(instance, commit))
+        until(instance, "BranchFollowed", status=False)
+        work.git("switch", "--quiet", "--detach", "main")
+        eventually(lambda: "HEAD is detached" in until(instance, "BranchFollowed", status=False)["message"])
+        work.git("switch", "--quiet", "main")
+        without(instance, "BranchFollowed")
+        assert wip not in {event.get("commit") for event in instance.events}
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_finding_r2_another_default_branch_of_a_remote_changes_nothing_and_is_a_condition(
+    work: Work, tmp_path: Path, is_served: bool
+) -> None:
+    bare = tmp_path / "bare" / "fleet"
+    work.git("clone", "--quiet", "--bare", str(work.path), str(bare))
+    with git_daemon(bare.parent) as url:
+        place = f"{url}/fleet" if is_served else bare
+        assert once(place, tmp_path).code != Exit.SOURCE
+        work.git("switch", "--quiet", "--create", "trunk")
+        work.commit({"README.md": "On trunk.\n"})
+        work.git("push", "--quiet", str(bare), "trunk")
+        work.git("--git-dir", str(bare), "symbolic-ref", "HEAD", "refs/heads/trunk")
+        assert "BranchChosen" not in once(place, tmp_path).err
+        found = conditions_in(tmp_path)["BranchFollowed"]
+        assert (found["status"], found["reason"]) == (False, "AnotherDefault")
+        assert "names refs/heads/trunk as its default branch now" in found["message"]
+        assert "attempted  " + work.git("rev-parse", "main")[:12] in typed("status", "--state", tmp_path / "state").out
+        assert "refs/heads/trunk" not in once(place, tmp_path, "--rev", "main").err
+        assert "BranchFollowed" not in conditions_in(tmp_path), "a person has named the branch"
+        once(place, tmp_path)
+        assert "BranchFollowed" not in conditions_in(tmp_path)
+
+
+def test_finding_r2_a_first_start_with_a_detached_head_makes_nothing_and_needs_a_rev(
+    work: Work, tmp_path: Path
+) -> None:
+    work.git("switch", "--quiet", "--detach")
+    done = once(work.path, tmp_path)
+    assert (done.code, (tmp_path / "state").exists()) == (Exit.USAGE, False)
+    assert "has a detached HEAD; name the branch to follow with --rev" in done.err
+    with git_daemon(work.path.parent) as url:
+        assert once(f"{url}/fleet", tmp_path).code == Exit.SOURCE
+    found = conditions_in(tmp_path)["SourceReady"]
+    assert found["reason"] == "BranchNotNamed" and "--rev" in found["message"] and "--rev" in found["remedy"]
+    assert branch_in(tmp_path) is None
+    once(work.path, tmp_path, "--rev", "main")
+    assert branch_in(tmp_path) == "main"
+
+
+def test_finding_r2_a_dry_run_looks_at_the_stored_branch(work: Work, tmp_path: Path) -> None:
+    once(work.path, tmp_path)
+    main = work.head
+    work.git("switch", "--quiet", "--create", "experiment")
+    work.commit({"README.md": "Work in progress.\n"})
+    places = ("--out", tmp_path / "output", "--state", tmp_path / "state", "--check-assets", "off")
+    done = typed("run", work.path, *places, "--dry-run")
+    told = {each["type"]: each for each in map(json.loads, done.err.splitlines())}
+    assert told["WouldAccept"]["commit"] == main
+    assert branch_in(tmp_path) == "refs/heads/main"
+
+
+def test_finding_r2_a_branch_that_the_ledger_cannot_store_is_not_followed(work: Work, tmp_path: Path) -> None:
+    with in_process(tmp_path, work.path) as parts:
+        loop = Loop(parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=lambda _: None)
+        with closing(sqlite3.connect(tmp_path / "state" / "ledger.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            loop.once()
+            assert not parts.reconciler.status.condition("SourceReady")
+            assert (parts.reconciler.status.attempted, parts.source.latest()) == (None, None)
+            other.execute("ROLLBACK")
+        work.git("switch", "--quiet", "--create", "release")
+        loop.once()
+        assert parts.reconciler.status.condition("SourceReady")
+        assert instance_tables.read(parts.ledger).branch == parts.source.reference == "refs/heads/release"
+
+
+def test_finding_r2_a_rev_is_kept_until_another_rev_replaces_it(work: Work, tmp_path: Path) -> None:
+    work.git("switch", "--quiet", "--create", "release")
+    released = work.commit({"README.md": "Released.\n"})
+    work.git("switch", "--quiet", "main")
+    with running(work.path, tmp_path, "--rev", "release", "--poll", "1", records="fresh") as instance:
+        eventually(lambda: applies(instance, released))
+    with running(work.path, tmp_path, "--poll", "1") as instance:
+        work.git("switch", "--quiet", "release")
+        released = work.commit({"README.md": "Released again.\n"})
+        eventually(lambda: applies(instance, released))
+        work.git("switch", "--quiet", "--create", "experiment")
+    with running(work.path, tmp_path, "--rev", "HEAD", "--poll", "1") as instance:
+        checked_out = work.commit({"README.md": "An experiment.\n"})
+        eventually(lambda: applies(instance, checked_out))
+
+
+def test_finding_r2_a_deleted_branch_is_a_condition_and_the_accepted_commit_stays(work: Work, tmp_path: Path) -> None:
+    with running(work.path, tmp_path, "--poll", "1", records="fresh") as instance:
+        eventually(lambda: applies(instance, work.head))
+        work.git("branch", "--move", "main", "trunk")
+        found = until(instance, "SourceReady", status=False)
+        assert found["reason"] == "BranchMissing" and "--rev" in found["remedy"]
+        assert "refs/heads/main" in found["message"] and "trunk" in found["message"]
+        assert applies(instance, work.head)
+
+
+# The source
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_the_default_branch_is_found_once(work: Work, tmp_path: Path, is_served: bool) -> None:
+    record = InMemory()
+    with git_daemon(work.path.parent) as url:
+        remote = Remote(url=place_of(work, url, is_served=is_served))
+        source = Source(remote, tmp_path, record=record)
+        assert (source.latest(), source.reference, source.elsewhere) == (None, None, None)
+        first = source.fetch()
+        assert record.followed == MAIN and source.latest() == first == work.head
+        work.git("switch", "--quiet", "--create", "experiment")
+        work.commit({"README.md": "x"})
+        assert source.fetch() == source.latest() == first
+        later = Source(remote, tmp_path, record=record)
+        assert later.latest() == later.fetch() == first
+        assert later.elsewhere is not None and later.elsewhere == source.elsewhere
+
+
+def test_a_branch_that_was_stored_although_the_ledger_reported_an_error_is_followed(work: Work, tmp_path: Path) -> None:
+    class Unsure(InMemory):
+        def write(self, followed: FollowedBranch) -> None:
+            known, self.followed = self.followed, followed
+            if known is None:
+                raise LedgerError("the connection ended before the answer came")
+
+    record = Unsure()
+    source = Source(Remote(url=str(work.path)), tmp_path, record=record)
+    with pytest.raises(LedgerError):
+        source.fetch()
+    assert source.latest() is None
+    on_main = work.head
+    work.git("switch", "--quiet", "--create", "experiment")
+    work.commit({"README.md": "x"})
+    assert source.fetch() == source.latest() == on_main
+    assert record.followed == MAIN
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_detached_head_needs_a_rev(work: Work, tmp_path: Path, is_served: bool) -> None:
+    work.git("checkout", "--quiet", "--detach")
+    record = InMemory()
+    with git_daemon(work.path.parent) as url:
+        place = place_of(work, url, is_served=is_served)
+        with pytest.raises(BranchNotNamed, match="has a detached HEAD; name the branch to follow with --rev"):
+            Source(Remote(url=place), tmp_path, record=record).fetch()
+        assert record.followed is None
+        assert Source(Remote(url=place, reference="HEAD"), tmp_path, record=record).fetch() == work.head
+    assert record.followed == FollowedBranch("HEAD", is_default=False)
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+@pytest.mark.parametrize(
+    ("followed", "leave", "reason", "said"),
+    [
+        pytest.param(MAIN, ("switch", "--create", "x"), "AnotherCheckedOut", "refs/heads/x", id="another branch"),
+        pytest.param(MAIN, ("switch", "--detach"), "AnotherCheckedOut", "HEAD is detached", id="no branch"),
+        pytest.param(MAIN, ("branch", "x"), None, None, id="the same branch"),
+        pytest.param(MAIN._replace(is_default=False), ("switch", "--create", "x"), None, None, id="named by --rev"),
+        pytest.param(FollowedBranch("HEAD", is_default=False), ("switch", "--create", "x"), None, None, id="HEAD"),
+    ],
+)
+def test_head_elsewhere_matters_if_gitboot_found_the_branch(
+    work: Work,
+    tmp_path: Path,
+    followed: FollowedBranch,
+    leave: tuple[str, ...],
+    reason: str | None,
+    said: str | None,
+    is_served: bool,
+) -> None:
+    work.git(*leave)
+    with git_daemon(work.path.parent) as url:
+        remote = Remote(url=place_of(work, url, is_served=is_served))
+        source = Source(remote, tmp_path, record=InMemory(followed=followed))
+        source.fetch()
+    if reason is None or said is None:
+        assert source.elsewhere is None
+        return
+    assert source.elsewhere is not None
+    expected = {False: (reason, said), True: ("AnotherDefault", "default branch")}[is_served]
+    assert source.elsewhere[0] == expected[0]
+    assert expected[1] in source.elsewhere[1] and "refs/heads/main" in source.elsewhere[1]
+
+
+def test_after_an_upgrade_a_default_branch_without_the_accepted_commit_is_not_followed(
+    work: Work, tmp_path: Path
+) -> None:
+    work.git("switch", "--quiet", "--create", "experiment")
+    accepted = work.commit({"README.md": "x"})
+    earlier = Source(Remote(url=str(work.path)), tmp_path)
+    earlier.fetch()
+    earlier.accept(accepted)
+    work.git("switch", "--quiet", "main")
+    record = InMemory(accepted)
+    source = Source(Remote(url=str(work.path)), tmp_path, record=record)
+    with pytest.raises(BranchNotNamed, match=f"does not contain the accepted commit {accepted[:12]}; .* --rev"):
+        source.fetch()
+    assert (record.followed, source.latest(), source.accepted()) == (None, None, accepted)
+    work.git("switch", "--quiet", "experiment")
+    assert source.fetch() == source.latest() == accepted
+    assert record.followed == FollowedBranch("refs/heads/experiment", is_default=True)
+
+
+def test_a_new_ledger_beside_a_clone_takes_no_branch_without_the_accepted_commit(work: Work, tmp_path: Path) -> None:
+    """The ledger was damaged, and the clone still has the commit that was accepted last."""
+    earlier = Source(Remote(url=str(work.path)), tmp_path, record=InMemory())
+    earlier.accept(earlier.fetch())
+    work.git("switch", "--quiet", "--orphan", "unrelated")
+    work.commit({"README.md": "x"})
+    record = InMemory()
+    with pytest.raises(BranchNotNamed, match="does not contain the accepted commit"):
+        Source(Remote(url=str(work.path)), tmp_path, record=record).fetch()
+    assert record.followed is None
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_branch_that_is_gone_is_named_with_those_that_are_there(work: Work, tmp_path: Path, is_served: bool) -> None:
+    work.git("branch", "--move", "main", "trunk")
+    with git_daemon(work.path.parent) as url:
+        remote = Remote(url=place_of(work, url, is_served=is_served))
+        source = Source(remote, tmp_path, record=InMemory(followed=MAIN))
+        with pytest.raises(BranchMissing, match=r"no branch or tag refs/heads/main; its branches are trunk\. .* --rev"):
+            source.fetch()
+
+
+def test_a_clone_that_is_made_anew_is_of_the_stored_branch(work: Work, tmp_path: Path) -> None:
+    record = InMemory()
+    source = Source(Remote(url=str(work.path)), tmp_path, record=record)
+    accepted = source.fetch()
+    source.accept(accepted)
+    work.git("switch", "--quiet", "--create", "experiment")
+    work.commit({"README.md": "x"})
+    source.restore(accepted)
+    assert (source.latest(), source.accepted(), record.followed) == (accepted, accepted, MAIN)
+
+
+def test_what_a_killed_first_fetch_left_is_removed(work: Work, tmp_path: Path) -> None:
+    (tmp_path / f"{EMPTY}x" / "objects").mkdir(parents=True)
+    with git_daemon(work.path.parent) as url:
+        Source(Remote(url=f"{url}/fleet"), tmp_path, record=InMemory()).fetch()
+    assert not list(tmp_path.glob(f"{EMPTY}*"))
+
+
+def test_a_repository_without_a_commit_has_no_branch_to_store(tmp_path: Path) -> None:
+    record = InMemory()
+    with pytest.raises(SourceError, match="no commit yet"):
+        Source(Remote(url=str(Work(tmp_path / "empty").path)), tmp_path / "state", record=record).fetch()
+    assert record.followed is None

@@ -1,0 +1,327 @@
+"""The tree that a standby prepares before it becomes active."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.child_processes import python
+from gitboot.controller.checkpoint import WORTH
+from gitboot.controller.instance.prepared_tree import Prepared, StandbyPlace, prepare
+from gitboot.controller.instance.state_directory import CACHE, PREPARING
+from gitboot.endpoint.recorder import why_not_ready
+from gitboot.endpoint.served_files import PublishedTree
+from gitboot.errors import NotYetDone
+from gitboot.evaluator.protocol import Allowance
+from gitboot.publish.durable_files import Disk
+from gitboot.publish.manifest import MANIFEST, STATUS
+from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify
+from gitboot.render.endpoint_files import TERMS
+from tests.helpers.fleets import mac_of, policy
+from tests.helpers.fleets import server as described
+from tests.helpers.instance_process import begin, eventually
+from tests.helpers.instance_with_bmcs import Blade, Rack
+from tests.helpers.postgresql import PostgresServer
+from tests.helpers.two_hosts import Host, Pair, boots, pair, rack, server
+
+__all__ = ["rack", "server"]  # fixtures
+
+
+MANY = [f"web{number:04}" for number in range(WORTH)]
+
+
+def begun(rack: Rack, hosts: Pair) -> Blade:
+    """One acts, has published the fleet, and waits for a server to be installed; the other one stands by."""
+    web = rack.add("web01", provision=1)
+    rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in MANY})
+    rack.push()
+    hosts.one.start()
+    eventually(lambda: hosts.one.url)
+    begin(hosts.one.state, "fresh")
+    eventually(lambda: web.stands)
+    hosts.two.start()
+    return web
+
+
+def clock() -> datetime:
+    return datetime.now(UTC)
+
+
+def place_of(host: Host) -> StandbyPlace:
+    return StandbyPlace(output=host.folder / "output", state=host.state, spool=host.state / "spool")
+
+
+def prepared(host: Host) -> Prepared:
+    """What it makes of its tree now, while it stands by."""
+    return prepare(place_of(host), allowance=Allowance(), clock=clock, warn=pytest.fail)
+
+
+def prepared_soon(host: Host) -> Prepared | None:
+    """The same; None: it has not fetched yet what the other one has accepted."""
+    with suppress(NotYetDone):
+        return prepared(host)
+    return None
+
+
+# What the signed list says of one publication: a host writes it when it acts.
+_LIST_METADATA = re.compile(r"boot/signed/(shared|timestamp|[0-9]+\..+)\.json")
+
+
+def tree(host: Host) -> dict[str, bytes]:
+    """What its tree has of the fleet: not who publishes there, and how that fares."""
+    root = host.folder / "output"
+    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
+    others = (OWN, STATUS, MANIFEST, TERMS, "ops/manifest")
+    return {
+        name: path.read_bytes()
+        for name, path in sorted(files.items())
+        if not name.startswith(others) and not _LIST_METADATA.fullmatch(name)
+    }
+
+
+def differing(hosts: Pair) -> list[str]:
+    """Where the trees of both hosts differ."""
+    one, two = map(tree, hosts.hosts)
+    return [path for path in sorted(one.keys() | two.keys()) if one.get(path) != two.get(path)]
+
+
+def names(web: Blade) -> re.Pattern[str]:
+    """What files of its own are called after."""
+    mac, uuid = mac_of(web.machine.name).replace(":", "-"), web.uuid[18:]
+    return re.compile(f"{web.name}|{mac}|{uuid}")
+
+
+def told(host: Host, type: str) -> list[dict[str, Any]]:
+    return [event for event in host.events if event["type"] == type]
+
+
+def records(host: Host) -> dict[str, int]:
+    """How many servers it has of which step, as it says itself."""
+    assert host.instance is not None
+    found: dict[str, int] = host.instance.status()["records"]
+    return found
+
+
+def entry(host: Host, path: str) -> Path:
+    """The file of its tree that an endpoint would answer from."""
+    return host.folder / "output/boot" / path.removeprefix("/")
+
+
+def why_not(host: Host) -> str | None:
+    """Why an endpoint over its tree sends machines elsewhere."""
+    return why_not_ready(PublishedTree(host.folder / "output", clock), None)
+
+
+def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rack, server: PostgresServer) -> None:
+    with pair(rack, server, server.address()) as hosts:
+        web = begun(rack, hosts)
+        (event,) = eventually(lambda: told(hosts.two, "Prepared"))
+        assert (event["servers"], event["halted"]) == (WORTH + 1, 1)
+        eventually(lambda: re.search(r"acts by .*; its tree is as of 20", hosts.two.condition["message"]))
+        apart = differing(hosts)
+        assert f"boot{web.entry}" in apart
+        assert [path for path in apart if not names(web).search(path)] == []
+        assert "flatcar" not in entry(hosts.two, web.entry).read_text()
+        assert why_not(hosts.two) == "the tree is prepared for a host that does not act yet"
+        assert verify(hosts.two.folder / "output") == ()
+        assert not (hosts.two.state / PREPARING).exists()
+        hosts.one.kill()
+        assert hosts.taken_over(1) is hosts.two
+        (event,) = eventually(lambda: told(hosts.two, "Published"))
+        assert event["written"] < 10
+        assert event["unchanged"] < 50, hosts.two.events
+        assert hosts.two.instance is not None
+        assert hosts.two.instance.get("/readyz").status_code == 200
+        assert differing(hosts) == []
+        assert "flatcar-1" in boots(web, hosts.two)
+        eventually(lambda: records(hosts.two) == {"Provisioned": WORTH + 1})
+        assert web.times_set == 1
+
+
+def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: PostgresServer) -> None:
+    with pair(rack, server, server.address()) as hosts:
+        web = begun(rack, hosts)
+        eventually(lambda: told(hosts.two, "Prepared"))
+        assert "flatcar-1" in boots(web, hosts.one)  # what was halted is another by now
+        eventually(lambda: records(hosts.one) == {"Provisioned": WORTH + 1})
+        again = rack.add("web02", provision=1)
+        web.provision = 2
+        rack.push("Install one more, and one once more")
+        eventually(lambda: again.stands)
+        done = eventually(lambda: prepared_soon(hosts.two))
+        assert (done.servers, done.halted) == (WORTH + 2, 2)
+        assert [path for path in differing(hosts) if not (names(web).search(path) or names(again).search(path))] == []
+        before = stamps(hosts.two)
+        assert replace(prepared(hosts.two), at=done.at) == done
+        assert {path for path, stamp in stamps(hosts.two).items() if before[path] != stamp} <= {LOCK}
+        hosts.one.kill()
+        assert hosts.taken_over(1) is hosts.two
+        (event,) = eventually(lambda: told(hosts.two, "Published"))
+        assert event["written"] < 20
+        assert differing(hosts) == []
+        for each in (web, again):
+            assert "flatcar-1" in boots(each, hosts.two)
+
+
+def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alone(
+    rack: Rack, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pair(rack, server, server.address()) as hosts:
+        web = begun(rack, hosts)
+        eventually(lambda: told(hosts.two, "Prepared"))
+        assert "flatcar-1" in boots(web, hosts.one)
+        eventually(lambda: records(hosts.one) == {"Provisioned": WORTH + 1})
+        eventually(lambda: prepared_soon(hosts.two))
+        web.provision = 2
+        rack.push("Install it once more")
+        eventually(lambda: web.stands)
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "place", cut_short(Disk.place, 3))
+            with pytest.raises(KeyboardInterrupt):
+                eventually(lambda: prepared_soon(hosts.two))
+        assert (hosts.two.folder / "output" / PENDING).exists()
+        hosts.one.kill()
+        assert hosts.taken_over(1) is hosts.two
+        (event,) = eventually(lambda: told(hosts.two, "Published"))
+        assert event["written"] + event["unchanged"] < 100
+        assert not (hosts.two.folder / "output" / PENDING).exists()
+        assert verify(hosts.two.folder / "output") == ()
+        assert differing(hosts) == []
+        assert "flatcar-1" in boots(web, hosts.two)
+
+
+def cut_short(act: Callable[[Disk, str], None], after: int) -> Callable[[Disk, str], None]:
+    """It ends as a process that is killed, at what it does after so many times."""
+    left = count(after, -1)
+
+    def acted(disk: Disk, path: str) -> None:
+        if next(left) <= 0:
+            raise KeyboardInterrupt
+        act(disk, path)
+
+    return acted
+
+
+def stamps(host: Host) -> dict[str, tuple[int, int]]:
+    """What is another once a file of its tree was written."""
+    root = host.folder / "output"
+    found = {path.relative_to(root).as_posix(): path.stat() for path in root.rglob("*") if path.is_file()}
+    return {path: (each.st_ino, each.st_mtime_ns) for path, each in found.items()}
+
+
+def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_of_an_offer(
+    rack: Rack, server: PostgresServer
+) -> None:
+    """Also at every boot, which no ledger is asked for; and where the host's clock is behind that of who acts."""
+    always = policy("always", "{matchLabels: {role: ephemeral}}", "priority: 10", often="Always")
+    rack.pool = (*rack.pool, always)
+    with pair(rack, server, server.address()) as hosts:
+        rack.repository.push({"cache.yaml": described("cache01", "role: ephemeral")})
+        web = begun(rack, hosts)
+        (event,) = eventually(lambda: told(hosts.two, "Prepared"))
+        assert event["halted"] == 2
+        offered = {web.entry, f"/v1/boot/{mac_of('cache01').replace(':', '-')}/boot.ipxe"}
+        hosts.two.stop()
+        shutil.rmtree(hosts.two.folder / "output")
+        (hosts.two.state / CACHE).unlink()
+        behind = datetime.now(UTC) - timedelta(minutes=2)
+        prepare(place_of(hosts.two), allowance=Allowance(), clock=lambda: behind, warn=pytest.fail)
+        for path in offered:
+            assert "flatcar" in entry(hosts.one, path).read_text()
+            assert "flatcar" not in entry(hosts.two, path).read_text()
+        (date,) = {int(file.stat().st_mtime) for file in place_of(hosts.two).output.rglob("boot.ipxe")}
+        dates = {int(date) for date in server.sql(f"SELECT modified FROM {hosts.schema}.versions").split()}
+        assert dates
+        assert date not in dates
+        alive = json.loads(server.sql(f"SELECT value FROM {hosts.schema}.facts WHERE name = 'heartbeat'"))["at"]
+        assert date < int(datetime.fromisoformat(alive).timestamp())
+
+
+def test_what_reports_is_no_reason_to_publish_a_server_anew(rack: Rack, server: PostgresServer) -> None:
+    """It has the token of its attempt for ever, by which the ledger knows it on whatever host it is reported."""
+    rack.settings += ", provisioning: {evidence: Reported}"
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        (event,) = eventually(lambda: told(hosts.two, "Prepared"))
+        assert event["halted"] == 1
+        hosts.one.kill()
+        assert hosts.taken_over(1) is hosts.two
+        (event,) = eventually(lambda: told(hosts.two, "Published"))
+        assert event["unchanged"] < 50
+        assert differing(hosts) == []
+
+
+def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
+    rack: Rack, server: PostgresServer, lives: int
+) -> None:
+    """At any instant: of a first tree, and of one that is brought up to date."""
+    chance = random.Random(2028)
+    with pair(rack, server, server.address()) as hosts:
+        web = begun(rack, hosts)
+        eventually(lambda: told(hosts.two, "Prepared"))
+        place = place_of(hosts.two)
+        options = ("--out", place.output, "--state", place.state, "--spool", place.spool, "--parent", os.getpid())
+        command = python("gitboot", "prepare", *map(str, options))
+        began = time.monotonic()
+        assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+        longest_s, killed = time.monotonic() - began, 0
+        for number in count():
+            if killed >= 4 + lives // 4:
+                break
+            if number % 2:
+                shutil.rmtree(place.output, ignore_errors=True)
+            web.provision += 1
+            rack.push(f"Install it once more: {number}")
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(chance.uniform(0.3, 1) * longest_s)
+            process.kill()
+            killed += process.wait() == -signal.SIGKILL
+            longest_s *= 1 if killed else 0.9  # the first one was slower than they are now
+        hosts.one.kill()
+        assert hosts.taken_over(1) is hosts.two
+        eventually(lambda: told(hosts.two, "Published"))
+        eventually(lambda: "flatcar-1" in entry(hosts.two, web.entry).read_text())
+        assert verify(hosts.two.folder / "output") == ()
+        assert not (hosts.two.state / PREPARING).exists()
+        assert "flatcar-1" in boots(web, hosts.two)
+
+
+def test_nothing_is_prepared_where_nobody_acts_or_where_who_acts_publishes(rack: Rack, server: PostgresServer) -> None:
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: told(hosts.two, "Prepared"))
+        shared = replace(place_of(hosts.two), output=hosts.one.folder / "output")
+        before = tree(hosts.one)
+        with pytest.raises(NotYetDone, match=r"one/output is where \S+one/state publishes"):
+            prepare(shared, allowance=Allowance(), clock=clock, warn=pytest.fail)
+        assert tree(hosts.one) == before
+        hosts.two.stop()
+        rack.repository.push({"web0000.yaml": described("web0000", "role: other")})
+        eventually(lambda: "is not fetched yet" in refused(hosts.two))
+        hosts.one.kill()
+        eventually(lambda: refused(hosts.two) == "no instance acts")
+
+
+def refused(host: Host) -> str:
+    """Why nothing is prepared; empty where it was."""
+    try:
+        prepared(host)
+    except NotYetDone as error:
+        return str(error)
+    return ""

@@ -1,0 +1,602 @@
+"""A standby: of two instances with one ledger one acts, whatever befalls either; nothing is set or given twice."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from subprocess import CalledProcessError
+
+import pygit2
+import pytest
+
+from gitboot.controller.checkpoint import WORTH
+from gitboot.controller.instance.state_directory import CACHE, LEDGER
+from gitboot.git.fetch import CLONE
+from gitboot.ledger import move_ledger
+from gitboot.ledger.open_ledger import open_ledger
+from gitboot.ledger.schema import TABLES
+from gitboot.ledger.store import mark_of, read_mark
+from gitboot.publish.tree_reader import WORD
+from gitboot.render.endpoint_files import TERMS
+from tests.helpers.failing_disk import fill, small_disk
+from tests.helpers.fleets import image, policy, profile
+from tests.helpers.fleets import server as described
+from tests.helpers.instance_process import Instance, begin, eventually, git
+from tests.helpers.instance_with_bmcs import Blade, Rack, typed, until_condition
+from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
+from tests.helpers.two_hosts import LEASE_S, Host, Links, Pair, apart, boots, pair, rack, server
+
+__all__ = ["rack", "server"]  # fixtures
+
+_logger = logging.getLogger(__name__)
+UNTIL_CERTAIN_S = 600  # what was recorded while the server went is set a minute later, when it is seen not to stand
+
+
+def begun(rack: Rack, hosts: Pair) -> None:
+    """One acts, by records that were begun, and one stands by."""
+    rack.push()
+    hosts.one.start()
+    eventually(lambda: hosts.one.url)
+    begin(hosts.one.state, "fresh")
+    hosts.two.start()
+    eventually(lambda: hosts.two.reason == "StandingBy")
+
+
+def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: PostgresServer) -> None:
+    web = rack.add("web01", provision=1)
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: web.stands)
+        assert hosts.acting() is hosts.one
+        assert str(hosts.one.state) in hosts.two.condition["message"]
+        assert hosts.two.url == ""
+        told = typed("status", "--state", hosts.two.state)
+        assert "stands by\n" in told.out
+        assert "StandingBy" in told.out
+        assert "servers" not in told.out
+        assert f"{socket.gethostname()}:{hosts.one.state} acts" in " ".join(
+            typed("doctor", "--state", hosts.two.state).out.split()
+        )
+        for command in TYPED:
+            refused = typed(*command, "--state", hosts.two.state)
+            assert refused.code == 64, refused
+            assert f"type it on {socket.gethostname()}, with --state {hosts.one.state}" in " ".join(refused.err.split())
+            assert "Traceback" not in refused.err
+        assert typed("records", "show", "--state", hosts.one.state).code == 0
+        said = typed("status", "--state", hosts.one.state).out
+        assert re.search(r"^acts       under lease 1, until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", said, re.M), said
+        assert "this host's instance acts, under lease 1, until" in " ".join(
+            typed("doctor", "--state", hosts.one.state).out.split()
+        )
+        assert not hosts.one.told_of("TookOver"), "nobody had acted"
+        epoch = hosts.lease()[0]  # type: ignore[index]
+        hosts.one.stop()
+        assert hosts.lease() is None or hosts.lease()[0] > epoch, "it is given back at once"  # type: ignore[index]
+        assert hosts.taken_over(epoch) is hosts.two
+        (took,) = (event for event in hosts.two.events if event["type"] == "TookOver")
+        assert took["lease"] == epoch + 1
+        assert took["before"] == f"{socket.gethostname()}:{hosts.one.state}"
+        assert "TookOver" in typed("events", "--state", hosts.two.state).out
+        hosts.one.start()
+        eventually(lambda: hosts.one.reason == "StandingBy")
+        hosts.one.stop()
+        assert hosts.one.told[-1]["type"] == "Stopped"
+        assert web.times_set == 1
+        suspended = ("suspend", "--until", "2100-01-01T00:00Z", "--reason", "a test", "--state")
+        assert typed(*suspended, hosts.one.state).code == 64, "also where nothing runs: it would write beside who acts"
+        hosts.two.stop()
+        assert typed(*suspended, hosts.one.state).code == 0, "nobody acts: it has the lease while it writes"
+        assert hosts.lease() is None
+        assert hosts.last_epoch == epoch + 2
+
+
+def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where_only_its_disk_is(
+    rack: Rack, server: PostgresServer
+) -> None:
+    rack.add("web01")
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        state, words = hosts.two.state, [each / WORD for each in (hosts.two.state / "spool", hosts.one.state / "spool")]
+        stop, start = ("stop-installs", "--reason", "a test", "--state", state), ("allow-installs", "--state", state)
+        status = hosts.one.instance.status  # type: ignore[union-attr]
+
+        def offers() -> bool:
+            return all(each["status"] for each in status()["conditions"] if each["type"] == "BootsOffered")
+
+        eventually(offers)
+        stopped = typed(*stop)
+        assert (stopped.code, f"is told, with --state {hosts.one.state}" in " ".join(stopped.err.split())) == (0, True)
+        eventually(lambda: not offers())
+        assert [each.exists() for each in words] == [False, True]
+        assert typed(*start).code == 0
+        eventually(offers)
+        assert [each.exists() for each in words] == [False, False]
+        fetched = typed("reconcile", "--state", state)
+        assert (fetched.code, f"is told, with --state {hosts.one.state}" in " ".join(fetched.err.split())) == (0, True)
+        server.sql(f"UPDATE {hosts.schema}.lease SET place = 'elsewhere:/state'")
+        for refused in (typed(*stop), typed(*start), typed("reconcile", "--state", state)):
+            assert refused.code == 64
+            assert "type it on elsewhere, with --state /state" in " ".join(refused.err.split())
+        assert offers()
+        assert [each.exists() for each in words] == [False, False]
+        hosts.one.pause()  # else it publishes this file anew
+        server.sql(f"UPDATE {hosts.schema}.lease SET until = 'infinity'")  # and nobody takes over from it
+        (hosts.one.folder / "output" / TERMS).unlink()  # as where only a path is the same
+        stopped = typed(*stop)
+        assert (stopped.code, "only endpoints that look into" in stopped.err) == (8, True)
+        assert words[0].exists(), "endpoints of that host obey"
+        assert typed(*start).code == 8
+        assert not words[0].exists()
+
+
+def test_whose_ledger_was_taken_elsewhere_acts_no_more(rack: Rack, server: PostgresServer) -> None:
+    """One is stopped, the other paused, and the ledger is copied into a file of the first: it alone acts then."""
+    web = rack.add("web01", provision=1)
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: web.stands)
+        hosts.one.stop()
+        assert hosts.taken_over(1) is hosts.two
+        copy = ("ledger", "copy", "--state", hosts.one.state, "--to", "file")
+
+        def copied() -> bool:
+            hosts.two.pause()
+            eventually(lambda: hosts.lease() is None)
+            if typed(*copy).code == 0:
+                return True
+            hosts.two.resume()  # it was in the middle of a write, whose lock it holds
+            return False
+
+        eventually(copied, UNTIL_CERTAIN_S)
+        new = rack.add("web02", provision=1)
+        rack.push("One more")
+        hosts.two.resume()
+        eventually(lambda: hosts.two.reason == "LedgerLeft")
+        assert f"was copied to {socket.gethostname()}:{hosts.one.state}" in hosts.two.condition["message"]
+        (lost,) = (event for event in hosts.two.events if event["type"] == "LeaseLost")
+        assert "was copied to" in lost["message"]
+        hosts.two.kill()
+        hosts.two.start()
+        assert hosts.two.instance is not None
+        assert hosts.two.instance.process.wait(120) == 64
+        assert not new.stands
+        assert web.times_set == 1
+
+
+def test_who_stands_by_says_so_while_the_database_is_down(rack: Rack) -> None:
+    with postgresql() as own, pair(rack, own, own.address()) as hosts:
+        begun(rack, hosts)
+        own.stop()
+        eventually(lambda: hosts.two.reason == "LedgerFailed")
+        said = typed("status", "--state", hosts.two.state).out
+        assert "stands by\n" in said
+        assert "LedgerFailed" in said
+        assert "cannot be read" in said
+        assert not re.search("^(servers|planned|next) ", said, re.M), said
+        own.start()
+        eventually(lambda: hosts.two.reason == "StandingBy")
+
+
+def test_a_lone_host_on_a_copy_that_was_killed_says_so_and_begins_once_that_is_typed_again(
+    rack: Rack, server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, other = server.address(), tmp_path / "other"
+    other.mkdir()
+    open_ledger(other / LEDGER).close()
+    copy = ("ledger", "copy", "--state", other, "--to", ledger.url)
+    with monkeypatch.context() as patched:
+        patched.setattr(move_ledger, "note_left", kill)
+        with pytest.raises(Killed):
+            typed(*copy)
+    rack.push()
+    with pair(rack, server, ledger) as hosts:
+        server.sql(f"UPDATE {hosts.schema}.lease SET until = clock_timestamp()")
+        hosts.one.start()
+        eventually(lambda: hosts.one.reason == "LedgerUnfinished")
+        assert f"a copy of {other / LEDGER} that has not ended" in hosts.one.condition["message"]
+        assert "type it on that host once more: gitboot ledger copy" in hosts.one.condition["message"]
+        assert typed(*copy).code == 0
+        eventually(lambda: hosts.one.url)
+        hosts.one.stop()
+
+
+class Killed(BaseException):
+    """Where the copy comes to its end."""
+
+
+def kill(*_: object) -> None:
+    raise Killed
+
+
+TYPED = (
+    ("records", "show"),
+    ("records", "set", "web01", "pending", "--reason", "a test"),
+    ("bmc", "get"),
+    ("approve", "ab" * 32, "--guard", "maxReinstalls", "--reason", "a test"),
+    ("resume",),
+)
+
+
+def _results_in(cache: Path) -> int:
+    """Return how many results a cache has."""
+    if not cache.exists():
+        return 0
+    with closing(sqlite3.connect(f"file:{cache}?mode=ro", uri=True)) as connection, suppress(sqlite3.Error):
+        return int(connection.execute("SELECT count(*) FROM entry").fetchone()[0])
+    return 0
+
+
+def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
+    rack: Rack, server: PostgresServer
+) -> None:
+    """So that only the ledger is to be read, and files are to be made, when it takes over."""
+    rack.add("web01")
+    many = [f"web{number:04}" for number in range(WORTH)]
+    rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in many})
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: _results_in(hosts.two.state / CACHE) > 2 * WORTH)  # a file and a decision each
+        rack.repository.push({"web0000.yaml": "kind: Server\n"})
+        eventually(lambda: hosts.one.told_of("Refused"))
+        lease = hosts.lease()
+        assert (lease is not None, hosts.two.reason) == (True, "StandingBy")
+        hosts.one.kill()
+        assert hosts.taken_over(lease[0]) is hosts.two  # type: ignore[index]
+        states = hosts.two.folder / "output" / "ops" / "servers"
+        eventually(lambda: len(list(states.glob("*.json"))) == WORTH + 1)
+
+
+def test_finding_r2_a_standby_follows_the_branch_of_the_acting_instance(rack: Rack, server: PostgresServer) -> None:
+    bare = rack.repository.bare
+    rack.add("web01")
+    with pair(rack, server, server.address()) as hosts:
+        rack.push()
+        hosts.one.start()
+        eventually(lambda: hosts.one.url and hosts.one.told_of("Fetched"))
+        begin(hosts.one.state, "fresh")
+        wip = git(bare, "commit-tree", "-p", "main", "-m", "Work in progress", "main^{tree}")
+        git(bare, "update-ref", "refs/heads/experiment", wip)
+        git(bare, "symbolic-ref", "HEAD", "refs/heads/experiment")
+        hosts.two.start()
+        eventually(lambda: hosts.two.reason == "StandingBy")
+        commit = rack.repository.push({"README.md": "On main.\n"})
+        clone = hosts.two.state / CLONE
+        eventually(lambda: clone.exists() and commit in pygit2.Repository(clone).odb)
+        assert wip not in pygit2.Repository(clone).odb
+        lease = hosts.lease()
+        hosts.one.kill()
+        assert lease is not None and hosts.taken_over(lease[0]) is hosts.two
+        instance = hosts.two.instance
+        assert instance is not None
+        found = until_condition(instance, "BranchFollowed", status=False, reason="AnotherDefault")
+        assert "refs/heads/experiment" in found["message"]
+        assert instance.status()["branch"] == "refs/heads/main"
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+        assert wip not in pygit2.Repository(clone).odb
+
+
+def test_who_takes_over_withholds_what_a_held_revert_takes_back_before_its_clone_has_that_revert(
+    rack: Rack, server: PostgresServer
+) -> None:
+    def pool(image_name: str) -> tuple[str, ...]:
+        images = image("flatcar-1"), image("flatcar-2")
+        return (*images, profile("web", image_name), policy("web", often="OnImageChange"))
+
+    rack.pool = pool("flatcar-1")
+    installed, waiting = (rack.add("web01"), rack.add("web02")), rack.add("web03")
+    with pair(rack, server, server.address()) as hosts:
+        rack.push()
+        hosts.one.start()
+        eventually(lambda: hosts.one.url)
+        begin(hosts.one.state, "adopt")
+        status = hosts.one.instance.status  # type: ignore[union-attr]
+        rack.pool = pool("flatcar-2")
+        bad = rack.push("Roll out the bad image")
+        held = eventually(lambda: status()["attempted"]["held"])
+        given = ("approve", held["digest"], "--guard", "maxReinstalls", "--reason", "planned")
+        assert typed(*given, "--state", hosts.one.state).code == 0
+        eventually(lambda: all(web.stands for web in (*installed, waiting)))
+        for web in installed:
+            assert "flatcar-2" in boots(web, hosts.one)
+        rack.pool = pool("flatcar-1")
+        revert = rack.push("Take the bad image back")
+
+        def is_held_by_installed() -> bool:
+            attempted = status()["attempted"]
+            held = attempted["held"] if attempted["commit"] == revert else None
+            return held is not None and held["reinstalls"] == [web.name for web in installed]
+
+        eventually(is_held_by_installed)  # so the ledger has the end of the other one's override
+        assert not waiting.stands
+        hosts.one.kill()
+        git(rack.repository.bare, "update-ref", "refs/heads/main", bad)  # a copy from before the revert
+        hosts.two.start()
+        assert hosts.taken_over(hosts.last_epoch) is hosts.two
+        status = hosts.two.instance.status  # type: ignore[union-attr]
+        eventually(lambda: "web03" in [each["server"] for each in status()["attempted"]["withheld"]])
+        assert "flatcar" not in boots(waiting, hosts.two)
+        found = until_condition(hosts.two.instance, "HistoryKept", status=False, reason="CommitGone")  # type: ignore[arg-type]
+        assert revert[:12] in found["message"]
+        git(rack.repository.bare, "update-ref", "refs/heads/main", revert)
+        eventually(is_held_by_installed)
+        assert waiting.times_set == 1
+
+
+def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_nothing(
+    rack: Rack, server: PostgresServer
+) -> None:
+    web = rack.add("web01", provision=1)
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: web.stands)
+        assert "flatcar-1" in boots(web, hosts.one)
+        status = hosts.one.instance.status  # type: ignore[union-attr]
+        eventually(lambda: status()["records"] == {"Provisioned": 1})  # the outcome has reached the database
+        hosts.one.pause()
+        assert hosts.taken_over(1) is hosts.two
+        status = hosts.two.instance.status  # type: ignore[union-attr]
+        eventually(lambda: status()["records"] == {"Provisioned": 1})
+        again = rack.add("web02", provision=1)
+        rack.push("One more")
+        eventually(lambda: again.stands)
+        hosts.one.resume()
+        eventually(lambda: [each for each in hosts.one.events if each["type"] == "LeaseLost"])
+        eventually(lambda: hosts.one.reason == "StandingBy")
+        assert (web.times_set, again.times_set) == (1, 1)
+        assert "flatcar-1" in boots(again, hosts.two)
+        eventually(lambda: status()["records"] == {"Provisioned": 2})
+        for host in hosts.hosts:
+            host.stop()
+
+
+def test_who_has_stood_by_knows_a_backup_of_the_database_for_one(rack: Rack, server: PostgresServer) -> None:
+    web = rack.add("web01", provision=1)
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: web.stands)
+        tables = [table for table in (*TABLES, "fetches") if table != "spool"]
+        server.sql(
+            "CREATE SCHEMA backup; "
+            + "; ".join(f"CREATE TABLE backup.{table} AS TABLE {hosts.schema}.{table}" for table in tables)
+        )
+        assert "flatcar-1" in boots(web, hosts.one)
+        status = hosts.one.instance.status  # type: ignore[union-attr]
+        eventually(lambda: status()["records"] == {"Provisioned": 1})
+        come, noted = (mark_of(host.state / LEDGER) for host in hosts.hosts)
+        eventually(lambda: read_mark(noted) == read_mark(come))
+        hosts.one.kill()
+        server.sql(
+            "; ".join(
+                f"DELETE FROM {hosts.schema}.{table}; INSERT INTO {hosts.schema}.{table} TABLE backup.{table}"
+                for table in tables
+            )
+        )
+        assert hosts.taken_over(1) is hosts.two
+        status = hosts.two.instance.status  # type: ignore[union-attr]
+        eventually(lambda: "RestoredLedger" in {each["reason"] for each in status()["conditions"]})
+        assert "flatcar-1" not in boots(web, hosts.two)
+        assert web.times_set == 1
+
+
+def test_of_endpoints_on_other_hosts_none_gives_what_is_of_a_tree_of_before(
+    rack: Rack, server: PostgresServer, tmp_path: Path
+) -> None:
+    """A copy of the tree on a host of its own, which shares the spool: it gives for who acts, and for nobody else."""
+    web, other = rack.add("web01", provision=1), rack.add("web02", provision=1)
+    ledger = server.address()
+    with pair(rack, server, ledger) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: web.stands and other.stands)
+        shutil.copytree(hosts.one.folder / "output", tmp_path / "copy")
+        spool = ("--spool", tmp_path / "spool", "--ledger", ledger.url)
+        serve = Instance.start("serve", *map(str, ("--out", tmp_path / "copy", "--listen", "127.0.0.1:0", *spool)))
+        reader = threading.Thread(target=serve.read, daemon=True)
+        reader.start()
+        try:
+            eventually(lambda: serve.url)
+            web.machine.run_through()
+            eventually(lambda: "flatcar-1" in serve.get(web.entry).text)
+            assert hosts.one.instance is not None
+            eventually(lambda: hosts.one.instance.status()["records"] == {"Pending": 1, "Provisioned": 1})  # type: ignore[union-attr]
+            hosts.one.kill()
+            hosts.taken_over(1)
+            other.machine.run_through()
+            refused = serve.get(other.entry).text
+            assert "flatcar-1" not in refused
+            assert "AnotherGiver" in refused
+            assert hosts.two.instance is not None
+            eventually(lambda: "flatcar-1" in hosts.two.instance.get(other.entry).text)  # type: ignore[union-attr]
+        finally:
+            serve.process.send_signal(signal.SIGTERM)
+            serve.process.wait(120)
+            reader.join()
+            serve.errors.close()
+
+
+def test_whatever_befalls_them_each_installation_is_set_once(rack: Rack, lives: int) -> None:
+    """Killed, paused, ended, cut off from the server, which is killed, too: at random, while a server is installed."""
+    chance = random.Random(2027)
+    with apart() as (server, links):
+        schema = server.new_schema()
+        with pair(rack, server, *(links.address(schema, each) for each in range(2))) as hosts:
+            web = rack.add("web01", provision=1)
+            begun(rack, hosts)
+            befalls = Befalling(rack, hosts, links, web, chance)
+            for number in range(2, 4 + lives):
+                befalls.one_installation(number)
+            assert sum(befalls.counted.values()) == lives + 2
+            _logger.info("%s; %s", dict(sorted(befalls.counted.items())), hosts.lease())
+
+
+@dataclass
+class Befalling:
+    """A server that is installed again and again, while something befalls the hosts or their ledger."""
+
+    rack: Rack
+    hosts: Pair
+    links: Links
+    web: Blade
+    chance: random.Random
+    counted: Counter[str] = field(default_factory=Counter)
+
+    def one_installation(self, number: int) -> None:
+        """Of which the machine's part is played once it is set; whoever acts then gives it."""
+        eventually(lambda: self.web.stands, UNTIL_CERTAIN_S)
+        self.until_given()
+        eventually(lambda: self.provisioned == number - 1)
+        assert self.web.times_set == number - 1
+        self.web.provision = number
+        self.rack.push(f"Install it once more: {number}")
+        time.sleep(self.chance.uniform(0, 2))
+        acting = eventually(self.hosts.acting)
+        fate = self.chance.choice(self.fates(acting))
+        self.counted[fate.__name__] += 1
+        fate(acting)
+        eventually(lambda: self.web.stands, UNTIL_CERTAIN_S)
+        eventually(self.hosts.acting)
+        assert self.web.times_set == number, fate.__name__
+
+    def until_given(self) -> None:
+        """The machine resets, once somebody gives, and asks whoever acts until it is given what it is to install."""
+        eventually(self.is_ready)
+        self.web.machine.run_through()
+        eventually(self.is_given)
+
+    def is_ready(self) -> bool:
+        host: Host = eventually(self.hosts.acting)
+        return host.instance is not None and host.instance.get("/readyz").status_code == 200
+
+    def is_given(self) -> bool:
+        host: Host = eventually(self.hosts.acting)
+        return host.instance is not None and "flatcar-1" in host.instance.get(self.web.entry).text
+
+    @property
+    def provisioned(self) -> int:
+        """The provision number that its record has met."""
+        told = self.hosts.server.sql(
+            f"SELECT provision FROM {self.hosts.schema}.records WHERE provisioned_at IS NOT NULL"
+        )
+        return int(told or 0)
+
+    def fates(self, acting: Host) -> tuple[Callable[[Host], None], ...]:
+        """What may befall."""
+        common = (self.killed, self.ended, self.paused, self.paused_for_a_moment, self.server_killed, self.disconnected)
+        cutting = (self.cut_off,) if self.links.may_cut(self.hosts.hosts.index(acting)) else ()
+        return (*common, self.read_only, *cutting)
+
+    def killed(self, host: Host) -> None:
+        epoch = self.epoch
+        host.kill()
+        self.hosts.taken_over(epoch)
+        host.start()
+
+    def ended(self, host: Host) -> None:
+        epoch = self.epoch
+        host.stop()
+        self.hosts.taken_over(epoch)
+        host.start()
+
+    def paused(self, host: Host) -> None:
+        epoch = self.epoch
+        host.pause()
+        self.hosts.taken_over(epoch)
+        time.sleep(self.chance.uniform(0, 1))
+        host.resume()
+
+    def paused_for_a_moment(self, host: Host) -> None:
+        host.pause()
+        time.sleep(self.chance.uniform(0, 1.2 * LEASE_S))
+        host.resume()
+
+    def cut_off(self, host: Host) -> None:
+        epoch, number = self.epoch, self.hosts.hosts.index(host)
+        self.links.cut(number)
+        self.hosts.taken_over(epoch)
+        self.links.join(number)
+
+    def server_killed(self, _: Host) -> None:
+        self.hosts.server.stop(signal.SIGQUIT)
+        time.sleep(self.chance.uniform(0, 1.2 * LEASE_S))
+        self.hosts.server.start()
+
+    def disconnected(self, _: Host) -> None:
+        self.hosts.server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+
+    def read_only(self, host: Host) -> None:
+        self.hosts.server.sql("ALTER DATABASE postgres SET default_transaction_read_only = on")
+        self.disconnected(host)
+        time.sleep(self.chance.uniform(0, 1.2 * LEASE_S))
+        self.hosts.server.sql("BEGIN READ WRITE; ALTER DATABASE postgres RESET ALL; COMMIT")
+        self.disconnected(host)
+
+    @property
+    def epoch(self) -> int:
+        lease = self.hosts.lease()
+        assert lease is not None
+        return lease[0]
+
+
+# The database itself
+
+
+def test_after_a_failover_of_the_database_both_go_on_and_nothing_is_forgotten(rack: Rack) -> None:
+    """A standby of the server that has all that was acknowledged; the primary dies and does not come back."""
+    web = rack.add("web01", provision=1)
+    with postgresql() as primary, public_folder() as made:
+        replica = primary.replicated(made / "replica")
+        try:
+            address = primary.address()
+            sockets = ",".join(str(each.folder / "socket") for each in (primary, replica))
+            both = replace(address, url=address.url.replace(str(primary.folder / "socket"), sockets))
+            with pair(rack, primary, both) as hosts:
+                begun(rack, hosts)
+                eventually(lambda: web.stands)
+                assert "flatcar-1" in boots(web, hosts.one)
+                primary.stop(signal.SIGKILL)
+                replica.sql("SELECT pg_promote()")
+                hosts.server = replica
+                acting = eventually(hosts.acting)
+                eventually(lambda: acting.instance.status()["records"] == {"Provisioned": 1})
+                again = rack.add("web02", provision=1)
+                rack.push("One more")
+                eventually(lambda: again.stands)
+                assert (web.times_set, again.times_set) == (1, 1)
+        finally:
+            replica.stop(signal.SIGQUIT)
+
+
+def test_while_the_database_is_full_nobody_sets_anything_and_then_it_goes_on(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    with (
+        public_folder() as made,
+        small_disk(made, "192m") as disk,
+        postgresql(folder=disk) as server,
+        pair(rack, server, server.address()) as hosts,
+    ):
+        begun(rack, hosts)
+        eventually(lambda: web.stands)
+        fill(disk / "rest")
+        with suppress(CalledProcessError):  # until there is no room for its log
+            while True:
+                server.sql("SELECT pg_logical_emit_message(true, 'x', 'x'), pg_switch_wal()")
+        new = rack.add("web02", provision=1)
+        rack.push("One more")
+        eventually(lambda: [each for each in hosts.one.events if each["type"] == "LedgerFailed"])
+        assert not new.stands
+        disk.joinpath("rest").unlink()
+        server.stop(signal.SIGQUIT)
+        server.start()
+        eventually(lambda: new.stands)
+        assert (web.times_set, new.times_set) == (1, 1)

@@ -1,0 +1,252 @@
+"""Another user of this machine: what they can read, lock, and plant in a state directory."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from gitboot.cli.main import Exit
+from gitboot.controller.instance.state_directory import check_spool_rights, private
+from gitboot.errors import UsageError
+from tests.helpers import httpx_client
+from tests.helpers.file_servers import nginx
+from tests.helpers.fleets import SEED
+from tests.helpers.instance_process import Repository, eventually, running
+from tests.helpers.instance_with_bmcs import typed
+from tests.scenarios.test_run import fleet_files
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that everybody on this machine can come to."""
+    made = Path(tempfile.mkdtemp(prefix="gitboot-rights-", dir="/tmp"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def as_nobody(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """A program of another user."""
+
+    def become() -> None:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+
+    command = ["/usr/bin/python3", "-I", "-c", program, *map(str, arguments)]
+    if not Path(command[0]).exists():
+        command[0] = sys.executable
+    return subprocess.run(command, capture_output=True, text=True, preexec_fn=become, cwd="/", check=False)
+
+
+LOCK = """
+import fcntl, os, sys
+for path in sys.argv[1:]:
+    try:
+        fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        print(type(error).__name__)
+    else:
+        print("locked", path)
+"""
+
+
+def test_t7_what_an_instance_keeps_is_its_own_whatever_the_umask(folder: Path, umask: int) -> None:
+    repository = Repository.create(folder / "git")
+    repository.push(fleet_files(*SEED))
+    with running(repository.bare, folder, records="fresh"):
+        found = [folder / "state", *(folder / "state").rglob("*")]
+        names = {path.name for path in found}
+        kept = {"ledger.sqlite", "ledger.sqlite-wal", "ledger.mark", "lock", "status.json", "token-keys"}
+        assert kept | {"repository.git"} <= names
+        spool = folder / "state" / "spool"
+        for path in found:
+            if path != spool and spool not in path.parents:
+                with suppress(FileNotFoundError):  # what is written beside a file has taken its place by now
+                    assert not mode(path) & 0o077, path
+        assert mode(folder / "output") == 0o750, "what is published is for the group"
+
+
+@needs_root
+def test_t7_another_user_locks_nothing(folder: Path) -> None:
+    repository = Repository.create(folder / "git")
+    repository.push(fleet_files(*SEED))
+    with running(repository.bare, folder, records="fresh"):
+        locks = [folder / "state" / "lock", folder / "state" / "ledger.sqlite", *(folder / "output").rglob("lock")]
+        assert len(locks) == 3
+        done = as_nobody(LOCK, *locks)
+    assert done.stdout.splitlines() == ["PermissionError"] * 3, done
+
+
+@needs_root
+def test_t7_what_an_older_gitboot_left_open_is_closed(folder: Path) -> None:
+    state = folder / "state"
+    state.mkdir(mode=0o755)
+    for name in ("ledger.sqlite", "lock", "status.json"):
+        (state / name).touch(mode=0o644)
+    (state / "repository.git").mkdir(mode=0o755)
+    with private(state):
+        assert mode(state) == 0o700
+        assert {mode(path) for path in state.iterdir() if path.is_file()} == {0o600}
+        assert mode(state / "repository.git") == 0o700
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("owner", "group", "rights", "refused"),
+    [
+        (NOBODY, NOBODY, 0o777, "everybody may write"),
+        (NOBODY, NOBODY, 0o1777, "everybody may write"),
+        (NOBODY, 12345, 0o770, "group 12345, which this process is not in, may write"),
+        (NOBODY, 0, 0o2770, None),  # as OpenShift: another user at each start, the group is ours
+        (NOBODY, 0, 0o770, None),
+        (NOBODY, NOBODY, 0o755, None),
+        (0, 0, 0o777, None),  # what is ours is put right
+        (0, 0, 0o2770, None),  # as Kubernetes with fsGroup
+    ],
+)
+def test_t7_who_may_write_a_state_directory(
+    folder: Path, owner: int, group: int, rights: int, refused: str | None
+) -> None:
+    state = folder / "state"
+    state.mkdir()
+    os.chown(state, owner, group)
+    state.chmod(rights)
+    if refused is None:
+        with private(state):
+            (state / "made").touch()
+            assert mode(state / "made") == (0o660 if rights & stat.S_ISGID else 0o600)
+        if owner == 0:
+            assert mode(state) == (0o2770 if rights & stat.S_ISGID else 0o700)
+        return
+    with pytest.raises(UsageError, match=refused) as caught, private(state):
+        pass
+    assert f"-w {state}" in str(caught.value), "one line says what to run"
+
+
+@pytest.mark.parametrize(
+    "name", ["ledger.sqlite", "ledger.mark", "lock", "status.json", "token-keys", "repository.git"]
+)
+def test_t7_a_symlink_in_a_state_directory_is_refused(folder: Path, name: str) -> None:
+    (folder / "state").mkdir()
+    (folder / "elsewhere").write_text("precious")
+    (folder / "state" / name).symlink_to(folder / "elsewhere")
+    with pytest.raises(UsageError, match=f"{name} is a symlink"), private(folder / "state"):
+        pass
+    assert (folder / "elsewhere").read_text() == "precious"
+
+
+@needs_root
+def test_t7_a_spool_that_everybody_may_write_is_refused(folder: Path) -> None:
+    (folder / "spool").mkdir()
+    check_spool_rights(folder / "missing")
+    (folder / "spool").chmod(0o770)
+    check_spool_rights(folder / "spool")
+    (folder / "spool").chmod(0o777)
+    check_spool_rights(folder / "spool")
+    assert mode(folder / "spool") == 0o775, "what is ours is put right"
+    (folder / "spool").chmod(0o1777)
+    os.chown(folder / "spool", NOBODY, NOBODY)
+    with pytest.raises(UsageError, match="say what is installed: chmod o-w"):
+        check_spool_rights(folder / "spool")
+
+
+def test_t7_nothing_is_unpickled() -> None:
+    """What is read back is JSON, SQLite or Git: none of it runs code, whoever planted it."""
+    root = Path(__file__).parents[3] / "gitboot"
+    for path in root.rglob("*.py"):
+        lines = {line.strip() for line in path.read_text().splitlines()}
+        assert not {"import pickle", "import marshal", "import shelve"} & lines, path
+
+
+# OUTPUT
+
+
+READ = """
+import os, sys
+for folder, _, files in os.walk(sys.argv[1]):
+    for name in files:
+        try:
+            open(os.path.join(folder, name)).close()
+        except PermissionError:
+            continue
+        print(os.path.join(folder, name))
+"""
+WEB_SERVER = "www-data"  # of Debian
+
+
+def closes_output(folder: Path) -> bool:
+    """Whether the instance says that others cannot read OUTPUT."""
+    found = json.loads((folder / "state/status.json").read_bytes())["conditions"]
+    return all(each["status"] for each in found if each["type"] == "OutputClosed")
+
+
+@needs_root
+@pytest.mark.parametrize("group", [None, WEB_SERVER])
+def test_finding_s6_another_user_of_the_host_reads_nothing_in_output(folder: Path, group: str | None) -> None:
+    repository = Repository.create(folder / "git")
+    repository.push(fleet_files(*SEED))
+    (folder / "output").mkdir(mode=0o755)  # as an operator makes it
+    option = ("--output-group", group) if group is not None else ()
+    with running(repository.bare, folder, *option, records="fresh"):
+        repository.push(fleet_files(*SEED) | {"README.md": "A later commit."})
+        eventually(lambda: mode(folder / "output/ops/status.json"))
+        done = as_nobody(READ, folder / "output")
+        assert done.stdout == "" and done.returncode == 0, done
+        every = [path for path in (folder / "output").rglob("*") if path.name != "lock"]
+        gid = grp.getgrnam(group).gr_gid if group is not None else os.getegid()
+        for path in [folder / "output", *every]:
+            with suppress(FileNotFoundError):  # what is written beside a file has taken its place by now
+                assert mode(path) == (0o750 if path.is_dir() else 0o640), path
+                assert path.stat().st_gid == gid, path
+        assert closes_output(folder)
+
+
+@needs_root
+def test_finding_s6_nginx_serves_output_as_another_user_by_its_group(folder: Path) -> None:
+    repository = Repository.create(folder / "git")
+    repository.push(fleet_files(*SEED))
+    answered = {}
+    for group in (None, WEB_SERVER):
+        option = ("--output-group", group) if group is not None else ()
+        with running(repository.bare, folder, *option, records="fresh" if group is None else None):
+            published, made = folder / "output", folder / f"nginx-{group}"
+            made.mkdir()
+            with nginx(published / "boot", published / "ops/serve", made, user=WEB_SERVER) as mirror:
+                answered[group] = httpx_client.get(f"{mirror.url}/boot.ipxe").status_code
+    assert answered == {None: 503, WEB_SERVER: 200}
+
+
+@needs_root
+def test_finding_s6_a_group_that_does_not_exist_ends_the_start(folder: Path) -> None:
+    repository = Repository.create(folder / "git")
+    repository.push(fleet_files(*SEED))
+    places = ("--out", folder / "output", "--state", folder / "state")
+    done = typed("run", repository.bare, *places, "--output-group", "no-such-group", "--once")
+    assert done.code == Exit.USAGE
+    assert "--output-group no-such-group: this machine has no group of that name" in done.err

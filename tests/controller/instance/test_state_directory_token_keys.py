@@ -1,0 +1,387 @@
+"""The key in STATE that makes tokens: strangers report nothing, restarts change nothing, a lost one installs nobody."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import pytest
+from pyrage.x25519 import Identity
+
+from gitboot.cli.main import Exit
+from gitboot.controller.instance.state_directory import HEARD, token_keys
+from gitboot.endpoint.age_encryption import encrypt
+from gitboot.errors import UsageError
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.jsonio import Digest
+from gitboot.model.scalars import SystemUuid
+from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, File, token_in
+from gitboot.render.token_keys import EarlierKey, TokenKeys
+from gitboot.resolve.install_attempts import step_of
+from gitboot.resolve.server_decision import provisioned_token
+from gitboot.resolve.server_plan import Cause, Phase
+from tests.endpoint.test_server_workers import served
+from tests.helpers import httpx_client
+from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import Bench
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.served_tree import LOADER
+from tests.scenarios.test_install_flip import Clock
+from tests.scenarios.test_ordinary_days import Client, steps
+
+MAC: Final = mac_of("web01").replace(":", "-")
+ENTRY: Final = f"boot/v1/boot/{MAC}/boot.ipxe"
+PUBLIC: Final = Digest(provisioned_token(SystemUuid(uuid_of("web01")), 1, "flatcar-1"))
+NOON: Final = at("20T12:00")
+SAYS: Final = "#cloud-config\ndone: {{ urls.provisioned }}\n"
+
+
+def documents(evidence: str = "Reported", of_profile: str = "") -> tuple[str, ...]:
+    return (
+        fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"),
+        server("web01", "role: web", "provision: 1"),
+        image("flatcar-1", "userData: CloudInit"),
+        profile("web", "flatcar-1", f"userData: {{format: CloudInit, template: t.j2{of_profile}}}"),
+        policy("web", often="Once"),
+    )
+
+
+def files(text: str = SAYS) -> dict[str, str]:
+    return {"fleet.yaml": "---\n".join(documents()), "t.j2": text}
+
+
+# The file
+
+
+def test_t6_a_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
+    first = token_keys(tmp_path, NOON, follows_none=False)
+    assert token_keys(tmp_path, NOON + timedelta(days=1), follows_none=True) == first
+    assert first.key is not None and len(first.key) == 32 and first.earlier == ()
+    file = tmp_path / "token-keys"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.unlink()
+    assert token_keys(tmp_path, NOON, follows_none=False).key != first.key
+
+
+def test_t6_who_shares_the_directory_reads_the_key_and_nobody_else(tmp_path: Path) -> None:
+    """As on OpenShift, where an instance is another user at each start."""
+    tmp_path.chmod(0o2770)
+    made = token_keys(tmp_path, NOON, follows_none=False)
+    assert (tmp_path / "token-keys").stat().st_mode & 0o777 == 0o640
+    assert token_keys(tmp_path, NOON, follows_none=False) == made
+
+
+def test_t6_an_earlier_key_counts_for_a_day(tmp_path: Path) -> None:
+    """A person appends a line."""
+    first = token_keys(tmp_path, NOON, follows_none=True)
+    with (tmp_path / "token-keys").open("a") as file:
+        file.write(f"2026-11-25T12:00:00Z {'ab' * 32}\n")
+    keys = token_keys(tmp_path, NOON, follows_none=False)
+    assert keys.key == bytes.fromhex("ab" * 32)
+    assert [each.key for each in keys.earlier] == [None, first.key]
+    assert [each.until - each.since for each in keys.earlier] == [HEARD, HEARD] == [timedelta(hours=24)] * 2
+    assert [each.since for each in keys.earlier] == [NOON, at("25T12:00")]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "ends without a key"),
+        (f"2026-11-20T12:00:00Z {'ab' * 32}\n2026-11-20T12:00:00Z none\n", "ends without a key"),
+        (f"2026-11-20T12:00:00Z {'ab' * 31}\n", "token-keys:1: expected an instant and a key"),
+        (f"2026-11-20T12:00:00 {'ab' * 32}\n", "token-keys:1: expected"),
+        (f"today {'ab' * 32}\n", "token-keys:1: expected"),
+        (f"2026-11-20T12:00:00Z {'ab' * 32}\n\n", "token-keys:2: expected"),
+        ("\xff\n", "token-keys:1: expected"),
+    ],
+    ids=["empty", "none at the end", "short", "no zone", "no instant", "a blank line", "no text"],
+)
+def test_t6_another_file_is_refused_and_not_shown(tmp_path: Path, text: str, word: str) -> None:
+    (tmp_path / "token-keys").write_text(text, "latin-1")
+    with pytest.raises(UsageError, match=re.escape(word)) as refused:
+        token_keys(tmp_path, NOON, follows_none=False)
+    assert "abab" not in str(refused.value)
+    assert (tmp_path / "token-keys").read_text("latin-1") == text
+
+
+# What comes back
+
+KEYS: Final = TokenKeys(bytes(range(32)))
+
+
+class Named(Bench):
+    """web01, which is installed by a token that a key has named."""
+
+    def entry(self) -> None:
+        plan = self.reconcile()
+        self.fetch(plan, path=ENTRY)
+        self.reconcile()
+
+    @property
+    def name(self) -> str:
+        (found,) = KEYS.names([PUBLIC], self.now).files({PROVISIONED.of(MAC, PUBLIC): File(b"")})
+        return token_in(found) or ""
+
+    @property
+    def step(self) -> str:
+        return step_of(self.decisions.servers["web01"], self.record)
+
+    def mirror_sent(self, path: str, later_s: int = 0) -> None:
+        modified = int(self.now.timestamp()) + later_s
+        self.observe(Observation(server="", path=path, modified=modified, client="10.0.0.7", at=self.now))
+        self.reconcile()
+
+
+@pytest.fixture
+def web01(tmp_path: Path) -> Iterator[Named]:
+    with Named(tmp_path, keys=KEYS) as bench:
+        bench.decide(*documents(), files={"t.j2": SAYS})
+        yield bench
+
+
+def test_t6_what_a_mirror_has_sent_is_of_its_offer_and_what_it_has_not_of_none(web01: Named) -> None:
+    web01.entry()
+    for path in (PROVISIONED.of(MAC, PUBLIC), FAILED.of(MAC, PUBLIC), DATA.of(MAC, PUBLIC, "user-data")):
+        web01.mirror_sent(path)
+        assert web01.step == "Attempted", path
+    web01.mirror_sent(DATA.of(MAC, web01.name, "user-data"))
+    assert web01.step == "Started"
+    web01.mirror_sent(PROVISIONED.of(MAC, web01.name))
+    assert web01.step == "Provisioned"
+
+
+def test_t6_a_report_is_of_its_offer_also_by_a_file_of_another_date(web01: Named) -> None:
+    """As in the tree that a host has made before it acts: the path says whose it is, and an entry's does not."""
+    web01.mirror_sent(ENTRY, later_s=7)
+    assert web01.step == "Pending"
+    web01.entry()
+    web01.mirror_sent(PROVISIONED.of(MAC, PUBLIC), later_s=7)
+    assert web01.step == "Attempted"
+    web01.mirror_sent(PROVISIONED.of(MAC, web01.name), later_s=7)
+    assert web01.step == "Provisioned"
+
+
+def test_t6_data_that_is_left_over_is_of_its_offer(web01: Named) -> None:
+    """An endpoint that knows only the path writes down what stands there."""
+    web01.entry()
+    name = Digest(web01.name)
+    path = DATA.of(MAC, name, "user-data")
+    web01.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=web01.now))
+    web01.reconcile()
+    assert web01.step == "Started"
+
+
+@pytest.mark.parametrize("key", [bytes(32), None], ids=["another key", "none yet"])
+@pytest.mark.parametrize(("hours", "step"), [(23, "Provisioned"), (24, "Attempted")])
+def test_t6_an_installer_of_an_earlier_key_is_heard_for_a_day_by_whatever_is_left_of_it(
+    tmp_path: Path, key: bytes | None, hours: int, step: str
+) -> None:
+    """Its data lies there for longer, and an endpoint writes down what it says for as long."""
+    with Named(tmp_path, keys=TokenKeys(KEYS.key, (EarlierKey(key, NOON, NOON + HEARD),))) as web01:
+        web01.decide(*documents(), files={"t.j2": SAYS})
+        web01.entry()
+        (before,) = {token_in(path) for path in web01.servers["web01"].files} - {None, web01.name}
+        web01.wait(hours=hours)
+        web01.reconcile()
+        path = PROVISIONED.of(MAC, before or "")
+        web01.observe(
+            Observation(server="web01", path=path, digest=Digest(before or ""), client="10.0.0.7", at=web01.now)
+        )
+        web01.reconcile()
+        assert web01.step == step
+
+
+def test_t6_a_name_that_no_key_gives_says_nothing(web01: Named) -> None:
+    web01.entry()
+    for name in (PUBLIC, Digest("0" * 64)):
+        for kind in (PROVISIONED, FAILED):
+            path = kind.of(MAC, name)
+            web01.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=web01.now))
+            web01.reconcile()
+            assert web01.step == "Attempted", path
+
+
+def test_t6_what_is_known_and_told_has_no_published_name(web01: Named) -> None:
+    """Nor has an event: it is read by more people than the tree."""
+    web01.entry()
+    name, path = web01.name, DATA.of(MAC, web01.name, "user-data")
+    for each in (path, PROVISIONED.of(MAC, name)):
+        web01.observe(Observation(server="web01", path=each, digest=PUBLIC, client="10.0.0.7", at=web01.now))
+        web01.reconcile()
+    assert web01.record is not None and web01.record.provision == 1
+    started = web01.record.attempts[-1].started
+    assert started is not None and started.path == path.replace(name, PUBLIC)
+    assert name not in f"{web01.events!r}{web01.record!r}{web01.instance.reconciler.status!r}"
+
+
+# With real processes
+
+
+def everything(folder: Path, *instances: Instance) -> Iterator[tuple[object, bytes]]:
+    """All bytes that are published, spooled, said and shown."""
+    for part in ("output", "spool", "state"):
+        for file in (folder / part).rglob("*"):
+            if file.is_file() and file.name != "token-keys":
+                yield file, file.read_bytes()
+    for instance in instances:
+        yield "events", json.dumps(instance.events).encode()
+
+
+def published(folder: Path) -> dict[str, bytes]:
+    root = folder / "output" / "boot"
+    return {str(file.relative_to(root)): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
+
+
+def guesses(token: str) -> list[str]:
+    """Every path by which who knows the fleet would report, or fetch."""
+    paths = [each.of(MAC, token) for each in (PROVISIONED, FAILED)]
+    paths += [DATA.of(MAC, token, name) for name in ("user-data", "meta-data")] + [SECRET.of(MAC, token, "join")]
+    return [path.removeprefix("boot") for path in paths]
+
+
+def urls_in(text: str) -> dict[str, str]:
+    """The paths that user data has, by their words."""
+    return {word.rstrip(":"): url for word, url in re.findall(r"(\w+): http://boot\.test(\S+)", text)}
+
+
+def test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret(tmp_path: Path) -> None:
+    repository, keys = Repository.create(tmp_path / "git"), tmp_path / "keys"
+    identity = Identity.generate()
+    keys.write_text(f"{identity}\n")
+    keys.chmod(0o600)
+    text = "#cloud-config\ndone: {{ urls.provisioned }}\njoin: {{ urls.secrets.join }}\n"
+    given = {"fleet.yaml": "---\n".join(documents(of_profile=", secrets: {join: join.age}")), "t.j2": text}
+    repository.push({**given, "join.age": encrypt(b"hunter2\n", [str(identity.to_public())]).decode()})
+    arguments = ("--spool", str(tmp_path / "spool"), "--secret-keys", str(keys))
+    with running(repository.bare, tmp_path, *arguments, records="fresh") as instance:
+        web01 = Client("web01", instance.url)
+        eventually(lambda: steps(instance) == {"Pending": 1})
+        script = web01.loads()
+        web01.starts(script)
+        eventually(lambda: steps(instance) == {"Started": 1})
+        with served(tmp_path / "output", "--spool", str(tmp_path / "spool"), "--secret-keys", str(keys)) as (other, _):
+            for url in (instance.url, other):
+                for path in guesses(PUBLIC):
+                    assert httpx_client.get(url + path, headers=LOADER).status_code == 404, path
+            counted = re.findall(
+                r'gitboot_http_requests_total\{.*"nothing".*"404".*\} (\d+)', httpx_client.get(f"{other}/metrics").text
+            )
+            assert sum(map(int, counted)) == len(guesses(PUBLIC)), httpx_client.get(f"{other}/metrics").text
+            data = re.findall(r"s=http://boot\.test(\S+?)['\"\s]", script)[0]
+            urls = urls_in(web01.get(f"{data}user-data").text)
+            assert [httpx_client.get(url + urls["join"], headers=LOADER).text for url in (instance.url, other)] == [
+                "hunter2\n"
+            ] * 2
+            assert steps(instance) == {"Started": 1}
+            assert httpx_client.get(other + urls["done"]).status_code == 204
+        eventually(lambda: steps(instance) == {"Provisioned": 1})
+        assert instance.get(urls["join"]).status_code == 404
+        pages = [instance.get(f"/api/v1/{page}").content for page in ("status", "servers", "servers/web01/plan")]
+    key = token_keys(tmp_path / "state", NOON, follows_none=False).key
+    assert key is not None
+    for where, content in (*everything(tmp_path, instance), *(("a page", page) for page in pages)):
+        assert key not in content and key.hex().encode() not in content, where
+
+
+def test_t6_with_a_lost_key_nothing_is_installed_twice(tmp_path: Path) -> None:
+    """Who was told a token by it is heard no more; a person is told, and says what became of it."""
+    repository = Repository.create(tmp_path / "git")
+    repository.push(files())
+    with running(repository.bare, tmp_path, records="fresh") as instance:
+        web01 = Client("web01", instance.url)
+        eventually(lambda: steps(instance) == {"Pending": 1})
+        script = web01.loads()
+        web01.starts(script)
+        eventually(lambda: steps(instance) == {"Started": 1})
+        data = re.findall(r"s=http://boot\.test(\S+?)['\"\s]", script)[0]
+        report = urls_in(web01.get(f"{data}user-data").text)["done"]
+    (tmp_path / "state" / "token-keys").unlink()
+    with running(repository.bare, tmp_path) as instance:
+        (lost,) = eventually(lambda: [each for each in instance.events if each["type"] == "TokenKeysLost"])
+        assert "gitboot records set" in lost["message"]
+        web01 = Client("web01", instance.url)
+        eventually(lambda: steps(instance) == {"Started": 1})
+        assert instance.get(report).status_code == 204  # its data is there still, so it is written down
+        for path in guesses(PUBLIC):
+            assert instance.get(path).status_code == 404, path
+        assert not web01.is_given_its_boot()
+        assert steps(instance) == {"Started": 1}
+        said = ("web01", "provisioned", "--reason", "seen", "--yes")
+        assert typed("records", "set", *said, "--state", tmp_path / "state").code == 0
+        eventually(lambda: steps(instance) == {"Provisioned": 1})
+
+
+# Restarts, and an upgrade
+
+
+def pass_at(parts: Parts, clock: Clock, instant: datetime) -> datetime | None:
+    clock.now = instant
+    parts.source.fetch()
+    return parts.reconciler.reconcile(instant)
+
+
+def test_t6_a_restart_changes_no_byte_for_machines(tmp_path: Path) -> None:
+    repository, clock = Repository.create(tmp_path / "git"), Clock(NOON)
+    repository.push(files())
+    found = []
+    for initial in ("fresh", None):
+        with in_process(tmp_path, repository.bare, initial=initial, clock=clock) as parts:
+            pass_at(parts, clock, clock.now + timedelta(minutes=1))
+        found.append(published(tmp_path))
+    assert found[0] == found[1] and len(names_in(tmp_path)) == 1 and PUBLIC not in names_in(tmp_path)
+
+
+def test_t6_what_is_tried_out_is_tried_out_with_the_key(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push(files())
+    folders = ("--out", tmp_path / "output", "--state", tmp_path / "state", "--listen", "127.0.0.1:0")
+    with running(repository.bare, tmp_path, records="fresh") as instance:
+        eventually(lambda: steps(instance) == {"Pending": 1})
+    tried = typed("run", repository.bare, *folders, "--dry-run")
+    assert (tried.code, tried.out) == (0, ""), tried
+    (tmp_path / "state" / "token-keys").write_text("other\n")
+    refused = typed("run", repository.bare, *folders, "--dry-run")
+    assert (refused.code, f"{tmp_path}/state/token-keys:1: expected" in refused.err) == (Exit.USAGE, True), refused
+    (tmp_path / "state" / "token-keys").unlink()
+    assert "/provisioned/" in typed("run", repository.bare, *folders, "--dry-run").out
+    assert not (tmp_path / "state" / "token-keys").exists()
+
+
+def of_before_keys(folder: Path) -> None:
+    """Leave the state as a gitboot without a key has it."""
+    (folder / "state" / "token-keys").unlink()
+    with closing(sqlite3.connect(folder / "state" / "ledger.sqlite")) as ledger, ledger:
+        assert ledger.execute("UPDATE facts SET value = 'yes' WHERE name = 'published'").rowcount == 1
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.rpartition("/")[2] for path in published(folder) if "/provisioned/" in path}
+
+
+def test_t6_installers_from_before_the_upgrade_are_heard_for_a_day(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push(files())
+    clock = Clock(NOON)
+    with in_process(tmp_path, repository.bare, initial="fresh", clock=clock) as parts:
+        pass_at(parts, clock, NOON)
+        assert PUBLIC not in names_in(tmp_path)
+    of_before_keys(tmp_path)
+    with in_process(tmp_path, repository.bare, clock=clock) as parts:
+        pass_at(parts, clock, NOON)
+        assert PUBLIC in names_in(tmp_path) and len(names_in(tmp_path)) == 2
+        plan = parts.reconciler.standing.plans.servers["web01"].plan
+        assert plan is not None and (plan.phase, plan.cause) == (Phase.NETWORK, Cause.PENDING)
+    with in_process(tmp_path, repository.bare, clock=clock) as parts:
+        due = pass_at(parts, clock, NOON + HEARD - timedelta(minutes=1))
+        assert PUBLIC in names_in(tmp_path), "also after a restart"
+        assert due is not None and due <= NOON + HEARD
+        pass_at(parts, clock, NOON + HEARD)
+        assert PUBLIC not in names_in(tmp_path) and len(names_in(tmp_path)) == 1

@@ -1,0 +1,218 @@
+"""What an instance records of intents to serve a boot, whenever it reads them and their outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from gitboot.controller.operator_requests import BEGIN
+from gitboot.fetchlog.log_entries import Observation, Outcome
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.install_attempts import step_of
+from gitboot.resolve.provisioning_record import Record, record_facts, record_of
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from tests.helpers.fleets import SEED, maintenance, policy, server, uuid_of
+from tests.helpers.instance_bench import Bench, beginning
+
+INSTALL = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
+TO_INSTALL = (Phase.NETWORK, Cause.PENDING)
+UNKNOWN = (Phase.DISK, Cause.OUTCOME)
+SERVED, WITHHELD = Outcome.SERVED, Outcome.WITHHELD
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Bench(tmp_path) as bench:
+        bench.decide(*INSTALL)
+        yield bench
+
+
+def repair(run: int) -> str:
+    return maintenance("repair", "20T11:00 20T14:00", f"networkBoot: Once, run: {run}")
+
+
+def line(bench: Bench, plan: BootPlan | None, outcome: Outcome | None = None, intent: str = "one") -> None:
+    """An endpoint writes an intent to serve the entry of a plan, or an outcome."""
+    assert plan is not None
+    path = "boot/v1/boot/m/boot.ipxe"
+    seen = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, offer=plan.offer)
+    bench.observe(replace(seen, intent=intent, outcome=outcome))
+
+
+def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
+    assert plan is not None
+    return plan.phase, plan.cause
+
+
+def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_evidence(bench: Bench) -> None:
+    line(bench, bench.plan())
+    assert shown(bench.plan()) == TO_INSTALL, "a retry gets the same boot"
+    assert bench.condition("BootsProven") == (True, "Proven", "no boot waits for evidence")
+    bench.wait(seconds=59)
+    assert shown(bench.plan()) == TO_INSTALL
+    bench.wait(seconds=1)
+    assert shown(bench.plan()) == UNKNOWN
+    assert step_of(bench.decisions.servers["web01"], bench.record) == "Pending"
+    status, reason, message = bench.condition("BootsProven") or (None, "", "")
+    assert (status, reason) == (False, "OutcomeUnknown")
+    assert message == (
+        "a boot was perhaps served, and its outcome is unknown: web01 (10.0.0.7 fetched boot/v1/boot/m/boot.ipxe at "
+        "2026-11-20T12:00:00Z); look at them first"
+    )
+    assert bench.told("Attempted", "Provisioned") == []
+    bench.wait(days=2)
+    assert shown(bench.plan()) == UNKNOWN, "no time gives it back"
+
+
+@pytest.mark.parametrize("waits", [0, 30, 60, 3600])
+@pytest.mark.parametrize(("outcome", "is_installed"), [(SERVED, True), (WITHHELD, False)])
+def test_an_outcome_counts_whenever_it_comes(bench: Bench, outcome: Outcome, is_installed: bool, waits: int) -> None:
+    line(bench, plan := bench.plan())
+    bench.plan()
+    bench.wait(seconds=waits)
+    bench.plan()
+    line(bench, plan, outcome)
+    bench.plan()
+    bench.wait(minutes=2)
+    assert shown(bench.plan()) == ((Phase.DISK, Cause.PROVISIONED) if is_installed else TO_INSTALL)
+    assert bench.record is not None and all(each.is_withheld for each in bench.record.unknown_serves)
+    assert (bench.condition("BootsProven") or ())[:2] == (True, "Served" if is_installed else "Proven")
+
+
+@pytest.mark.parametrize("outcome", [SERVED, WITHHELD])
+def test_what_is_recorded_does_not_depend_on_when_the_log_is_read(tmp_path: Path, outcome: Outcome) -> None:
+    found: list[Record | None] = []
+    for number, order in enumerate([*permutations((None, outcome)), *permutations((None, outcome))]):
+        (tmp_path / str(number)).mkdir()
+        with Bench(tmp_path / str(number)) as bench:
+            bench.decide(*INSTALL)
+            plan = bench.plan()
+            for each in order:
+                line(bench, plan, each)
+                if number < 2:
+                    bench.plan()
+            bench.plan()
+            found.append(replace(bench.record or Record(), decision=None))
+    assert found == found[:1] * 4
+
+
+def test_a_withheld_intent_gives_back_no_boot_of_another_intent(bench: Bench) -> None:
+    line(bench, plan := bench.plan(), intent="one")
+    line(bench, plan, intent="two")
+    bench.plan()
+    line(bench, plan, WITHHELD, intent="two")
+    bench.wait(minutes=2)
+    assert shown(bench.plan()) == UNKNOWN
+
+
+def test_withheld_before_its_intent_counts_for_that_intent_alone(bench: Bench) -> None:
+    line(bench, plan := bench.plan(), WITHHELD, intent="one")
+    bench.plan()
+    line(bench, plan, intent="one")
+    bench.plan()
+    bench.wait(minutes=2)
+    assert shown(bench.plan()) == TO_INSTALL
+    line(bench, bench.plan(), intent="two")
+    bench.plan()
+    bench.wait(minutes=2)
+    assert shown(bench.plan()) == UNKNOWN
+
+
+@pytest.mark.parametrize("intents", [100])
+def test_intents_that_were_withheld_before_they_came_fill_no_record(bench: Bench, intents: int) -> None:
+    plan = bench.plan()
+    for number in range(intents):
+        line(bench, plan, WITHHELD, intent=str(number))
+    bench.plan()
+    assert bench.record is not None and 0 < len(bench.record.unknown_serves) < intents
+
+
+@pytest.mark.parametrize("intents", [100])
+def test_a_client_that_asks_all_the_time_fills_no_record_and_gives_no_boot_back(bench: Bench, intents: int) -> None:
+    plan = bench.plan()
+    for number in range(intents):
+        line(bench, plan, intent=str(number))
+    bench.plan()
+    assert bench.record is not None and 0 < len(bench.record.unknown_serves) < intents
+    for number in range(intents - 1):
+        line(bench, plan, WITHHELD, intent=str(number))
+    bench.wait(minutes=2)
+    assert shown(bench.plan()) == UNKNOWN, "the last one was perhaps served"
+
+
+def test_a_person_offers_a_boot_of_unknown_outcome_again(bench: Bench) -> None:
+    line(bench, before := bench.plan())
+    bench.wait(minutes=2)
+    assert shown(bench.plan()) == UNKNOWN
+    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provision=0))}
+    bench.request("records", items=[item], reason="it booted its disk")
+    plan = bench.plan()
+    assert shown(plan) == TO_INSTALL
+    assert plan is not None and before is not None and plan.offered > before.offered, "an endpoint serves it anew"
+    line(bench, before, intent="late")
+    bench.wait(minutes=2)
+    assert shown(bench.plan()) == TO_INSTALL, "what was offered before says nothing any more"
+
+
+def test_an_unknown_outcome_outlasts_a_restart_and_an_export_of_the_records(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        bench.decide(*INSTALL)
+        line(bench, bench.plan())
+        bench.plan()
+        record = bench.record
+    assert record is not None and len(record.unknown_serves) == 1
+    assert record_of(record_facts(record)) == record
+    (tmp_path / "other").mkdir()
+    with Bench(tmp_path) as bench, Bench(tmp_path / "other", initial=None) as other:
+        for each in (bench, other):
+            each.decide(*INSTALL)
+            each.wait(minutes=2)
+        assert shown(bench.plan()) == UNKNOWN
+        other.plan()
+        other.request(BEGIN, **beginning({SystemUuid(uuid_of("web01")): record}))
+        assert shown(other.plan()) == UNKNOWN
+
+
+def test_a_maintenance_whose_outcome_is_unknown_is_used_up_until_its_run_is_raised(bench: Bench) -> None:
+    bench.decide(*INSTALL, repair(1))
+    line(bench, plan := bench.plan())
+    bench.wait(seconds=59)
+    assert shown(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    bench.wait(seconds=1)
+    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
+    assert (bench.record or Record()).runs == {}
+    status, reason, message = bench.condition("RunsStarted") or (None, "", "")
+    assert (status, reason) == (False, "OutcomeUnknown") and "web01 (10.0.0.7 fetched" in message
+    line(bench, plan, WITHHELD)
+    assert shown(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    line(bench, plan, intent="two")
+    bench.wait(minutes=2)
+    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
+    bench.decide(*INSTALL, repair(2))
+    assert shown(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+
+
+def test_an_intent_that_nothing_was_offered_by_uses_no_boot_up(bench: Bench) -> None:
+    """User data and secrets that were not received: their intent has no offer."""
+    plan = bench.plan()
+    assert plan is not None
+    path = "boot/v1/boot/m/data/user-data"
+    seen = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, intent="one")
+    bench.observe(seen)
+    bench.plan()
+    bench.wait(minutes=2)
+    assert shown(bench.plan()) == TO_INSTALL
+    assert bench.record is not None and bench.record.unknown_serves == ()
+
+
+def test_a_maintenance_that_was_served_was_booted(bench: Bench) -> None:
+    bench.decide(*INSTALL, repair(1))
+    line(bench, plan := bench.plan())
+    bench.plan()
+    line(bench, plan, SERVED)
+    bench.plan()
+    assert bench.record is not None and list(bench.record.runs) == ["repair"] and bench.record.unknown_serves == ()

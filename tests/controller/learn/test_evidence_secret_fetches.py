@@ -1,0 +1,227 @@
+"""What an instance learns of fetches of secrets: events, counts by installation, and what a person confirmed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gitboot.controller.learn.evidence import begin_installation, confirm_fetches, note_fetch
+from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
+from gitboot.errors import UsageError
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.jsonio import Digest
+from gitboot.ledger.instance_tables import Facts
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_plan import Offer, Phase
+from gitboot.status.events import Event
+from tests.helpers.fleets import uuid_of
+
+AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
+TOKEN = "ab" * 32
+MAC = "52-54-00-12-34-56"
+JOIN = f"boot/s/{TOKEN}/{MAC}/join"
+DATA = f"boot/v1/boot/{MAC}/data/{TOKEN}"
+WEB01 = SystemUuid(uuid_of("web01"))
+
+
+def offer(key: str = "provision/1", attempt: int = 1, number: int = 1, phase: Phase = Phase.NETWORK) -> Offer:
+    return Offer(
+        plan=Digest(TOKEN),
+        server="web01",
+        uuid=WEB01,
+        decision=Digest("cd" * 32),
+        phase=phase,
+        key=key,
+        base=key,
+        attempt=attempt,
+        policy="web",
+        image="debian-13",
+        provision=1,
+        on_image_change=False,
+        maintenance=None,
+        run=None,
+        number=number,
+    )
+
+
+class Learnt:
+    """Knowledge that goes from one batch to the next."""
+
+    def __init__(self) -> None:
+        self.knowledge = Knowledge(facts=Facts(identity="test"))
+        self.events: list[Event] = []
+
+    def fetch(self, client: str, path: str = JOIN, times: int = 1, **of_offer: Any) -> None:
+        learning = Learning(self.knowledge)
+        seen = Observation(server="web01", path=path, client=client, at=AT, digest=Digest(TOKEN), times=times)
+        note_fetch(learning, offer(**of_offer), seen, AT)
+        self._end(learning)
+
+    def serve(self, **of_offer: Any) -> None:
+        """Serve the boot of an installation."""
+        learning = Learning(self.knowledge)
+        begin_installation(learning, offer(**of_offer))
+        self._end(learning)
+
+    def confirm(self, **seen: list[int]) -> None:
+        learning = Learning(self.knowledge)
+        found = {name.replace("_", "/"): each for name, each in seen.items()}
+        confirm_fetches(learning, [{"uuid": WEB01, "server": "web01", "seen": found}])
+        self._end(learning)
+
+    def _end(self, learning: Learning) -> None:
+        self.knowledge = learning.finished()
+        self.events += learning.events
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The fetches of the secret by address."""
+        found = self.knowledge.secret_fetches[WEB01].secrets["secrets/join"]
+        others = {"others": found.others.times} if found.others is not None else {}
+        return {address: each.times for address, each in found.addresses.items()} | others
+
+    @property
+    def is_unexpected(self) -> bool:
+        found = self.knowledge.secret_fetches.get(WEB01)
+        return found is not None and found.is_unexpected
+
+
+@pytest.fixture
+def learnt() -> Learnt:
+    return Learnt()
+
+
+def test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted(learnt: Learnt) -> None:
+    for client in ("10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.1"):
+        learnt.fetch(client)
+    assert [(each.facts["client"], each.warning) for each in learnt.events] == [("10.0.0.1", False), ("10.0.0.2", True)]
+    assert learnt.events[0].message == "web01: 10.0.0.1 fetched the secret join for provision/1"
+    assert learnt.counts == {"10.0.0.1": 3, "10.0.0.2": 1}
+
+
+@pytest.mark.parametrize("names", [("root-key", "root"), ("root", "root-key")])
+def test_a_secret_whose_name_begins_with_that_of_another_is_an_event_of_its_own(
+    names: tuple[str, str], learnt: Learnt
+) -> None:
+    for name in names:
+        learnt.fetch("10.0.0.1", f"{JOIN.rpartition('/')[0]}/{name}")
+    assert [each.message for each in learnt.events] == [
+        f"web01: 10.0.0.1 fetched the secret {name} for provision/1" for name in names
+    ]
+
+
+def test_beyond_sixteen_addresses_there_is_one_event_and_a_count(learnt: Learnt) -> None:
+    for number in range(40):
+        learnt.fetch(f"10.0.0.{number}")
+    assert len(learnt.events) == 17
+    assert "further addresses are only counted" in learnt.events[-1].message
+    assert learnt.counts["others"] == 24
+
+
+def test_the_files_of_user_data_are_one_event_for_an_address(learnt: Learnt) -> None:
+    for name in ("meta-data", "user-data", "vendor-data"):
+        learnt.fetch("10.0.0.1", f"{DATA}/{name}")
+    assert [each.message for each in learnt.events] == [
+        "web01: 10.0.0.1 fetched the user data meta-data for provision/1"
+    ]
+    assert not learnt.is_unexpected
+    learnt.fetch("10.0.0.2", f"{DATA}/user-data")
+    assert learnt.is_unexpected and len(learnt.events) == 2
+
+
+def test_a_count_of_an_endpoint_is_added(learnt: Learnt) -> None:
+    learnt.fetch("10.0.0.1", times=7)
+    assert not learnt.is_unexpected
+    learnt.fetch("10.0.0.1", times=4)
+    assert learnt.is_unexpected and len(learnt.events) == 1
+
+
+def test_what_a_person_confirmed_holds_until_another_address_or_ten_more_fetches(learnt: Learnt) -> None:
+    learnt.fetch("10.0.0.1", times=14)
+    learnt.fetch("10.0.0.2")
+    learnt.confirm(secrets_join=[2, 15])
+    assert not learnt.is_unexpected
+    learnt.fetch("10.0.0.2", times=10)
+    assert not learnt.is_unexpected
+    learnt.fetch("10.0.0.2")
+    assert learnt.is_unexpected
+    learnt.confirm(secrets_join=[2, 26])
+    learnt.fetch("10.0.0.3")
+    assert learnt.is_unexpected
+
+
+def test_a_confirmation_covers_only_what_the_person_saw(learnt: Learnt) -> None:
+    learnt.fetch("10.0.0.1")
+    learnt.fetch("10.0.0.2")
+    learnt.fetch("10.0.0.3")  # after the person has looked
+    learnt.confirm(secrets_join=[2, 2])
+    assert learnt.is_unexpected
+
+
+def test_fetches_that_nobody_recorded_cannot_be_confirmed(learnt: Learnt) -> None:
+    with pytest.raises(UsageError, match="no fetch of a secret of web01"):
+        learnt.confirm(secrets_join=[1, 1])
+
+
+def test_reports_are_counted_and_are_neither_an_event_nor_a_condition(learnt: Learnt) -> None:
+    for _ in range(6):
+        learnt.fetch("10.0.0.1", f"boot/v1/boot/{MAC}/failed/{TOKEN}")
+        learnt.fetch("10.0.0.2", f"boot/v1/boot/{MAC}/failed/{TOKEN}")
+    assert learnt.events == [] and not learnt.is_unexpected
+    found = learnt.knowledge.secret_fetches[WEB01]
+    assert found.facts() == []
+    assert found.secrets["reports/failed"].seen == (2, 12)
+
+
+NEXT = [{"attempt": 2}, {"key": "provision/2", "number": 2}]
+
+
+@pytest.mark.parametrize("following", NEXT, ids=["attempt", "provision"])
+def test_the_next_installation_begins_with_no_fetches(learnt: Learnt, following: dict[str, Any]) -> None:
+    for client in ("10.0.0.1", "10.0.0.2"):
+        learnt.fetch(client)
+    learnt.serve()
+    assert learnt.is_unexpected, "it is the same installation"
+    learnt.serve(**following)
+    assert not learnt.is_unexpected
+    learnt.fetch("10.0.0.1", **following)
+    assert learnt.counts == {"10.0.0.1": 1} and len(learnt.events) == 3
+
+
+@pytest.mark.parametrize("following", NEXT, ids=["attempt", "provision"])
+def test_a_fetch_by_an_earlier_name_counts_in_the_newest_installation(
+    learnt: Learnt, following: dict[str, Any]
+) -> None:
+    """A stranger who knows both names could else let each of them begin anew, with events each time."""
+    for _ in range(5):
+        learnt.fetch("10.0.0.1", **following)
+        learnt.fetch("10.0.0.66")
+        learnt.fetch("10.0.0.67", attempt=0)
+    assert learnt.counts == {"10.0.0.1": 5, "10.0.0.66": 5, "10.0.0.67": 5}
+    assert len(learnt.events) == 3
+
+
+def test_a_later_commit_begins_no_other_installation(learnt: Learnt) -> None:
+    learnt.fetch("10.0.0.1")
+    learnt.fetch("10.0.0.1", number=9)
+    assert learnt.counts == {"10.0.0.1": 2}
+
+
+def test_a_maintenance_has_no_secrets(learnt: Learnt) -> None:
+    learnt.fetch("10.0.0.1", f"{DATA}/user-data", phase=Phase.MAINTENANCE)
+    assert learnt.events == [] and learnt.knowledge.secret_fetches == {}
+
+
+def test_what_is_not_new_is_not_written(learnt: Learnt) -> None:
+    learning = Learning(learnt.knowledge)
+    begin_installation(learning, offer())
+    assert learning.news(AT).is_nothing
+    note_fetch(learning, offer(), replace(_fetch(), path="boot/ipxe/x"), AT)
+    assert learning.news(AT).is_nothing
+
+
+def _fetch() -> Observation:
+    return Observation(server="web01", path=JOIN, client="10.0.0.1", at=AT, digest=Digest(TOKEN))

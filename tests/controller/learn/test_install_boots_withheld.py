@@ -1,0 +1,750 @@
+"""A commit that takes an install boot back: what is withheld, how records decide, and what late evidence does."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.cli.instance_client import request
+from gitboot.controller.operator_requests import APPROVE
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.git.fetch import CLONE
+from gitboot.ledger import instance_tables
+from gitboot.resolve.server_plan import BootPlan, Cause
+from gitboot.review.guards import Limits
+from gitboot.status.conditions import Condition
+from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Instance, Repository, eventually, git, running
+from tests.helpers.instance_with_bmcs import Rack, until_condition
+from tests.helpers.instance_with_bmcs import boots as boots_of
+from tests.helpers.served_tree import rendered_states
+
+NOON = at("20T12:00")
+SERVERS = tuple(f"web{number:02}" for number in range(6))
+LOOSE = Limits(max_update_percent=100, max_delete_percent=100, max_small_group=100)
+WITHIN = replace(LOOSE, max_reinstalls=len(SERVERS))  # a commit may reinstall all servers
+OLD, BAD = "flatcar-1", "flatcar-2"
+PARKED = "lifecycle: Parked"
+
+
+def documents(
+    image_name: str = OLD,
+    *,
+    servers: Iterable[str] = SERVERS,
+    more: Iterable[str] = (),
+    spec: str = "",
+    evidence: str = "Fetched",
+) -> dict[str, str]:
+    """Web servers that are installed whenever their image changes, and one that boots without a disk."""
+    live = [server("live01", "role: live")] if servers else []
+    texts = (
+        fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"),
+        *(server(name, "role: web", spec) for name in servers),
+        *live,
+        *(image(name) for name in (OLD, BAD)),
+        image("live-1", "writesDisk: false"),
+        profile("web", image_name),
+        profile("live", "live-1"),
+        policy("web", "{matchLabels: {role: web}}", often="OnImageChange"),
+        policy("live", "{matchLabels: {role: live}}", boots="live"),
+        *more,
+    )
+    return {"fleet.yaml": "---\n".join(texts)}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push(documents())
+    return made
+
+
+@pytest.fixture
+def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
+    with approved(repository, tmp_path) as parts:
+        yield parts
+
+
+@contextmanager
+def approved(
+    repository: Repository, tmp_path: Path, unending: Collection[str] = (), *, evidence: str = "Fetched"
+) -> Iterator[Parts]:
+    """An instance that has accepted the bad image with an approval, and offers it to all web servers."""
+    with in_process(
+        tmp_path, repository.bare, limits=LOOSE, initial="adopt", unending=unending, clock=lambda: NOON
+    ) as parts:
+        turn(parts)
+        repository.push(documents(BAD, evidence=evidence))
+        turn(parts, 1)
+        held = parts.reconciler.status.held
+        assert held is not None and held.guards == ("maxReinstalls",)
+        approve(parts, held.digest)
+        turn(parts, 2)
+        assert {name: boot(parts, name) for name in SERVERS} == dict.fromkeys(SERVERS, (Cause.PENDING, BAD))
+        yield parts
+
+
+@contextmanager
+def rolled_out(repository: Repository, tmp_path: Path) -> Iterator[Parts]:
+    """An instance that has accepted the bad image within the limit, and offers it to all web servers."""
+    with in_process(tmp_path, repository.bare, limits=WITHIN, initial="adopt", clock=lambda: NOON) as parts:
+        turn(parts)
+        bad = repository.push(documents(BAD))
+        turn(parts, 1)
+        assert parts.reconciler.status.accepted == bad
+        turn(parts, 2)
+        assert {name: boot(parts, name) for name in SERVERS} == dict.fromkeys(SERVERS, (Cause.PENDING, BAD))
+        yield parts
+
+
+def turn(parts: Parts, seconds: float = 0) -> None:
+    """Fetch and reconcile once."""
+    parts.source.fetch()
+    parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
+
+
+def approve(parts: Parts, digest: str) -> None:
+    given = {"digest": digest, "guards": ["maxReinstalls"], "reason": "planned"}
+    instance_tables.give(parts.ledger, NOON, "op", APPROVE, given)
+
+
+def planned(parts: Parts, name: str) -> BootPlan:
+    found = rendered_states(parts.reconciler.standing)[name].plan
+    assert found is not None
+    return found
+
+
+def boot(parts: Parts, name: str) -> tuple[Cause, str | None]:
+    found = planned(parts, name)
+    return found.cause, found.boot.image if found.boot is not None else None
+
+
+def fetch(parts: Parts, plan: BootPlan, seconds: float, *, intent: str | None = None, file: str = "boot.ipxe") -> None:
+    """The machine of a plan fetches its boot script; with ``intent``, an endpoint has written no more than that."""
+    path = f"boot/v1/boot/{mac_of(plan.server).replace(':', '-')}/{file}"
+    at = NOON + timedelta(seconds=seconds)
+    parts.spool.mkdir(exist_ok=True)
+    spool = SpoolFile(parts.spool)
+    offer = plan.offer if intent is not None else None
+    seen = Observation(
+        server=plan.server, path=path, digest=plan.digest, client="10.0.0.7", at=at, offer=offer, intent=intent
+    )
+    spool.append(line_of(seen))
+    spool.close()
+
+
+def commit_accepted(parts: Parts) -> Condition:
+    return next(each for each in parts.reconciler.status.conditions if each.type == "CommitAccepted")
+
+
+def scripts(folder: Path) -> str:
+    """Return all boot scripts that are published, as one text."""
+    found = (folder / "output" / "boot" / "v1" / "boot").glob("*/boot.ipxe")
+    return "\n".join(each.read_text() for each in sorted(found))
+
+
+def test_a_revert_withholds_the_bad_image_at_once_and_applies_once_the_fetches_are_read(
+    parts: Parts, repository: Repository, tmp_path: Path
+) -> None:
+    assert f"{BAD}/kernel" in scripts(tmp_path)
+    revert = repository.push(documents())
+    parts.source.fetch()
+    assert parts.reconciler.reconcile(NOON + timedelta(seconds=3)) == NOON + timedelta(seconds=3)  # again at once
+    assert f"{BAD}/kernel" not in scripts(tmp_path)
+    assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
+    stored = instance_tables.read(parts.ledger).withheld
+    assert stored is not None and stored.by == revert and len(stored.servers) == len(SERVERS)
+    assert parts.reconciler.reconcile(NOON + timedelta(seconds=4)) == NOON + timedelta(seconds=4)
+    turn(parts, 5)
+    status = parts.reconciler.status
+    assert (status.accepted, status.held, status.withheld) == (revert, None, ())
+    assert "Held" not in {each.type for each in parts.events if each.facts.get("commit") == revert}
+    assert {boot(parts, name) for name in SERVERS} == {(Cause.PROVISIONED, None)}
+    assert instance_tables.read(parts.ledger).withheld is None
+
+
+def test_a_server_that_fetched_the_bad_image_holds_the_revert_and_the_others_are_not_offered_it(
+    parts: Parts, repository: Repository
+) -> None:
+    accepted, bad = parts.reconciler.status.accepted, planned(parts, "web03")
+    revert = repository.push(documents())
+    turn(parts, 3)
+    fetch(parts, bad, 3)  # just before the files changed, and recorded just after
+    for seconds in (4, 5, 6):
+        turn(parts, seconds)
+    status = parts.reconciler.status
+    assert status.held is not None and (status.accepted, status.held.commit) == (accepted, revert)
+    assert (status.held.guards, status.held.reinstalls) == (("maxReinstalls",), ("web03",))
+    assert [each.server for each in status.withheld] == list(SERVERS)
+    assert {each.boots for each in status.withheld} == {None}
+    (condition,) = (each for each in status.conditions if each.type == "CommitAccepted")
+    assert "servers that may be reinstalled: 1; the limit is 0 (web03)" in condition.message
+    approve(parts, status.held.digest)
+    turn(parts, 7)
+    assert parts.reconciler.status.accepted == revert
+    turn(parts, 100)
+    found = {name: boot(parts, name) for name in SERVERS}
+    assert found.pop("web03") == (Cause.PENDING, OLD) and set(found.values()) == {(Cause.PROVISIONED, None)}
+
+
+def test_a_server_whose_fetch_has_an_unknown_outcome_holds_the_revert(parts: Parts, repository: Repository) -> None:
+    bad = planned(parts, "web03")
+    repository.push(documents())
+    turn(parts, 3)
+    fetch(parts, bad, 3, intent="one")
+    for seconds in (4, 5, 6):
+        turn(parts, seconds)
+    held = parts.reconciler.status.held
+    assert held is not None and held.reinstalls == ("web03",)
+
+
+def test_a_revert_is_held_and_can_be_approved_while_the_fetch_log_cannot_be_read(
+    parts: Parts, repository: Repository
+) -> None:
+    if parts.spool.exists():
+        parts.spool.rmdir()
+    parts.spool.write_text("no folder")
+    revert = repository.push(documents())
+    for seconds in (3, 4, 5):
+        turn(parts, seconds)
+    held = parts.reconciler.status.held
+    assert held is not None and held.guards == ("maxReinstalls",)
+    assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
+    approve(parts, held.digest)
+    turn(parts, 6)
+    assert parts.reconciler.status.accepted == revert
+
+
+def test_a_revert_applies_once_the_fetch_log_can_be_read_again(parts: Parts, repository: Repository) -> None:
+    if parts.spool.exists():
+        parts.spool.rmdir()
+    parts.spool.write_text("no folder")
+    revert = repository.push(documents())
+    for seconds in (3, 4, 5):
+        turn(parts, seconds)
+    parts.spool.unlink()
+    for seconds in (6, 7, 8):
+        turn(parts, seconds)
+    assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
+
+
+def test_a_revert_within_the_limit_waits_until_the_fetches_are_read(repository: Repository, tmp_path: Path) -> None:
+    with rolled_out(repository, tmp_path) as parts:
+        bad = parts.reconciler.status.accepted
+        fetch(parts, planned(parts, "web03"), 3)  # gitboot learns it only after it has looked at the revert
+        revert = repository.push(documents())
+        parts.source.fetch()
+        for seconds in (3, 4):
+            assert parts.reconciler.reconcile(NOON + timedelta(seconds=seconds)) == NOON + timedelta(seconds=seconds)
+            assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (bad, None)
+            assert f"{BAD}/kernel" not in scripts(tmp_path)
+        turn(parts, 5)
+        assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
+        turn(parts, 100)
+        found = {name: boot(parts, name) for name in SERVERS}
+        assert found.pop("web03") == (Cause.PENDING, OLD) and set(found.values()) == {(Cause.PROVISIONED, None)}
+        assert not [each for each in parts.events if each.type in ("Held", "TakenBackBootMade")]
+
+
+def test_a_revert_that_was_pushed_before_a_start_waits_until_the_fetches_are_read(
+    repository: Repository, tmp_path: Path
+) -> None:
+    """The start has no checkpoint, and its first reconcile evaluates both commits."""
+    with rolled_out(repository, tmp_path) as parts:
+        bad = parts.reconciler.status.accepted
+    revert = repository.push(documents())
+    with in_process(tmp_path, repository.bare, limits=WITHIN, clock=lambda: NOON) as parts:
+        assert parts.reconciler.standing.plans.commit is None
+        for seconds in (3, 4):
+            turn(parts, seconds)
+            assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (bad, None)
+            assert f"{BAD}/kernel" not in scripts(tmp_path)
+        turn(parts, 5)
+        assert parts.reconciler.status.accepted == revert
+        assert instance_tables.read(parts.ledger).rolled_back.keys() == {uuid_of(name) for name in SERVERS}
+
+
+def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, repository: Repository) -> None:
+    bad = planned(parts, "web03")
+    repository.push(documents())
+    turn(parts, 3)
+    candidate = parts.reconciler.standing.attempt.candidate
+    assert candidate is not None
+    fetch(parts, bad, 3)
+    line = f"Gitboot-Ack: {candidate.verdict.digest} maxReinstalls"
+    revert = repository.push({"README.md": "Taken back."}, f"Take the bad image back\n\n{line}")
+    for seconds in (4, 5):
+        turn(parts, seconds)
+        assert parts.reconciler.status.accepted != revert
+    turn(parts, 6)
+    assert parts.reconciler.status.accepted == revert
+    turn(parts, 100)
+    assert (boot(parts, "web03"), boot(parts, "web02")) == ((Cause.PENDING, OLD), (Cause.PROVISIONED, None))
+
+
+def test_a_held_revert_that_is_acknowledged_is_not_shown_as_held_while_it_waits(
+    parts: Parts, repository: Repository
+) -> None:
+    fetch(parts, planned(parts, "web03"), 3)
+    repository.push(documents())
+    for seconds in (4, 5, 6):
+        turn(parts, seconds)
+    held = parts.reconciler.status.held
+    assert held is not None and not commit_accepted(parts).status
+    line = f"Gitboot-Ack: {held.digest} maxReinstalls"
+    revert = repository.push({"README.md": "Taken back."}, f"Install web03 again\n\n{line}")
+    for seconds in (7, 8):
+        turn(parts, seconds)
+        status = parts.reconciler.status
+        assert (status.attempted, status.held) == (revert, None) and status.accepted != revert
+        assert [each for each in status.conditions if each.type == "CommitAccepted" and not each.status] == []
+    turn(parts, 9)
+    assert parts.reconciler.status.accepted == revert and commit_accepted(parts).status
+
+
+def test_a_revert_within_the_limit_applies_while_the_fetch_log_cannot_be_read(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with rolled_out(repository, tmp_path) as parts:
+        if parts.spool.exists():
+            parts.spool.rmdir()
+        parts.spool.write_text("no folder")
+        revert = repository.push(documents())
+        for seconds in (3, 4, 5):
+            turn(parts, seconds)
+            assert f"{BAD}/kernel" not in scripts(tmp_path)
+        assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
+
+
+def test_a_revert_within_the_limit_applies_while_gitboot_cannot_publish(repository: Repository, tmp_path: Path) -> None:
+    with rolled_out(repository, tmp_path) as parts:
+        script = tmp_path / "output" / "boot" / "v1" / "boot" / mac_of("web03").replace(":", "-") / "boot.ipxe"
+        script.unlink()
+        (script / "in-the-way").mkdir(parents=True)
+        revert = repository.push(documents())
+        turn(parts, 3)
+        assert not parts.reconciler.status.condition("Published") and parts.reconciler.status.accepted != revert
+        turn(parts, 4)
+        assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
+
+
+def test_a_revert_within_the_limit_applies_if_the_commit_after_it_is_invalid(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with rolled_out(repository, tmp_path) as parts:
+        revert = repository.push(documents())
+        repository.push({"other.yaml": "kind: Server\n"})
+        for seconds in (3, 4, 5):
+            turn(parts, seconds)
+        status = parts.reconciler.status
+        assert (status.accepted, commit_accepted(parts).reason) == (revert, "Invalid")
+
+
+@pytest.mark.parametrize("are_together", [False, True])
+def test_a_revert_within_the_limit_waits_if_another_commit_parked_the_servers_before(
+    repository: Repository, tmp_path: Path, *, are_together: bool
+) -> None:
+    with rolled_out(repository, tmp_path) as parts:
+        bad = planned(parts, "web03")
+        parked = repository.push(documents(BAD, spec=PARKED))
+        if not are_together:
+            turn(parts, 3)
+            assert parts.reconciler.status.accepted == parked
+        fetch(parts, bad, 3)
+        revert = repository.push(documents())
+        for seconds in (4, 5, 6):
+            turn(parts, seconds)
+        assert parts.reconciler.status.accepted == revert
+        turn(parts, 100)
+        assert (boot(parts, "web03"), boot(parts, "web02")) == ((Cause.PENDING, OLD), (Cause.PROVISIONED, None))
+
+
+def test_a_change_of_a_server_of_which_no_boot_is_withheld_is_accepted_in_one_reconcile(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with in_process(tmp_path, repository.bare, limits=WITHIN, initial="adopt", clock=lambda: NOON) as parts:
+        turn(parts)
+        for seconds, files in ((10, documents(spec=PARKED)), (20, documents()), (30, documents(BAD))):
+            commit = repository.push(files)
+            turn(parts, seconds)
+            assert parts.reconciler.status.accepted == commit, seconds
+            turn(parts, seconds + 1)
+
+
+def lose(clone: Path, repository: Repository) -> None:
+    """Lose the clone, and in the repository all commits that its branch does not have."""
+    shutil.rmtree(clone)
+    git(repository.bare, "gc", "--quiet", "--prune=now")
+
+
+def history_kept(parts: Parts) -> Condition | None:
+    return next((each for each in parts.reconciler.status.conditions if each.type == "HistoryKept"), None)
+
+
+@pytest.mark.parametrize("loses_clone", [False, True])
+def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remedy(
+    repository: Repository, tmp_path: Path, *, loses_clone: bool
+) -> None:
+    with approved(repository, tmp_path) as parts:
+        bad = parts.reconciler.status.accepted
+        assert bad is not None
+        fetch(parts, planned(parts, "web03"), 3)
+        revert = repository.push(documents())
+        for seconds in (4, 5, 6):
+            turn(parts, seconds)
+        assert parts.reconciler.status.held is not None and history_kept(parts) is None
+        git(repository.bare, "update-ref", "refs/heads/main", bad)
+        if not loses_clone:
+            turn(parts, 7)
+            assert_is_gone(parts, revert)
+    if loses_clone:
+        lose(tmp_path / "state" / CLONE, repository)
+    with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+        parts.reconciler.reconcile(NOON + timedelta(seconds=8))
+        assert loses_clone or history_kept(parts) is None  # gitboot fetches now if it has no clone
+        for seconds in (9, 10):
+            turn(parts, seconds)
+            assert_is_gone(parts, revert)
+            message = getattr(history_kept(parts), "message", "")
+            assert ("until the branch has that commit again" in message) == loses_clone
+        assert f"{BAD}/kernel" not in scripts(tmp_path)
+        assert [each.facts["commit"] for each in parts.events if each.type == "CommitGone"] == [revert]
+    rewinding = replace(LOOSE, allow_rewind=True)
+    with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
+        parts.reconciler.reconcile(NOON + timedelta(seconds=11))
+        assert f"{BAD}/kernel" not in scripts(tmp_path)  # until gitboot has fetched
+        turn(parts, 12)
+        assert (history_kept(parts), parts.reconciler.status.withheld) == (None, ())
+        assert f"{BAD}/kernel" in scripts(tmp_path)
+    with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+        turn(parts, 13)
+        assert (history_kept(parts), parts.reconciler.status.accepted) == (None, bad)
+        assert f"{BAD}/kernel" in scripts(tmp_path)
+
+
+def assert_is_gone(parts: Parts, revert: str) -> None:
+    """Assert that the condition names the revert, and the number of servers whose boots it withholds."""
+    condition = history_kept(parts)
+    assert condition is not None and (condition.status, condition.reason) == (False, "CommitGone")
+    assert f"{revert[:12]}, which takes the install boots of {len(SERVERS)} servers back" in condition.message
+    assert condition.remedy is not None and "--allow-rewind" in condition.remedy
+    assert {each.server for each in parts.reconciler.status.withheld} == set(SERVERS)
+
+
+def test_a_newer_commit_ends_what_a_commit_that_is_gone_withholds_if_the_clone_has_that_commit(
+    parts: Parts, repository: Repository, tmp_path: Path
+) -> None:
+    bad = parts.reconciler.status.accepted
+    assert bad is not None
+    fetch(parts, planned(parts, "web03"), 3)
+    repository.push(documents())
+    for seconds in (4, 5, 6):
+        turn(parts, seconds)
+    git(repository.bare, "update-ref", "refs/heads/main", bad)
+    turn(parts, 7)
+    condition = history_kept(parts)
+    assert condition is not None and "until you push a newer commit" in condition.message
+    newer = git(repository.bare, "commit-tree", "-p", bad, "-m", "Keep the image", f"{bad}^{{tree}}")
+    git(repository.bare, "update-ref", "refs/heads/main", newer)
+    turn(parts, 8)
+    assert (parts.reconciler.status.accepted, history_kept(parts)) == (newer, None)
+    assert f"{BAD}/kernel" in scripts(tmp_path)
+
+
+def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with approved(repository, tmp_path) as parts:
+        fetch(parts, planned(parts, "web03"), 3)
+        fetch(parts, planned(parts, "web04"), 3)
+        revert = repository.push(documents())
+        for seconds in (4, 5, 6):
+            turn(parts, seconds)
+        bad = parts.reconciler.status.accepted
+    assert bad is not None
+    git(repository.bare, "update-ref", "refs/heads/main", bad)
+    lose(tmp_path / "state" / CLONE, repository)
+    git(repository.work, "reset", "--hard", bad)
+    held = repository.push(documents(BAD, servers=SERVERS[:4]))  # takes the boots of two servers back
+    rewinding = replace(LOOSE, allow_rewind=True, max_deletes=0)
+    with in_process(tmp_path, repository.bare, limits=replace(LOOSE, max_deletes=0), clock=lambda: NOON) as parts:
+        for seconds in (7, 8, 9):
+            turn(parts, seconds)
+        condition = history_kept(parts)
+        assert condition is not None and f"{revert[:12]}, which takes the install boots of" in condition.message
+        assert [each.server for each in parts.reconciler.status.withheld] == list(SERVERS)
+    with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
+        for seconds in (10, 11, 12):
+            turn(parts, seconds)
+        status = parts.reconciler.status
+        assert status.held is not None and status.held.commit == held
+        assert [each.server for each in status.withheld] == list(SERVERS[4:])
+
+
+@pytest.mark.parametrize(("evidence", "file"), [("Fetched", "boot.ipxe"), ("Reported", "provisioned/token")])
+def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_asks_a_person(
+    repository: Repository, tmp_path: Path, evidence: str, file: str
+) -> None:
+    """A mirror served the boot, and its log comes late, or the installer reports late what it has installed."""
+    repository.push(documents(evidence=evidence))
+    with approved(repository, tmp_path, evidence=evidence) as parts:
+        bad = planned(parts, "web02")
+        revert = repository.push(documents(evidence=evidence))
+        for seconds in (3, 4, 5):
+            turn(parts, seconds)
+        assert parts.reconciler.status.accepted == revert
+        fetch(parts, bad, 2, file=file)
+        for seconds in (6, 200):
+            turn(parts, seconds)
+        assert boot(parts, "web02") == (Cause.OVERWRITTEN, None)
+        failing = {each.type: each for each in parts.reconciler.status.conditions if not each.status}
+        assert failing["RecordsKnown"].reason == "UnknownServers"
+        (event,) = (each for each in parts.events if each.type == "TakenBackBootMade")
+        assert event.warning and event.facts["server"] == "web02"
+
+
+def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_back_is_evaluated(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with approved(repository, tmp_path) as parts:
+        fetch(parts, planned(parts, "web03"), 3)
+        revert = repository.push(documents())
+        turn(parts, 4)
+        turn(parts, 5)
+    with in_process(tmp_path, repository.bare, limits=LOOSE, evaluates=False, clock=lambda: NOON) as parts:
+        for seconds in (6, 7):
+            parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
+        stored = instance_tables.read(parts.ledger).withheld
+        assert stored is not None and stored.by == revert
+        assert f"{BAD}/kernel" not in scripts(tmp_path)
+    with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+        repository.push(documents(BAD))  # the revert is taken back
+        for seconds in (8, 9):
+            turn(parts, seconds)
+        assert boot(parts, "web01") == (Cause.PENDING, BAD)
+        assert instance_tables.read(parts.ledger).withheld is None
+
+
+def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_revert_does_not_end(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with approved(repository, tmp_path) as parts:
+        fetch(parts, planned(parts, "web03"), 3)
+        revert = repository.push(documents())
+        for seconds in (4, 5, 6):
+            turn(parts, seconds)
+    unending = {revert}
+    with in_process(tmp_path, repository.bare, limits=LOOSE, unending=unending, clock=lambda: NOON) as parts:
+        for seconds in (7, 8, 9):
+            turn(parts, seconds)
+        status = parts.reconciler.status
+        assert (commit_accepted(parts).reason, status.held) == ("NotEvaluated", None)
+        assert {each.server for each in status.withheld} == set(SERVERS)
+        stored = instance_tables.read(parts.ledger).withheld
+        assert stored is not None and stored.by == revert
+        assert f"{BAD}/kernel" not in scripts(tmp_path)
+        unending.clear()
+        for seconds in (70, 71, 72):
+            turn(parts, seconds)
+        held = parts.reconciler.status.held
+        assert held is not None and (held.commit, held.reinstalls) == (revert, ("web03",))
+
+
+def test_after_a_restore_a_boot_stays_withheld_while_the_clone_lacks_the_revert(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with approved(repository, tmp_path) as parts:
+        bad = parts.reconciler.status.accepted
+        assert bad is not None
+        fetch(parts, planned(parts, "web03"), 3)
+        revert = repository.push(documents())
+        for seconds in (4, 5, 6):
+            turn(parts, seconds)
+    shutil.rmtree(tmp_path / "state" / CLONE)
+    git(repository.bare, "update-ref", "refs/heads/main", bad)  # a copy of the repository from before the revert
+    with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+        for seconds in (7, 8, 9):
+            turn(parts, seconds)
+        status = parts.reconciler.status
+        assert (status.accepted, {each.server for each in status.withheld}) == (bad, set(SERVERS))
+        assert f"{BAD}/kernel" not in scripts(tmp_path)
+        git(repository.bare, "update-ref", "refs/heads/main", revert)
+        for seconds in (10, 11, 12):
+            turn(parts, seconds)
+        held = parts.reconciler.status.held
+        assert held is not None and (held.commit, held.reinstalls) == (revert, ("web03",))
+
+
+def test_a_revert_whose_evaluation_ends_late_is_judged_by_what_was_fetched_until_it_was_withheld(
+    repository: Repository, tmp_path: Path
+) -> None:
+    unending = set[str]()
+    with approved(repository, tmp_path, unending) as parts:
+        bad = planned(parts, "web03")
+        revert = repository.push(documents())
+        unending.add(revert)
+        for seconds in (3, 4, 5):
+            turn(parts, seconds)
+        assert (commit_accepted(parts).reason, parts.reconciler.status.withheld) == ("NotEvaluated", ())
+        unending.clear()
+        turn(parts, 70)
+        assert parts.reconciler.status.accepted != revert
+        assert f"{BAD}/kernel" not in scripts(tmp_path)
+        fetch(parts, bad, 70)  # just before the files changed, and recorded just after
+        for seconds in (71, 72, 73):
+            turn(parts, seconds)
+        held = parts.reconciler.status.held
+        assert held is not None and (held.commit, held.reinstalls) == (revert, ("web03",))
+
+
+def test_a_held_commit_that_deletes_every_server_changes_no_diskless_boot(parts: Parts, repository: Repository) -> None:
+    before = planned(parts, "live01")
+    accepted = parts.reconciler.status.accepted
+    repository.push(documents(servers=()))
+    for seconds in (3, 4):
+        turn(parts, seconds)
+    status = parts.reconciler.status
+    assert status.held is not None and status.accepted == accepted
+    assert planned(parts, "live01").digest == before.digest and before.boot is not None
+    assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
+
+
+def test_a_commit_that_is_invalid_withholds_nothing(parts: Parts, repository: Repository) -> None:
+    repository.push({"fleet.yaml": documents(OLD)["fleet.yaml"].replace("role: web}}", "role: }}")})
+    for seconds in (3, 4):
+        turn(parts, seconds)
+    status = parts.reconciler.status
+    assert status.held is None and status.withheld == () and status.problems
+    assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
+
+
+def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_is_held_by_nobody_but_those_that_fetched_it(
+    repository: Repository, tmp_path: Path
+) -> None:
+    """The stranger approves a new image, one machine fetches it, and `git revert` follows."""
+    state = tmp_path / "state"
+    loose = {"GITBOOT_MAX_UPDATE_PERCENT": "100", "GITBOOT_MAX_SMALL_GROUP": "100"}
+    paths = {name: f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe" for name in SERVERS}
+    with running(repository.bare, tmp_path, "--poll", "1", environment=loose, records="adopt") as instance:
+
+        def attempted() -> dict[str, Any]:
+            found: dict[str, Any] = instance.status()["attempted"]
+            return found
+
+        def held_is(commit: str) -> Callable[[], Any]:
+            return lambda: attempted()["commit"] == commit and attempted()["held"]
+
+        bad = repository.push(documents(BAD))
+        held = eventually(held_is(bad))
+        request(state, APPROVE, {"digest": held["digest"], "guards": held["guards"], "reason": "planned"})
+        eventually(lambda: instance.status()["applied"]["commit"] == bad)
+        assert f"{BAD}/kernel" in instance.get(paths["web03"]).text
+        revert = repository.push(documents())
+        eventually(lambda: (found := held_is(revert)()) and found["reinstalls"] == ["web03"])
+        assert [each["server"] for each in attempted()["withheld"]] == list(SERVERS)
+        for path in paths.values():
+            assert f"{BAD}/kernel" not in instance.get(path).text
+
+
+def test_finding_r1_a_revert_within_the_limit_installs_again_what_fetched_the_bad_image_and_nothing_else(
+    repository: Repository, tmp_path: Path
+) -> None:
+    """The stranger allows six reinstallations, one machine fetches the bad image, and `git revert` follows at once."""
+    loose = {
+        "GITBOOT_MAX_UPDATE_PERCENT": "100",
+        "GITBOOT_MAX_SMALL_GROUP": "100",
+        "GITBOOT_MAX_REINSTALLS": str(len(SERVERS)),
+    }
+    paths = {name: f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe" for name in SERVERS}
+    with running(repository.bare, tmp_path, "--poll", "1", environment=loose, records="adopt") as instance:
+        bad = repository.push(documents(BAD))
+        eventually(lambda: instance.status()["applied"]["commit"] == bad)
+        assert f"{BAD}/kernel" in instance.get(paths["web03"]).text
+        revert = repository.push(documents())
+        eventually(lambda: instance.status()["applied"]["commit"] == revert)
+        eventually(lambda: f"{OLD}/kernel" in instance.get(paths["web03"]).text)
+        for name in set(SERVERS) - {"web03"}:
+            assert "/kernel" not in instance.get(paths[name]).text
+        failing = {each["type"] for each in instance.status()["conditions"] if not each["status"]}
+        assert "RecordsKnown" not in failing
+        assert not [each for each in instance.events if each["type"] == "TakenBackBootMade"]
+
+
+@pytest.mark.parametrize("loses_clone", [False, True])
+def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_its_remedy_ends_it(
+    repository: Repository, tmp_path: Path, *, loses_clone: bool
+) -> None:
+    """The stranger drops a held revert with a force-push, perhaps loses the clone, and asks `status` what to do."""
+    state, path = tmp_path / "state", f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+    loose = {"GITBOOT_MAX_UPDATE_PERCENT": "100", "GITBOOT_MAX_SMALL_GROUP": "100"}
+
+    def run(*arguments: str, records: str | None = None) -> AbstractContextManager[Instance]:
+        return running(repository.bare, tmp_path, "--poll", "1", *arguments, environment=loose, records=records)
+
+    def held_is(instance: Instance, commit: str) -> Any:
+        attempted = instance.status()["attempted"]
+        return attempted["commit"] == commit and attempted["held"]
+
+    with run(records="adopt") as instance:
+        bad = repository.push(documents(BAD))
+        held = eventually(lambda: held_is(instance, bad))
+        request(state, APPROVE, {"digest": held["digest"], "guards": held["guards"], "reason": "planned"})
+        eventually(lambda: instance.status()["applied"]["commit"] == bad)
+        fetched = f"/v1/boot/{mac_of('web03').replace(':', '-')}/boot.ipxe"
+        assert f"{BAD}/kernel" in instance.get(fetched).text
+        revert = repository.push(documents())
+        eventually(lambda: held_is(instance, revert))
+        if not loses_clone:
+            git(repository.bare, "update-ref", "refs/heads/main", bad)
+            until_condition(instance, "HistoryKept", status=False, reason="CommitGone")
+    if loses_clone:
+        git(repository.bare, "update-ref", "refs/heads/main", bad)
+        lose(state / CLONE, repository)
+    with run() as instance:
+        found = until_condition(instance, "HistoryKept", status=False, reason="CommitGone")
+        assert f"{revert[:12]}, which takes the install boots of {len(SERVERS)} servers back" in found["message"]
+        assert f"{BAD}/kernel" not in instance.get(path).text
+    words = shlex.split(found["remedy"], comments=True)
+    assert words[:3] == ["gitboot", "run", "…"]
+    with run(*words[3:]) as instance:
+        eventually(lambda: f"{BAD}/kernel" in instance.get(path).text)
+        assert all(each["type"] != "HistoryKept" for each in instance.status()["conditions"])
+
+
+def test_a_revert_withdraws_the_override_of_the_bad_image_and_applies_once_its_absence_is_proven(
+    tmp_path: Path,
+) -> None:
+    web_policy = policy("web", often="OnImageChange")
+    with Rack(tmp_path, pool=(image(OLD), image(BAD), profile("web", OLD), web_policy)) as rack:
+        web = rack.add("web01")
+        rack.push()
+        with rack.running(records="adopt") as instance:
+
+            def accepted() -> str:
+                rack.typed("reconcile")
+                commit: str = instance.status()["accepted"]["commit"]
+                return commit
+
+            rack.pool = (image(OLD), image(BAD), profile("web", BAD), web_policy)
+            bad = rack.push("Roll out the bad image")
+            rack.typed("reconcile")
+            held = eventually(lambda: instance.status()["attempted"]["held"])
+            rack.said("approve", held["digest"], "--guard", "maxReinstalls", "--reason", "planned")
+            eventually(lambda: accepted() == bad and web.stands)
+            rack.pool = (image(OLD), image(BAD), profile("web", OLD), web_policy)
+            revert = rack.push("Take the bad image back")
+            rack.typed("reconcile")
+            eventually(lambda: not web.stands)
+            eventually(lambda: accepted() == revert)
+            web.machine.run_through()
+            assert (web.times_set, boots_of(instance, web)) == (1, "disk")

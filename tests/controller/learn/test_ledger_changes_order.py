@@ -1,0 +1,375 @@
+"""Order is the ledger's sequence: what was offered before counts for nothing after, whatever any clock says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.spool import SpoolFile, line_of, take
+from gitboot.jsonio import Digest
+from gitboot.ledger import server_tables
+from gitboot.render.paths import DATA, FAILED, PROVISIONED
+from gitboot.render.user_data_files import render
+from gitboot.resolve.install_attempts import step_of, token_of
+from gitboot.resolve.provisioning_record import Record, last_word, record_facts
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import NOON, Bench
+
+MAC = mac_of("web01").replace(":", "-")
+ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
+ASKING = (Phase.NETWORK, Cause.PENDING)
+# Of an endpoint's clock, against the instance's: what is more than 30 s off gives nothing, and a clock may step after.
+OFF = [timedelta(seconds=-30), timedelta(hours=-2), timedelta(), timedelta(seconds=30), timedelta(hours=2)]
+SAYS = "#cloud-config\nphone_home: {{ urls.provisioned }}\nbootcmd: {{ urls.failed }}\n"
+ENCODED = "#cloud-config\nscript: {{ urls.provisioned | b64encode }}\n"
+
+
+class Ordered(Bench):
+    """web01, which is installed by an image that fetches user data and reports."""
+
+    def install(
+        self,
+        *more: str,
+        evidence: str = "Reported",
+        image_name: str = "flatcar-1",
+        often: str = "Once",
+        attempts: int = 1,
+        text: str = SAYS,
+    ) -> BootPlan:
+        self.decide(
+            fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}, attempts: {attempts}}}"),
+            server("web01", "role: web", "provision: 1"),
+            *(image(f"flatcar-{number}", "userData: CloudInit") for number in (1, 2, 3)),
+            profile("web", image_name, "userData: {format: CloudInit, template: t}"),
+            policy("web", often=often),
+            *more,
+            files={"t": text},
+        )
+        return self.planned()
+
+    def planned(self) -> BootPlan:
+        plan = self.reconcile()
+        assert plan is not None
+        return plan
+
+    def entry(self, plan: BootPlan, off: timedelta = timedelta()) -> BootPlan:
+        self.fetch(plan, path=ENTRY, at=self.now + off)
+        return self.planned()
+
+    def asked(self, path: str, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
+        """A path that names an offer is asked for."""
+        assert token is not None
+        at = self.now + off
+        self.observe(Observation(server="web01", path=path, digest=token, client="10.0.0.7", at=at))
+        return self.planned()
+
+    def data(self, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
+        return self.asked(DATA.of(MAC, token or "", "user-data"), token, off)
+
+    def reports(self, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
+        return self.asked(PROVISIONED.of(MAC, token or ""), token, off)
+
+    def fails(self, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
+        return self.asked(FAILED.of(MAC, token or ""), token, off)
+
+    def order(self) -> BootPlan:
+        """A person says that web01 is pending."""
+        item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provisioned_at=self.now))}
+        self.request("records", items=[item], reason="once more")
+        return self.planned()
+
+    @property
+    def token(self) -> Digest | None:
+        """By which the attempt that is offered now, or was given last, is named."""
+        return token_of(self.decisions.servers["web01"], self.record)
+
+    @property
+    def step(self) -> str:
+        return step_of(self.decisions.servers["web01"], self.record)
+
+
+@pytest.fixture
+def web01(tmp_path: Path) -> Iterator[Ordered]:
+    with Ordered(tmp_path) as bench:
+        yield bench
+
+
+def shown(plan: BootPlan) -> tuple[Phase, Cause]:
+    return plan.phase, plan.cause
+
+
+# A person's word
+
+
+@pytest.mark.parametrize("off", OFF)
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_what_was_offered_before_a_persons_word_says_nothing_after_it(
+    web01: Ordered, off: timedelta, has_begun: bool
+) -> None:
+    first, token = web01.install(), web01.token
+    if has_begun:
+        web01.entry(first)
+        web01.data(token)
+    web01.wait(minutes=10)
+    again = web01.order()
+    assert (shown(again), again.digest != first.digest, web01.token != token) == (ASKING, True, True)
+    web01.entry(first, off)
+    web01.data(token, off)
+    web01.fails(token, off)
+    assert shown(web01.reports(token, off)) == ASKING
+    assert web01.step == "Pending"
+
+
+@pytest.mark.parametrize("off", OFF)
+@pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
+def test_what_was_offered_after_a_persons_word_is_given_once(web01: Ordered, off: timedelta, evidence: str) -> None:
+    """An endpoint's clock that is behind made evidence of what it gave older than the word: it was installed twice."""
+    web01.install(evidence=evidence)
+    web01.wait(minutes=10)
+    again = web01.order()
+    web01.entry(again, off)
+    assert web01.step == "Attempted"
+    web01.wait(minutes=2)
+    assert web01.planned().phase is Phase.DISK
+    web01.data(web01.token, off)
+    web01.reports(web01.token, off)
+    assert (web01.step, web01.planned().phase) == ("Provisioned", Phase.DISK)
+
+
+@pytest.mark.parametrize("off", [timedelta(hours=-3), timedelta(hours=3)])
+def test_a_word_counts_by_a_clock_that_has_moved_since_the_last_installation(web01: Ordered, off: timedelta) -> None:
+    plan = web01.install()
+    web01.entry(plan)
+    web01.reports(web01.token)
+    web01.now += off
+    web01.request("clock", reason="it is right now")
+    again = web01.order()
+    assert shown(again) == ASKING
+    web01.entry(again)
+    web01.wait(minutes=2)
+    assert (web01.step, web01.planned().phase) == ("Attempted", Phase.DISK)
+
+
+def test_a_word_and_the_fetch_of_what_it_voids_in_one_reconcile(web01: Ordered) -> None:
+    plan = web01.install()
+    web01.fetch(plan, path=ENTRY, at=web01.now + timedelta(minutes=1))
+    assert shown(web01.order()) == ASKING
+    assert web01.step == "Pending"
+
+
+def test_a_word_of_who_has_not_seen_the_newest_evidence_is_refused(web01: Ordered) -> None:
+    web01.entry(web01.install(evidence="Fetched"))
+    before = web01.record
+    web01.data(web01.token)
+    assert before is not None and web01.record is not None
+    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provisioned_at=web01.now))}
+    words = map(last_word, (before, web01.record))
+    numbers = [web01.request("records", items=[{**item, "seen": seen}], reason="x") for seen in words]
+    web01.planned()
+    assert [web01.outcome(each).partition(":")[0] for each in numbers] == ["refused", "web01 is pending"]
+
+
+# Commits
+
+
+@pytest.mark.parametrize("off", OFF)
+@pytest.mark.parametrize("ends", [False, True])
+def test_late_news_of_an_earlier_image_undoes_nothing(web01: Ordered, off: timedelta, ends: bool) -> None:
+    first = web01.install(often="OnImageChange", evidence="Fetched")
+    token = web01.token
+    second = web01.install(often="OnImageChange", evidence="Fetched", image_name="flatcar-2")
+    web01.entry(second)
+    if ends:
+        web01.data(web01.token)
+    before = web01.record
+    web01.wait(minutes=5)
+    web01.entry(first, off)
+    web01.data(token, off)
+    assert (web01.record, web01.planned().phase) == (before, Phase.DISK)
+
+
+@pytest.mark.parametrize("off", OFF)
+def test_an_image_that_is_wanted_again_is_another_offer(web01: Ordered, off: timedelta) -> None:
+    """The same plan, byte for byte, is published anew; what it met before another was given is no news of it."""
+    first = web01.install(often="OnImageChange")
+    web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
+    web01.wait(minutes=5)
+    again = web01.install(often="OnImageChange")
+    assert (shown(again), again.digest) == (ASKING, first.digest)
+    web01.entry(again, off)
+    web01.wait(minutes=5)
+    assert web01.planned().phase is Phase.DISK
+    assert web01.record is not None and [each.key for each in web01.record.attempts] == ["provision/1/flatcar-1"]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_an_image_that_was_given_before_the_one_before_it_was_heard_of_is_given_once(
+    web01: Ordered, together: bool
+) -> None:
+    """flatcar-1 reports when flatcar-2 is wanted; before that is published anew, the machine is given flatcar-2."""
+    first, token = web01.install(often="OnImageChange"), web01.token
+    web01.entry(first)
+    web01.data(token)
+    second = web01.install(often="OnImageChange", image_name="flatcar-2")
+    web01.wait(minutes=5)
+    assert token is not None
+    web01.observe(
+        Observation(server="web01", path=PROVISIONED.of(MAC, token), digest=token, client="10.0.0.7", at=web01.now)
+    )
+    if not together:
+        web01.planned()
+    web01.entry(second)
+    assert web01.told("Provisioned") == ["Provisioned"]
+    assert web01.step == "Attempted"
+    web01.wait(minutes=2)
+    assert shown(web01.planned()) == (Phase.DISK, Cause.ATTEMPTED)
+    assert shown(web01.data(web01.token)) == (Phase.DISK, Cause.STARTED)
+    web01.reports(web01.token)
+    assert web01.step == "Provisioned"
+
+
+def test_each_commit_and_each_word_is_a_decision_of_its_own_and_nothing_else_is(web01: Ordered) -> None:
+    web01.install()
+    assert web01.knowledge.facts.sequence == 2  # it has a commit, and begins
+    for _ in range(3):
+        web01.wait(hours=1)
+        web01.planned()
+    assert web01.knowledge.facts.sequence == 2
+    web01.order()
+    assert (web01.knowledge.facts.sequence, web01.record and web01.record.offered) == (3, 3)
+
+
+def test_a_restart_goes_on_counting(tmp_path: Path) -> None:
+    with Ordered(tmp_path) as web01:
+        first = web01.install()
+        again = web01.order()
+    with Ordered(tmp_path, initial=None) as web01:
+        assert web01.install().digest == again.digest
+        web01.entry(first, timedelta(hours=1))
+        assert web01.step == "Pending"
+        assert web01.order().digest not in (first.digest, again.digest)
+
+
+# Attempts
+
+
+@pytest.mark.parametrize("off", OFF)
+def test_a_failure_that_is_told_twice_ends_one_attempt(web01: Ordered, off: timedelta) -> None:
+    web01.entry(web01.install(attempts=3))
+    first = web01.token
+    web01.entry(web01.fails(first))
+    assert web01.token != first
+    web01.wait(minutes=5)
+    web01.fails(first, off)
+    assert web01.record is not None
+    assert [(each.number, each.step) for each in web01.record.attempts] == [(1, "Failed"), (2, "Attempted")]
+    assert web01.planned().phase is Phase.DISK
+    web01.fails(web01.token, off)
+    assert [each.step for each in web01.record.attempts] == ["Failed", "Failed"]
+
+
+@pytest.mark.parametrize("off", OFF)
+def test_data_of_an_attempt_that_has_failed_starts_no_other(web01: Ordered, off: timedelta) -> None:
+    web01.entry(web01.install(attempts=3))
+    first = web01.token
+    web01.entry(web01.fails(first))
+    web01.data(first, off)
+    assert web01.step == "Attempted"
+    web01.data(web01.token, off)
+    assert web01.step == "Started"
+
+
+def test_user_data_names_the_attempt_that_it_is_of(web01: Ordered) -> None:
+    plan, common = web01.install(attempts=2), web01.token
+    decision = web01.decisions.servers["web01"]
+    assert (common, plan.token, plan.data) == (decision.token, None, common)
+    web01.entry(plan)
+    again = web01.fails(common)
+    assert common is not None and again.token is not None and again.token == again.data != common
+    files = dict(render(decision, again))
+    text = files[DATA.of(MAC, again.token, "user-data")].content.decode()
+    assert (text.count(again.token), common in text) == (2, False)
+    assert any(f"/data/{again.token}/" in each for each in (again.boot.kernel_arguments if again.boot else ()))
+    published = web01.servers["web01"].published.paths
+    assert {FAILED.of(MAC, each) for each in (common, again.token)} <= published.keys()
+
+
+def test_an_installer_whose_user_data_hides_the_name_is_heard_by_the_common_one(web01: Ordered) -> None:
+    web01.entry(web01.install(attempts=2, text=ENCODED))
+    common = web01.token
+    web01.entry(web01.fails(common))
+    assert web01.token != common
+    web01.reports(common)
+    assert web01.step == "Provisioned"
+
+
+# Maintenances
+
+
+@pytest.mark.parametrize("off", OFF)
+def test_late_news_of_a_wipe_before_an_installation_leaves_it_known(web01: Ordered, off: timedelta) -> None:
+    wipe = maintenance("wipe", "20T11:00 20T12:30", "networkBoot: Once", boots="web")
+    wiping = web01.install(wipe)
+    assert wiping.phase is Phase.MAINTENANCE
+    web01.now = NOON + timedelta(minutes=31)
+    again = web01.order()
+    assert shown(again) == ASKING
+    web01.entry(again)
+    web01.reports(web01.token)
+    web01.fetch(wiping, path=ENTRY, at=NOON + off)
+    web01.planned()
+    assert (web01.step, web01.record and web01.record.overwritten_by) == ("Provisioned", None)
+    assert web01.record is not None and web01.record.runs["wipe"].run == 1  # and is not made again
+
+
+# What comes in
+
+
+def test_lines_of_one_writer_are_read_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
+    """A clock that went back between them changes nothing."""
+    writer = SpoolFile(tmp_path)
+    instants = [NOON, NOON - timedelta(hours=1), NOON + timedelta(seconds=5), NOON - timedelta(hours=2)]
+    for number, instant in enumerate(instants):
+        writer.append(line_of(seen_at(instant, f"boot/{number}")))
+    other = SpoolFile(tmp_path)
+    other.append(line_of(seen_at(NOON + timedelta(seconds=2), "boot/other")))
+    found = [each.path for each in take(tmp_path, {}).observations]
+    assert found == ["boot/0", "boot/1", "boot/other", "boot/2", "boot/3"]
+    writer.close()
+    other.close()
+
+
+def seen_at(instant: datetime, path: str) -> Observation:
+    return Observation(server="web01", path=path, digest=Digest("d" * 64), client="10.0.0.7", at=instant)
+
+
+def test_a_mirrors_date_tells_which_of_two_equal_offers_was_sent(web01: Ordered) -> None:
+    """web01 was sent flatcar-1, then another; the log of the first comes when flatcar-1 is offered once more."""
+    web01.install(often="OnImageChange")
+    early = int(web01.now.timestamp())
+    path = next(path for path in web01.servers["web01"].entries if path.endswith("boot.ipxe"))
+    web01.wait(minutes=5)
+    web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
+    web01.wait(minutes=5)
+    web01.install(often="OnImageChange")
+    web01.observe(Observation(server="", path=path, modified=early, client="10.0.0.7", at=web01.now))
+    assert shown(web01.planned()) == ASKING
+    late = Observation(server="", path=path, modified=int(web01.now.timestamp()), client="10.0.0.7", at=NOON)
+    web01.observe(late)
+    web01.wait(minutes=5)
+    assert web01.planned().phase is Phase.DISK
+
+
+def test_an_offer_has_the_number_of_the_newest_decision_and_so_a_lower_one_than_a_later_word(web01: Ordered) -> None:
+    numbers = []
+    for plan in (web01.install(), web01.order()):
+        offer = server_tables.offered(web01.ledger, plan.digest)
+        assert offer is not None
+        numbers.append(offer.number)
+    assert numbers == [2, 3]
+    assert web01.record is not None and web01.record.offered == 3

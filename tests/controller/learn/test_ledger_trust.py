@@ -1,0 +1,717 @@
+"""Clocks that are wrong, and ledgers that may be older copies: what an instance does with either."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from gitboot.controller.forge import Forge, Project, Verdicts, verdicts_of, witness_of
+from gitboot.controller.instance_state import Fetched
+from gitboot.controller.learn.ledger_changes import KEPT, Batch, learn
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.endpoint.served_files import PublishedTree
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.jsonio import Digest
+from gitboot.ledger import instance_tables
+from gitboot.ledger.instance_tables import Facts
+from gitboot.resolve.provisioning_record import Record, record_facts
+from gitboot.resolve.server_plan import Phase
+from gitboot.review.guards import Limits
+from gitboot.system_clock import Keeping, Uptime, keeping_of
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.forges import TOKEN, ForgeHost, forge_host
+from tests.helpers.instance_bench import NOON, Bench
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository
+from tests.helpers.served_tree import rendered_states
+
+TWO_HOURS = timedelta(hours=2)
+
+
+def fleet_of(provision: int = 1, *more: str) -> tuple[str, ...]:
+    return (
+        SEED[0],
+        server("web01", "role: web", f"provision: {provision}"),
+        *SEED[2:6],
+        policy("web", often="Once"),
+        *more,
+    )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Bench(tmp_path) as bench:
+        yield bench
+
+
+def phase(bench: Bench) -> Phase | None:
+    plan = bench.plan()
+    return plan.phase if plan is not None else None
+
+
+# An older copy
+
+
+@pytest.mark.parametrize(
+    ("path", "is_once", "trusted"),
+    [("boot.ipxe", True, False), ("boot.ipxe", False, True), ("data/0/user-data", True, True)],
+    ids=["a boot given once", "one given each time", "data, which is asked for long after"],
+)
+def test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy(
+    bench: Bench, path: str, is_once: bool, trusted: bool
+) -> None:
+    """STATE and OUTPUT were put back together, and only the spool knows of the boot that was given since."""
+    bench.decide(*fleet_of())
+    assert phase(bench) is Phase.NETWORK
+    plan, offer = Digest("1" * 64), Digest("2" * 64) if is_once else None
+    entry = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/{path}"
+    bench.observe(Observation(server="web01", path=entry, digest=plan, offer=offer, client="10.0.0.7", at=bench.now))
+    assert phase(bench) is (Phase.NETWORK if trusted else Phase.DISK)
+    assert bench.knowledge.is_trusted is trusted
+    found = {each.type: each.reason for each in bench.instance.reconciler.status.conditions if not each.status}
+    assert found.get("RecordsKnown") == (None if trusted else "RestoredLedger")
+
+
+# The clock
+
+
+def test_e4_a_boot_that_was_made_by_a_clock_that_was_ahead_is_not_offered_again(bench: Bench) -> None:
+    bench.now = NOON + TWO_HOURS  # it is noon
+    bench.decide(*fleet_of())
+    bench.fetch(bench.plan())
+    assert phase(bench) is Phase.NETWORK  # the minute of grace
+    bench.now = NOON + timedelta(seconds=30)
+    assert phase(bench) is Phase.DISK
+    status, reason, message = bench.condition("ClockTrusted") or (None, "", "")
+    assert (status, reason) == (False, "Behind")
+    assert "gitboot records confirm-clock" in message
+    for seconds in (0, 1, 59):  # the clock gets there again
+        bench.now = NOON + TWO_HOURS + timedelta(seconds=seconds)
+        bench.decide(*fleet_of(1, image(f"more-{seconds}")))
+        assert phase(bench) is Phase.DISK
+    assert (bench.condition("ClockTrusted") or (None,))[0] is True
+
+
+def test_e4_evidence_of_a_raised_provision_is_no_older_than_what_a_clock_that_was_ahead_said(bench: Bench) -> None:
+    bench.now = NOON + TWO_HOURS
+    bench.decide(*fleet_of(1))
+    bench.fetch(bench.plan())
+    bench.wait(minutes=2)
+    assert phase(bench) is Phase.DISK
+    bench.now = NOON
+    bench.decide(*fleet_of(2))
+    bench.request("clock", reason="it was two hours ahead")
+    plan = bench.plan()
+    assert plan is not None and plan.phase is Phase.NETWORK
+    bench.fetch(plan)
+    bench.wait(minutes=2)
+    assert phase(bench) is Phase.DISK
+    assert bench.record is not None and bench.record.provision == 2
+
+
+@pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
+def test_e4_what_is_heard_of_once_the_clock_was_set_right_opens_nothing_more(bench: Bench, evidence: str) -> None:
+    """It was given by a clock that was ahead, and nobody reconciled then."""
+    settings = fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}")
+    bench.decide(settings, *fleet_of()[1:])
+    plan = bench.plan()
+    bench.now = NOON + TWO_HOURS
+    bench.fetch(plan)
+    bench.now = NOON + timedelta(seconds=61)
+    assert phase(bench) is Phase.DISK
+    bench.now = NOON + TWO_HOURS
+    assert phase(bench) is Phase.DISK
+
+
+@pytest.mark.parametrize("is_heard", ["before", "after"])
+def test_e4_a_clock_that_was_ahead_and_is_set_right_within_the_minute_opens_it_no_more(
+    bench: Bench, is_heard: str
+) -> None:
+    """A machine fetched its boot three minutes ago; by the clock that was ahead it was five seconds ago."""
+    bench.now, bench.ahead = NOON + timedelta(minutes=3), timedelta(minutes=3)
+    bench.decide(*fleet_of())
+    plan = bench.plan()
+    assert plan is not None
+    entry = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+    up = Uptime("this", NOON.timestamp())
+    bench.observe(Observation(server="web01", path=entry, digest=plan.digest, client="10.0.0.7", at=bench.now, up=up))
+    if is_heard == "before":
+        assert phase(bench) is Phase.NETWORK  # for a minute, to another NIC
+    bench.now, bench.ahead = NOON + timedelta(minutes=3, seconds=5), timedelta(0)
+    assert phase(bench) is Phase.DISK
+
+
+def test_e4_a_server_that_was_said_to_be_pending_by_a_clock_that_was_ahead_is_installed_once(bench: Bench) -> None:
+    bench.now = NOON + TWO_HOURS
+    bench.decide(*fleet_of(1))
+    bench.fetch(bench.plan())
+    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provisioned_at=bench.now))}
+    bench.request("records", items=[item], reason="once more")
+    assert phase(bench) is Phase.NETWORK
+    bench.now = NOON
+    bench.plan()
+    bench.wait(minutes=1)
+    bench.request("clock", reason="it was two hours ahead")
+    bench.fetch(bench.plan())
+    bench.wait(minutes=2)
+    assert phase(bench) is Phase.DISK
+
+
+def test_e4_a_run_that_was_made_by_a_clock_that_was_ahead_is_not_made_again(bench: Bench) -> None:
+    bench.now = NOON + TWO_HOURS
+    window = maintenance("repair", "20T11:00 20T16:00", "networkBoot: Once")
+    bench.decide(*fleet_of(0, window))
+    bench.fetch(bench.plan())
+    assert phase(bench) is Phase.MAINTENANCE
+    bench.now = NOON + timedelta(seconds=30)
+    assert phase(bench) is Phase.DISK
+    bench.now = NOON + TWO_HOURS + timedelta(seconds=10)
+    bench.decide(*fleet_of(0, window, image("more")))
+    assert phase(bench) is Phase.DISK
+
+
+@pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
+@pytest.mark.parametrize("wipes", [False, True])
+def test_e4_what_was_made_is_not_given_again_where_a_clock_is_behind_by_little(
+    bench: Bench, evidence: str, wipes: bool
+) -> None:
+    """It was set back by three minutes, of which two had passed by then."""
+    settings = fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}")
+    wipe = (maintenance("wipe", "20T11:00 20T16:00", "networkBoot: Once"),) if wipes else ()
+    bench.decide(settings, *fleet_of()[1:], *wipe)
+    plan = bench.plan()
+    assert plan is not None and plan.phase is (Phase.MAINTENANCE if wipes else Phase.NETWORK)
+    bench.fetch(plan)
+    assert phase(bench) is plan.phase  # the minute of grace
+    bench.now = NOON - timedelta(seconds=49)
+    assert phase(bench) is Phase.DISK
+    bench.now = NOON + timedelta(seconds=12)
+    assert phase(bench) is Phase.DISK
+
+
+EVERY_TIME = maintenance("wipe", "20T11:00 20T13:00")
+
+
+@pytest.mark.parametrize("back", [timedelta(seconds=1), timedelta(minutes=1), timedelta(minutes=90)])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_e4_a_clock_that_steps_back_opens_no_window_that_was_left(
+    tmp_path: Path, back: timedelta, restarts: bool
+) -> None:
+    """A boot that writes disks at each boot of its window has no record that it was made."""
+    end = NOON + timedelta(hours=1)
+    with Bench(tmp_path) as bench:
+        bench.decide(*fleet_of(0, EVERY_TIME))
+        for bench.now in (end - timedelta(minutes=5), end - timedelta(seconds=1)):
+            bench.plan()
+            assert phase(bench) is Phase.MAINTENANCE
+        bench.now = end
+        assert phase(bench) is Phase.DISK
+        if not restarts:
+            bench.now = end - back
+            assert phase(bench) is Phase.DISK
+            bench.wait(seconds=1)
+            assert phase(bench) is Phase.DISK
+    with Bench(tmp_path) as bench:
+        bench.now = end - back
+        bench.decide(*fleet_of(0, EVERY_TIME, image("more")))
+        assert phase(bench) is Phase.DISK
+        assert all(
+            turn.in_window is False for turns in bench.servers["web01"].published.paths.values() for turn in turns
+        )
+        bench.request("clock", reason="it was ahead before")  # who says so says that the window is not over
+        bench.plan()
+        assert phase(bench) is Phase.MAINTENANCE
+
+
+def test_e4_a_clock_that_steps_back_opens_windows_that_were_not_reached_when_they_are_due(bench: Bench) -> None:
+    later = maintenance("later", "20T13:30 20T14:00")
+    bench.decide(*fleet_of(0, EVERY_TIME, later))
+    bench.now = NOON + timedelta(hours=1, minutes=10)
+    assert phase(bench) is Phase.DISK
+    bench.now = NOON + timedelta(minutes=50)
+    assert phase(bench) is Phase.DISK
+    bench.now = NOON + timedelta(minutes=90)
+    assert phase(bench) is Phase.MAINTENANCE
+    bench.now = NOON + timedelta(hours=2)
+    assert phase(bench) is Phase.DISK
+
+
+@pytest.mark.parametrize(("minutes", "trusted"), [(0, True), (2, True), (2.1, False), (60 * 24 * 365, False)])
+def test_a_clock_may_be_two_minutes_behind_the_ledger(bench: Bench, minutes: float, trusted: bool) -> None:
+    bench.decide(*fleet_of())
+    bench.plan()
+    bench.now -= timedelta(minutes=minutes)
+    bench.plan()
+    assert (bench.condition("ClockTrusted") or (None,))[0] is trusted
+    assert bench.schedule.may_set is trusted
+
+
+def test_e32_an_instance_writes_its_time_at_each_pass_and_endpoints_compare_theirs(tmp_path: Path) -> None:
+    now = [NOON]
+    repository = Repository.create(tmp_path / "git")
+    repository.push(documents())
+    with in_process(tmp_path, repository.bare, initial="adopt", clock=lambda: now[0]) as parts:
+        turn(parts, now[0])
+        offs = (timedelta(minutes=10), timedelta(minutes=-10), timedelta(seconds=20))
+        trees = [PublishedTree(tmp_path / "output", lambda off=off: now[0] + off) for off in offs]  # type: ignore[misc]
+        for _ in range(3):
+            now[0] += timedelta(minutes=1)
+            parts.reconciler.reconcile(now[0], fetched=Fetched())  # there is nothing new
+            for tree in trees:
+                tree.look()
+            assert [tree.clock.off for tree in trees] == [*offs[:2], None]
+        assert [tree.clock.doubt is None for tree in trees] == [False, False, True]
+        now[0] += timedelta(hours=5)  # and then the instance is gone
+        for tree in trees:
+            tree.look()
+        assert [tree.clock.doubt is None for tree in trees] == [False, True, True]
+
+
+def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
+    bench.decide(*fleet_of())
+    bench.plan()
+    bench.now -= TWO_HOURS
+    bench.plan()
+    assert bench.schedule.may_set is False
+    number = bench.request("clock", reason="the battery was replaced")
+    bench.plan()
+    assert "the battery was replaced" in bench.outcome(number)
+    assert (bench.schedule.may_set, (bench.condition("ClockTrusted") or (None,))[0]) == (True, True)
+
+
+def test_what_is_behind_after_a_restart_is_noticed(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        bench.decide(*fleet_of())
+        bench.plan()
+    with Bench(tmp_path) as bench:
+        bench.now = NOON - timedelta(days=365)
+        bench.decide(*fleet_of())
+        bench.plan()
+        assert (bench.condition("ClockTrusted") or ())[:2] == (False, "Behind")
+
+
+@for_each(
+    ("case", "status", "freq", "esterror", "served", "expected"),
+    [
+        ("ntpd, chrony with rtcsync, timesyncd", 0x2001, 12345, 500, True, Keeping.SYNCHRONISED),
+        ("the same, seen from a container", 0x2001, 12345, 500, False, Keeping.SYNCHRONISED),
+        ("a machine that has just booted, and its service waits for an answer", 0x40, 0, 16_000_000, True, None),
+        ("a service that has lost its servers", 0x40, 12345, 500, False, None),
+        ("a virtual machine without any service, a sandbox", 0x40, 0, 16_000_000, False, Keeping.UNKEPT),
+    ],
+)
+def test_what_the_kernel_says_of_its_clock(
+    case: str, status: int, freq: int, esterror: int, served: bool, expected: Keeping | None
+) -> None:
+    assert keeping_of(status, freq, esterror, served=served) is (expected or Keeping.UNSYNCHRONISED), case
+
+
+def test_nothing_is_set_while_the_clock_is_unsynchronised_and_an_ordinary_day_needs_no_word(bench: Bench) -> None:
+    def trusted(keeping: Keeping) -> bool:
+        bench.instance.reconciler.reconcile(bench.now, keeping=keeping)
+        assert bench.schedule.may_set is (bench.condition("ClockTrusted") or (None,))[0]
+        return bool(bench.schedule.may_set)
+
+    bench.decide(*fleet_of())
+    assert trusted(Keeping.UNKNOWN)
+    assert trusted(Keeping.UNKEPT)  # containers, sandboxes
+    assert not trusted(Keeping.UNSYNCHRONISED)
+    assert trusted(Keeping.SYNCHRONISED)
+    assert not trusted(Keeping.UNKEPT)  # the host was restarted, and its service, which is not seen here, waits
+    bench.request("clock", reason="no time service any more")
+    assert trusted(Keeping.UNKEPT)
+    assert trusted(Keeping.UNSYNCHRONISED)
+    assert trusted(Keeping.SYNCHRONISED)
+    assert not trusted(Keeping.UNSYNCHRONISED)  # that was said of another day
+
+
+# Older copies
+
+
+def documents(image_name: str = "flatcar-1") -> dict[str, str]:
+    servers = (server(f"web{number:02}") for number in range(3))
+    images = (image("flatcar-1"), image("flatcar-2"), image("flatcar-3"))
+    more = (profile("web", image_name), policy("web", often="OnImageChange"))
+    return {"fleet.yaml": "---\n".join((fleet(), *servers, *images, *more))}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push(documents())
+    return made
+
+
+def turn(parts: Parts, at: datetime) -> None:
+    parts.source.fetch()
+    parts.reconciler.reconcile(at, fetched=Fetched())
+
+
+def reinstalled(parts: Parts, repository: Repository, name: str, at: datetime) -> tuple[bool, str]:
+    """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted at once; and its id."""
+    repository.push(documents(name))
+    turn(parts, at)
+    held = parts.reconciler.status.held
+    assert held is not None
+    lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
+    commit = repository.push({}, f"Agreed\n\n{lines}")
+    turn(parts, at)
+    return parts.reconciler.status.applied == commit, commit
+
+
+def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, repository: Repository) -> None:
+    """STATE and OUTPUT are from one old snapshot: nothing in them tells."""
+    with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
+        turn(parts, NOON)
+    for name in ("state", "output"):
+        shutil.copytree(tmp_path / name, tmp_path / "snapshot" / name)
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        was_accepted, commit = reinstalled(parts, repository, "flatcar-2", NOON + timedelta(minutes=30))
+        assert was_accepted
+    for name in ("state", "output"):
+        shutil.rmtree(tmp_path / name)
+        shutil.move(tmp_path / "snapshot" / name, tmp_path / name)
+    later = NOON + timedelta(days=3)
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        for seconds in range(3):
+            turn(parts, later + timedelta(seconds=seconds))
+        held = parts.reconciler.status.held
+        assert held is not None and held.commit == commit
+        (event,) = (event for event in parts.events if event.type == "Held")
+        assert "Lines of messages do not count" in event.message and "gitboot approve" in event.message
+        approval = {"digest": held.digest, "guards": list(held.guards), "reason": "installed on Tuesday"}
+        instance_tables.give(parts.ledger, later, "ada", "approve", approval)
+        for seconds in (3, 4):
+            turn(parts, later + timedelta(seconds=seconds))
+        assert parts.reconciler.status.applied == commit
+        assert reinstalled(parts, repository, "flatcar-3", later + timedelta(minutes=1))[0]  # from now on they count
+
+
+@pytest.mark.parametrize(
+    ("case", "every", "then", "gap"),
+    [
+        ("a restart that took long", timedelta(minutes=1), timedelta(minutes=45), False),
+        ("a night", timedelta(minutes=1), timedelta(hours=9), True),
+        ("a timer every six hours", timedelta(hours=6), timedelta(hours=6), False),
+        ("a timer that was late", timedelta(hours=6), timedelta(hours=17), False),
+        ("a timer that was stopped for a day", timedelta(hours=6), timedelta(hours=24), True),
+    ],
+)
+def test_a_gap_is_longer_than_an_hour_and_than_is_usual(
+    bench: Bench, case: str, every: timedelta, then: timedelta, gap: bool
+) -> None:
+    bench.decide(*fleet_of())
+    for _ in range(5):
+        bench.reconcile()
+        bench.instance.reconciler.reconcile(bench.now, fetched=Fetched())
+        bench.now += every
+    bench.now += then - every
+    bench.instance.reconciler.reconcile(bench.now)
+    assert bench.knowledge.facts.gap is gap, case
+
+
+def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: Path, repository: Repository) -> None:
+    places = [path for path in (Path("/dev/shm"), Path("/var/tmp")) if path.exists()]
+    elsewhere = next((path for path in places if path.stat().st_dev != tmp_path.stat().st_dev), None)
+    if elsewhere is None:
+        pytest.skip("there is no other disk here")
+    spool = Path(mkdtemp(prefix="gitboot-", dir=elsewhere))
+    (tmp_path / "spool").symlink_to(spool)
+    try:
+        for days, expected in ((0, True), (3, True)):
+            with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt" if not days else None) as parts:
+                turn(parts, NOON + timedelta(days=days))
+                assert instance_tables.read(parts.ledger).gap is False
+                name = "flatcar-2" if not days else "flatcar-3"
+                assert reinstalled(parts, repository, name, NOON + timedelta(days=days))[0] is expected
+        identity, changes = (spool / "ledger.mark").read_text().split()
+        (spool / "ledger.mark").write_text(f"{identity} {int(changes) + 1}")
+        with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+            assert instance_tables.read(parts.ledger).doubt == "RestoredLedger"  # the witness knows more
+    finally:
+        shutil.rmtree(spool)
+
+
+@pytest.mark.parametrize("lost", ["OUTPUT", "the mark in STATE", "what STATE has learnt since"])
+def test_e9_a_ledger_that_nothing_outside_agrees_with_installs_nothing(
+    tmp_path: Path, repository: Repository, lost: str
+) -> None:
+    with in_process(tmp_path, repository.bare, initial="adopt") as parts:
+        turn(parts, NOON)
+        if lost == "what STATE has learnt since":
+            with parts.ledger.writing() as tx:
+                tx.mark()
+            turn(parts, NOON)
+    if lost == "OUTPUT":
+        shutil.rmtree(tmp_path / "output")
+    elif lost == "the mark in STATE":
+        (tmp_path / "state" / "ledger.mark").unlink()
+    else:
+        status = tmp_path / "output" / "ops" / "status.json"
+        found = json.loads(status.read_bytes())
+        status.write_text(json.dumps({**found, "changes": found["changes"] + 1}))
+    with in_process(tmp_path, repository.bare) as parts:
+        turn(parts, NOON + timedelta(seconds=1))
+        assert instance_tables.read(parts.ledger).doubt == "RestoredLedger"
+        assert dict(parts.reconciler.status.records) == {"Unknown": 3}
+        instance_tables.give(parts.ledger, NOON, "ada", "begin", {"how": "as-recorded"})
+        turn(parts, NOON + timedelta(seconds=2))
+        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
+    with in_process(tmp_path, repository.bare) as parts:  # said once
+        turn(parts, NOON + timedelta(seconds=3))
+        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
+
+
+# What a forge knows
+
+
+class Witnessed:
+    """An instance beside its forge, as `gitboot run` puts them together."""
+
+    def __init__(self, parts: Parts, host: ForgeHost, token: Path) -> None:
+        self.parts = parts
+        forge = Forge(Project.parse(host.project), token, name="gitboot")
+        self.verdicts = Verdicts(forge, lambda: None, asks=True, first_retry_s=0.05)
+        self.witness = witness_of(self.verdicts, parts.source, parts.ledger)
+
+    def turn(self, at: datetime, *, fetched: bool = True, asks: bool = True) -> None:
+        parts = self.parts
+        if fetched:
+            parts.source.fetch()
+        if asks:
+            self.witness.ask(fetched=fetched)
+        parts.reconciler.reconcile(at, fetched=Fetched(), telling=self.witness.telling)
+        self.verdicts.note(verdicts_of(parts.reconciler.status, parts.ledger.progress[1]))
+
+    @property
+    def doubt(self) -> str | None:
+        return self.parts.reconciler.standing.knowledge.facts.doubt
+
+    @property
+    def phases(self) -> dict[str, int]:
+        return dict(self.parts.reconciler.status.phases)
+
+
+@pytest.fixture
+def host() -> Iterator[ForgeHost]:
+    with forge_host("gitea") as host:
+        yield host
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text(TOKEN)
+    return tmp_path / "token"
+
+
+@contextmanager
+def beside(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path, initial: str | None = None
+) -> Iterator[Witnessed]:
+    (tmp_path / "spool").mkdir(exist_ok=True)
+    with in_process(tmp_path, repository.bare, limits=Limits(), initial=initial) as parts:
+        found = Witnessed(parts, host, token)
+        try:
+            yield found
+        finally:
+            found.verdicts.close(patience_s=30)
+
+
+ALL = ("state", "output", "spool")
+
+
+def kept(tmp_path: Path) -> None:
+    for name in ALL:
+        shutil.copytree(tmp_path / name, tmp_path / "snapshot" / name, dirs_exist_ok=True)
+
+
+def put_back(tmp_path: Path) -> None:
+    """STATE, OUTPUT and the spool, all from one backup: nothing on this machine tells."""
+    for name in ALL:
+        shutil.rmtree(tmp_path / name)
+        shutil.move(tmp_path / "snapshot" / name, tmp_path / name)
+
+
+def reinstall(repository: Repository, found: Witnessed, name: str, at: datetime) -> bool:
+    """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted."""
+    repository.push(documents(name))
+    found.turn(at)
+    held = found.parts.reconciler.status.held
+    assert held is not None
+    lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
+    commit = repository.push({}, f"Agreed\n\n{lines}")
+    found.turn(at)
+    return found.parts.reconciler.status.applied == commit
+
+
+def install(found: Witnessed, at: datetime) -> None:
+    """Every server is given its boot."""
+    states = rendered_states(found.parts.reconciler.standing)
+    writer = SpoolFile(found.parts.spool)
+    for name, state in states.items():
+        assert state.plan is not None and state.plan.phase is Phase.NETWORK
+        path = next(path for path in state.published.paths if path.endswith("boot.ipxe"))
+        writer.append(line_of(Observation(server=name, path=path, client="10.0.0.7", at=at, digest=state.plan.digest)))
+    writer.close()
+    found.turn(at)
+
+
+@pytest.mark.parametrize("later", [timedelta(minutes=50), timedelta(days=3)])
+def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path, later: timedelta
+) -> None:
+    """A commit was accepted and three servers were installed since the backup: without the forge they are again."""
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+    kept(tmp_path)
+    with beside(tmp_path, repository, host, token) as found:
+        assert reinstall(repository, found, "flatcar-2", NOON + timedelta(minutes=30))
+        install(found, NOON + timedelta(minutes=31))
+        assert dict(found.parts.reconciler.status.records) == {"Provisioned": 3}
+    put_back(tmp_path)
+    with beside(tmp_path, repository, host, token) as found:
+        for seconds in range(3):
+            found.turn(NOON + later + timedelta(seconds=seconds))
+        assert found.doubt == "RestoredLedger"
+        assert (found.phases, dict(found.parts.reconciler.status.records)) == ({"Disk": 3}, {"Unknown": 3})
+        instance_tables.give(found.parts.ledger, NOON, "ada", "begin", {"how": "adopt"})
+        found.turn(NOON + later + timedelta(seconds=4))
+        assert found.doubt is None
+    with beside(tmp_path, repository, host, token) as found:  # said once
+        found.turn(NOON + later + timedelta(minutes=1))
+        assert (found.doubt, found.phases) == (None, {"Disk": 3})
+
+
+def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
+) -> None:
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+        ledger, commit = found.parts.ledger.progress[0], found.parts.reconciler.status.applied
+    forged = f"accepted (ledger {ledger}, change 999999999)"
+    host.statuses.append({"id": 99, "sha": commit, "context": "gitboot", "state": "success", "description": forged})
+    with beside(tmp_path, repository, host, token) as found:
+        for seconds in range(2):
+            found.turn(NOON + timedelta(seconds=seconds))
+        assert (found.doubt, found.phases) == (None, {"Disk": 3})
+        said = [event for event in found.parts.events if event.type == "StatusUnproven"]
+        assert [event.facts["change"] for event in said] == [999999999]
+
+
+def test_e9_what_was_only_installed_since_a_backup_is_known_by_the_forge_too(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
+) -> None:
+    """No commit came since, so no verdict: how far the ledger has come is told all the same."""
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+        assert reinstall(repository, found, "flatcar-2", NOON)
+        assert found.phases == {"Network": 3}
+    kept(tmp_path)
+    with beside(tmp_path, repository, host, token) as found:
+        found.turn(NOON + timedelta(minutes=1))
+        install(found, NOON + timedelta(minutes=2))
+    put_back(tmp_path)
+    with beside(tmp_path, repository, host, token) as found:
+        found.turn(NOON + timedelta(minutes=10))
+        assert (found.doubt, found.phases) == ("RestoredLedger", {"Disk": 3})
+
+
+def test_a_forge_that_knows_the_newest_change_vouches_for_a_ledger_that_was_left_alone(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
+) -> None:
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+    for days, name in ((3, "flatcar-2"), (6, "flatcar-3")):
+        with beside(tmp_path, repository, host, token) as found:
+            found.turn(NOON + timedelta(days=days))
+            assert found.parts.reconciler.standing.knowledge.facts.gap is False
+            assert reinstall(repository, found, name, NOON + timedelta(days=days))
+
+
+def test_a_line_that_came_before_the_forge_was_asked_counts_once_it_vouches(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
+) -> None:
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+    later = NOON + timedelta(days=3)
+    with beside(tmp_path, repository, host, token) as found:
+        repository.push(documents("flatcar-2"))
+        found.turn(later, asks=False)
+        held = found.parts.reconciler.status.held
+        assert held is not None
+        lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
+        commit = repository.push({}, f"Agreed\n\n{lines}")
+        found.turn(later, asks=False)
+        assert found.parts.reconciler.status.held is not None
+        found.turn(later)
+        assert found.parts.reconciler.status.applied == commit
+
+
+@pytest.mark.parametrize("case", ["it knows nothing", "it knows less", "it is away", "another ledger told it"])
+def test_lines_count_only_where_a_forge_knows_the_newest_change(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path, case: str
+) -> None:
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+    told = host.statuses[-1]
+    if case == "it knows nothing":
+        host.statuses.clear()
+    elif case == "it knows less":
+        told["description"] = re.sub(r"change (\d+)", lambda found: f"change {int(found[1]) - 1}", told["description"])
+    elif case == "another ledger told it":
+        told["description"] = told["description"].replace("ledger ", "ledger x")
+    later = NOON + timedelta(days=3)
+    with beside(tmp_path, repository, host, token) as found:
+        if case == "it is away":
+            host.faults += [(503, {})] * 50
+        assert not reinstall(repository, found, "flatcar-2", later)
+        (event, *_) = (event for event in found.parts.events if event.type == "Held")
+        assert "gitboot approve" in event.message
+        assert found.doubt is None
+        host.faults.clear()
+
+
+def test_nothing_is_offered_after_a_gap_before_the_forge_was_asked(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
+) -> None:
+    """It takes as long as a fetch; a remote or a forge that is away delays nothing."""
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+        assert reinstall(repository, found, "flatcar-2", NOON)
+        assert found.phases == {"Network": 3}
+    later = NOON + timedelta(days=3)
+    with beside(tmp_path, repository, host, token) as found:
+        found.turn(later, asks=False)
+        assert found.phases == {"Disk": 3}
+        host.faults += [(503, {})] * 50
+        found.turn(later)
+        assert found.phases == {"Network": 3}
+        host.faults.clear()
+    with beside(tmp_path, repository, host, token) as found:
+        found.turn(later + timedelta(minutes=5), asks=False)  # no gap since
+        assert found.phases in ({"Network": 3}, {"Disk": 3})
+        found.turn(later + timedelta(minutes=5), fetched=False)
+        assert found.phases == {"Network": 3}
+
+
+# What was offered long ago
+
+
+def test_what_is_old_is_forgotten_once_a_day_as_seen_from_the_day_before() -> None:
+    beat = Batch(keeping=Keeping.UNKNOWN)
+    known = learn(Knowledge(facts=Facts(identity="x")), beat, NOON).knowledge
+    assert learn(known, beat, NOON + TWO_HOURS).news.prune_before is None
+    ahead = NOON + timedelta(days=3650)  # by a clock that may be wrong
+    learnt = learn(known, beat, ahead)
+    assert learnt.news.prune_before == NOON - KEPT
+    assert learn(learnt.knowledge, beat, ahead + timedelta(minutes=5)).news.prune_before is None

@@ -1,0 +1,759 @@
+"""What is known of provisioning: first records, evidence, and what each comes to at the next plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gitboot.controller.learn.ledger_snapshot import Learning
+from gitboot.controller.learn.provisioning import note_consumed
+from gitboot.controller.operator_requests import BEGIN
+from gitboot.errors import LedgerError
+from gitboot.jsonio import Digest
+from gitboot.ledger import server_tables as book
+from gitboot.ledger.store import Transaction
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen, record_facts
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import NOON, Bench, Said, beginning
+from tests.helpers.instance_doubles import Unsynced
+
+
+def fleet_of(provision: int = 1, often: str = "Once", *more: str, boots: str = "flatcar-1") -> tuple[str, ...]:
+    """The seed, with its server's provision number, how often it boots from the network, and what."""
+    wanted = server("web01", "role: web", f"provision: {provision}")
+    images = () if boots == "flatcar-1" else (image(boots),)
+    return (SEED[0], wanted, *SEED[2:4], *images, profile("web", boots), SEED[5], policy("web", often=often), *more)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Bench(tmp_path) as bench:
+        yield bench
+
+
+def boot_once(bench: Bench, plan: BootPlan | None, made_at: datetime | None = None) -> None:
+    """The entry of a plan is fetched, and that is taken in."""
+    bench.fetch(plan, at=made_at)
+    bench.plan()
+
+
+def lose(bench: Bench) -> None:
+    """web01's override was consumed, as an operator says, and no evidence followed."""
+    record = replace(bench.record or Record(), consumed_at=bench.now, consumed_key="provision/1")
+    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
+    bench.request("records", items=[item], reason="as seen")
+
+
+def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
+    assert plan is not None
+    return plan.phase, plan.cause
+
+
+TO_INSTALL = (Phase.NETWORK, Cause.PENDING)
+INSTALLED = (Phase.DISK, Cause.PROVISIONED)
+UNKNOWN = (Phase.DISK, Cause.UNKNOWN)
+
+
+# What a ledger is told
+
+
+def test_a_new_ledger_that_was_never_told_knows_nothing_and_says_so(tmp_path: Path) -> None:
+    with Bench(tmp_path, initial=None) as bench:
+        bench.decide(*fleet_of(provision=1))
+        assert shown(bench.plan()) == UNKNOWN
+        status, reason, message = bench.condition("RecordsKnown") or (None, "", "")
+        assert (status, reason) == (False, "NewLedger")
+        assert message.startswith("1 server wants provision 1 or more") and "gitboot records begin fresh" in message
+        bench.plan()
+        assert bench.told() == ["RecordsUnknown"]  # once, not at every pass
+        assert bench.knowledge.facts.initialised is None
+
+
+@pytest.mark.parametrize(
+    ("initial", "provision", "expected"),
+    [
+        ("fresh", 1, TO_INSTALL),
+        ("fresh", 0, INSTALLED),  # a running fleet is adopted as it stands
+        ("adopt", 1, INSTALLED),
+        ("adopt", 0, INSTALLED),
+        (None, 0, INSTALLED),  # nothing in the fleet asks the question
+    ],
+)
+def test_what_a_new_ledger_is_told_decides_what_is_installed(
+    tmp_path: Path, initial: str | None, provision: int, expected: tuple[Phase, Cause]
+) -> None:
+    with Bench(tmp_path, initial=initial) as bench:
+        bench.decide(*fleet_of(provision))
+        assert shown(bench.plan()) == expected
+        assert bench.condition("RecordsKnown") == (True, "Known", "the ledger knows every server")
+
+
+def test_a_ledger_that_was_told_is_not_told_again(tmp_path: Path) -> None:
+    with Bench(tmp_path, initial="adopt") as bench:
+        bench.decide(*fleet_of(provision=1))
+        bench.plan()
+    with Bench(tmp_path, initial="fresh") as bench:
+        bench.decide(*fleet_of(provision=1))
+        assert shown(bench.plan()) == INSTALLED
+
+
+def test_a_server_that_a_continuing_ledger_sees_for_the_first_time_is_installed_if_it_asks(bench: Bench) -> None:
+    bench.decide(*SEED)
+    bench.plan()
+    bench.decide(*fleet_of(provision=0), server("web02", "role: web", "provision: 1"))
+    bench.plan()
+    assert shown(bench.servers["web02"].plan) == TO_INSTALL
+    assert shown(bench.servers["web01"].plan) == INSTALLED
+
+
+def test_records_last_from_one_process_to_the_next(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        bench.decide(*fleet_of())
+        boot_once(bench, bench.plan())
+        record = bench.record
+    with Bench(tmp_path) as bench:
+        bench.decide(*fleet_of())
+        bench.plan()
+        assert bench.record == record
+        assert record is not None and record.provision == 1
+
+
+# A ledger in doubt
+
+
+def doubted(folder: Path, doubt: str, initial: Said | None) -> Bench:
+    """An instance whose ledger had web01 as provisioned, and is not to be believed any more."""
+    with Bench(folder) as bench:
+        bench.decide(*fleet_of())
+        boot_once(bench, bench.plan())
+    foreign = doubt == "ForeignLedger"
+    bench = Bench(folder, initial=initial, owner="theirs" if foreign else None, doubt=None if foreign else doubt)
+    bench.wait(days=1)
+    return bench
+
+
+DONE = Record(provision=2, image="flatcar-1", evidence="Fetched", provisioned_at=NOON)
+
+
+@pytest.mark.parametrize("doubt", ["RestoredLedger", "ForeignLedger", "DamagedLedger"])
+@pytest.mark.parametrize(
+    ("case", "initial", "expected"),
+    [
+        ("nothing", None, UNKNOWN),
+        ("fresh", "fresh", UNKNOWN),  # that may only be said of a new one
+        ("adopt", "adopt", INSTALLED),
+        ("a file that has it", {SystemUuid(uuid_of("web01")): DONE}, INSTALLED),
+        ("a file that has it pending", {SystemUuid(uuid_of("web01")): Record()}, TO_INSTALL),
+        ("a file that has it not", {}, UNKNOWN),
+    ],
+)
+def test_what_a_ledger_in_doubt_is_told(
+    tmp_path: Path, doubt: str, case: str, initial: Said | None, expected: tuple[Phase, Cause]
+) -> None:
+    with doubted(tmp_path, doubt, initial) as bench:
+        bench.decide(*fleet_of(provision=2))
+        for _ in range(2):
+            assert shown(bench.plan()) == expected, case
+        answered = initial not in (None, "fresh")
+        status, reason, message = bench.condition("RecordsKnown") or (None, "", "")
+        if not answered:
+            assert (status, reason, bench.told()) == (False, doubt, ["RecordsUnknown"])
+            assert "gitboot records begin" in message
+        else:
+            assert bench.told("RecordsBegun") == ["RecordsBegun"]
+            assert (status, reason) == ((False, "UnknownServers") if expected == UNKNOWN else (True, "Known"))
+    with Bench(tmp_path, initial=None) as bench:  # and it is remembered
+        bench.decide(*fleet_of(provision=2))
+        again = shown(bench.plan())
+        assert again == expected or (doubt == "ForeignLedger" and not answered)  # that is seen anew at each start
+
+
+@pytest.mark.parametrize(
+    ("initial", "web02"), [("fresh", TO_INSTALL), ("adopt", INSTALLED), ({SystemUuid(uuid_of("web01")): DONE}, UNKNOWN)]
+)
+def test_what_a_new_ledger_is_told_stays_so_for_each_server_over_restarts(
+    tmp_path: Path, initial: Said, web02: tuple[Phase, Cause]
+) -> None:
+    for start in (initial, None, "fresh", "adopt"):
+        with Bench(tmp_path, initial=start) as bench:
+            bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 1"))
+            bench.plan()
+            assert shown(bench.servers["web02"].plan) == web02, start
+            bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 2"))
+            bench.plan()
+            expected = TO_INSTALL if web02 == INSTALLED else web02
+            assert shown(bench.servers["web02"].plan) == expected, start
+
+
+def test_a_server_that_is_in_the_file_and_comes_back_later_is_known(tmp_path: Path) -> None:
+    with Bench(tmp_path, initial={SystemUuid(uuid_of(name)): DONE for name in ("web01", "web02")}) as bench:
+        bench.decide(*fleet_of(provision=1))
+        bench.plan()
+        bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 1"))
+        bench.plan()
+        assert shown(bench.servers["web02"].plan) == INSTALLED
+
+
+class Full(Unsynced):
+    """On a disk that is full."""
+
+    @contextmanager
+    def writing(self) -> Iterator[Transaction]:
+        raise LedgerError("the disk is full")
+        yield  # never, but as a generator
+
+
+def test_nothing_is_known_before_the_first_look_even_where_the_ledger_cannot_be_written(tmp_path: Path) -> None:
+    """An older copy on a full disk: its records are never planned from."""
+    doubted(tmp_path, "RestoredLedger", None).close()
+    with Bench(tmp_path, initial=None, store=Full) as bench:
+        bench.decide(*fleet_of(provision=2))
+        assert bench.plan() is None
+        assert bench.condition("LedgerWritable") == (False, "Failed", "the disk is full")
+        assert bench.record is None and bench.knowledge.records
+
+
+def test_an_operator_sets_no_single_record_while_the_ledger_is_in_doubt(tmp_path: Path) -> None:
+    with doubted(tmp_path, "RestoredLedger", None) as bench:
+        bench.decide(*fleet_of(provision=2))
+        bench.plan()
+        item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record())}
+        number = bench.request("records", items=[item], reason="as seen")
+        assert shown(bench.plan()) == UNKNOWN
+        assert bench.outcome(number).startswith("refused: ") and "gitboot records begin" in bench.outcome(number)
+
+
+@pytest.mark.parametrize(
+    ("case", "window", "expected"),
+    [
+        ("begun", "20T11:00 20T14:00", (Phase.DISK, Cause.MAINTENANCE_DONE)),
+        ("without a beginning", "- 20T14:00", (Phase.DISK, Cause.MAINTENANCE_DONE)),
+        ("still to come", "20T12:01 20T14:00", (Phase.MAINTENANCE, Cause.MAINTENANCE)),
+    ],
+)
+def test_what_is_adopted_has_made_the_boots_of_maintenances_that_have_begun(
+    tmp_path: Path, case: str, window: str, expected: tuple[Phase, Cause]
+) -> None:
+    with Bench(tmp_path, initial="adopt") as bench:
+        bench.decide(*fleet_of(1, "Once", maintenance("repair", window, "networkBoot: Once, run: 2")))
+        bench.plan()
+        bench.wait(minutes=2)
+        assert shown(bench.plan()) == expected, case
+
+
+def test_what_was_fetched_before_all_was_adopted_says_nothing(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        bench.decide(*fleet_of(1, "OnImageChange"))
+        earlier = bench.plan()
+    with Bench(tmp_path, initial="adopt", doubt="RestoredLedger") as bench:
+        bench.wait(hours=1)
+        bench.decide(*fleet_of(1, "OnImageChange", boots="flatcar-2"))
+        assert shown(bench.plan()) == INSTALLED
+        boot_once(bench, earlier, made_at=NOON)
+        assert shown(bench.plan()) == INSTALLED
+
+
+# Who is who
+
+
+@pytest.mark.parametrize(
+    ("case", "spec"),
+    [
+        ("another name", server("web09", "role: web", "provision: 1").replace(uuid_of("web09"), uuid_of("web01"))),
+        ("new NICs", server("web01", "role: web", "provision: 1").replace(mac_of("web01"), mac_of("new"))),
+        ("a new serial", server("web01", "role: web", "provision: 1, serial: S2B")),
+        ("a new BMC", server("web01", "role: web", "provision: 1, bmc: {address: 'https://10.0.0.9', credentials: c}")),
+    ],
+)
+def test_under_the_same_uuid_the_record_is_kept(bench: Bench, case: str, spec: str) -> None:
+    bench.decide(*fleet_of())
+    boot_once(bench, bench.plan())
+    bench.wait(hours=1)
+    bench.decide(SEED[0], spec, *fleet_of()[2:])
+    bench.plan()
+    (state,) = bench.servers.values()
+    assert shown(state.plan) == INSTALLED, case
+
+
+MARKED = "serial: S1A, bmc: {address: 'https://10.0.0.9', credentials: c}"
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "mac", "spec", "expected"),
+    [
+        ("its name", "web01", "other", "", UNKNOWN),
+        ("its MAC", "web09", "web01", "", UNKNOWN),
+        ("its serial", "web09", "other", ", serial: S1A", UNKNOWN),
+        ("its BMC", "web09", "other", ", bmc: {address: 'https://10.0.0.9', credentials: c}", UNKNOWN),
+        ("nothing of it", "web09", "other", "", TO_INSTALL),
+    ],
+)
+@pytest.mark.parametrize("gap", [False, True], ids=["at once", "removed before"])
+def test_a_new_motherboard_is_unknown_until_somebody_knows(
+    tmp_path: Path, case: str, name: str, mac: str, spec: str, expected: tuple[Phase, Cause], gap: bool
+) -> None:
+    board = server(name, "role: web", f"provision: 1{spec}")
+    board = board.replace(uuid_of(name), uuid_of("a new board")).replace(mac_of(name), mac_of(mac))
+    with Bench(tmp_path) as bench:
+        bench.decide(SEED[0], server("web01", "role: web", f"provision: 1, {MARKED}"), *fleet_of()[2:])
+        bench.plan()
+        if gap:
+            bench.decide(SEED[0], *fleet_of()[2:])
+            bench.plan()
+        bench.decide(SEED[0], board, *fleet_of()[2:])
+        bench.plan()
+        assert shown(bench.servers[name].plan) == expected, case
+        assert bench.told("ServerUnknown") == (["ServerUnknown"] if expected == UNKNOWN else [])
+    with Bench(tmp_path) as bench:
+        bench.decide(SEED[0], board, *fleet_of()[2:])
+        bench.plan()
+        assert shown(bench.servers[name].plan) == expected
+        if expected == UNKNOWN:
+            item = {"uuid": uuid_of("a new board"), "server": name, **record_facts(Record())}
+            bench.request("records", items=[item], reason="it is empty")
+            bench.plan()
+            assert shown(bench.servers[name].plan) == TO_INSTALL
+
+
+def test_the_new_motherboard_of_an_unknown_server_is_unknown_too(tmp_path: Path) -> None:
+    with Bench(tmp_path, initial={}) as bench:
+        bench.decide(*fleet_of())
+        assert shown(bench.plan()) == UNKNOWN
+        for board in ("second", "third"):
+            bench.decide(*(text.replace(uuid_of("web01"), uuid_of(board)) for text in fleet_of()))
+            assert shown(bench.plan()) == UNKNOWN, board
+
+
+def test_a_server_that_was_adopted_before_it_had_a_policy_keeps_its_number(tmp_path: Path) -> None:
+    with Bench(tmp_path, initial="adopt") as bench:
+        alone = fleet_of(provision=2)[:6]
+        bench.decide(fleet("baseURL: 'http://boot.test', requirePolicy: false"), *alone[1:])
+        bench.plan()
+        for provision in (1, 2):  # lowered, and raised again
+            bench.decide(*fleet_of(provision))
+            plans = [bench.plan() for _ in range(3)]  # it is accepted once all fetches before it are read
+            assert shown(plans[-1]) == INSTALLED
+
+
+# Declared
+
+
+DECLARED = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Declared}")
+
+
+def declared(number: int | None, provision: int = 1, often: str = "Once", boots: str = "flatcar-1") -> tuple[str, ...]:
+    documents = fleet_of(provision, often, boots=boots)
+    web01 = documents[1]
+    if number is not None:
+        web01 = web01.replace("labels:", f"annotations: {{gitboot.dev/provisioned: '{number}'}}, labels:")
+        assert web01 != documents[1]
+    return (DECLARED, web01, *documents[2:])
+
+
+@pytest.mark.parametrize(
+    ("case", "commits", "expected"),
+    [
+        ("nothing is declared", [(None, 1)], TO_INSTALL),
+        ("the number that is wanted", [(None, 1), (1, 1)], INSTALLED),
+        ("an earlier number", [(None, 1), (1, 2)], TO_INSTALL),
+        ("a later number", [(None, 1), (3, 2)], INSTALLED),
+        ("declared, then raised", [(1, 1), (1, 2)], TO_INSTALL),
+        ("declared ahead, then raised up to it", [(3, 1), (3, 3)], INSTALLED),
+        ("declared, lowered, raised again", [(2, 2), (2, 1), (1, 1), (1, 2)], INSTALLED),
+    ],
+)
+def test_what_git_declares_is_taken_at_its_word(
+    bench: Bench, case: str, commits: list[tuple[int | None, int]], expected: tuple[Phase, Cause]
+) -> None:
+    for number, provision in commits:
+        bench.decide(*declared(number, provision))
+        plan = bench.plan()
+        bench.fetch(plan)  # which is no evidence here
+        bench.reconcile()
+    assert shown(bench.plan()) == expected, case
+
+
+def test_git_can_declare_what_nobody_knows(tmp_path: Path) -> None:
+    with Bench(tmp_path, initial={}) as bench:
+        bench.decide(*declared(None))
+        assert shown(bench.plan()) == UNKNOWN
+        bench.decide(*declared(1))
+        assert shown(bench.plan()) == INSTALLED
+        assert bench.record is not None and bench.record.evidence == "Declared"
+
+
+def test_one_number_declares_one_image_only(bench: Bench) -> None:
+    bench.decide(*declared(1, often="OnImageChange"))
+    assert shown(bench.plan()) == INSTALLED
+    bench.decide(*declared(1, often="OnImageChange", boots="flatcar-2"))
+    assert shown(bench.plan()) == TO_INSTALL
+    bench.decide(*declared(2, often="OnImageChange", boots="flatcar-2"))
+    assert shown(bench.plan()) == INSTALLED
+
+
+# What this instance cannot see
+
+
+@pytest.mark.parametrize(
+    ("evidence", "observes", "bmc", "override", "boot", "known"),
+    [
+        ("Fetched", True, False, "Once", "loader", True),
+        ("Fetched", False, False, "Once", "loader", False),
+        ("Fetched", False, True, "Once", "loader", False),
+        ("Fetched", False, True, "Once", "direct", True),  # its override is seen to be consumed
+        ("Fetched", False, True, "None", "direct", False),
+        ("Fetched", True, True, "None", "direct", True),  # a loader fetches its entry
+        ("Fetched", True, False, "Once", "direct", True),
+        ("Fetched", True, False, "Once", "direct iso", False),  # which no loader boots
+        ("Fetched", True, True, "None", "direct iso", False),
+        ("Fetched", False, True, "Once", "direct iso", True),
+        ("Fetched", True, False, "Once", "direct with its UUID", True),
+        ("Reported", True, False, "Once", "loader", True),
+        ("Reported", False, True, "Once", "loader", False),
+        ("Progress", False, True, "Once", "loader", True),
+        ("Progress", True, False, "Once", "loader", False),
+        ("Progress", True, True, "None", "loader", True),
+        ("Progress", False, True, "None", "loader", False),
+        ("Progress", True, True, "None", "direct", True),
+        ("Progress", True, True, "None", "direct iso", False),
+        ("Declared", False, False, "None", "loader", True),
+    ],
+)
+def test_a_boot_that_this_instance_could_not_see_is_not_made(
+    tmp_path: Path, evidence: str, observes: bool, bmc: bool, override: str, boot: str, known: bool
+) -> None:
+    direct, kind = boot != "loader", "iso" if "iso" in boot else "uki"
+    config = f"configFrom: {'SystemUUID' if 'UUID' in boot else 'None'}" if direct else ""
+    with Bench(tmp_path, observes=observes) as bench:
+        access = ", bmc: {address: 'https://10.0.0.9', credentials: c}" if bmc else ""
+        bench.decide(
+            fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"),
+            server("web01", "role: web", f"provision: 1{access}"),
+            image("flatcar-1", config, kind if direct else "kernel, initrd"),
+            profile("web", "flatcar-1", f"httpBoot: {kind}" if direct else "", method="UefiHttp" if direct else "Pxe"),
+            policy("web", often="Once", spec=f"override: {override}"),
+        )
+        assert shown(bench.plan()) == (TO_INSTALL if known else UNKNOWN)
+        assert (bench.condition("Evidence") or (None,))[:2] == ((True, "Evident") if known else (False, "NoEvidence"))
+
+
+# Evidence
+
+
+def test_a_mirror_whose_clock_is_ahead_keeps_no_boot_served(bench: Bench) -> None:
+    bench.decide(*fleet_of())
+    plan = bench.plan()
+    boot_once(bench, plan, made_at=NOON + timedelta(days=1))
+    bench.wait(seconds=60)
+    assert shown(bench.plan()) == INSTALLED
+
+
+def test_evidence_meets_the_key_and_is_told_once(bench: Bench) -> None:
+    bench.decide(*fleet_of(provision=3))
+    plan = bench.plan()
+    boot_once(bench, plan)
+    assert plan is not None and plan.boot is not None
+    assert bench.record == Record(
+        provision=3,
+        image="flatcar-1",
+        pool="web",
+        decision=bench.decisions.servers["web01"].digest,
+        evidence="Fetched",
+        provisioned_at=NOON,
+        grace_until=NOON + timedelta(seconds=60),
+        answered=2,
+        attempts=(InstallAttempt(key="provision/3", boots=(Seen(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"),)),),
+    )
+    boot_once(bench, plan)
+    given, event = (event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun"))
+    assert (given.type, given.message) == (
+        "Attempted",
+        "web01: attempt 1 at provision/3 was given: 10.0.0.7 fetched boot/v1/boot/m/boot.ipxe at 2026-11-20T12:00:00Z",
+    )
+    assert (event.type, event.message) == (
+        "Provisioned",
+        "web01: provision 3 is installed with BootImage/flatcar-1 as far as its fetches show (Fetched)",
+    )
+    assert event.facts == {"server": "web01", "evidence": "Fetched", "image": "flatcar-1", "plan": plan.digest}
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0, TO_INSTALL), (59, TO_INSTALL), (60, INSTALLED)])
+def test_a_loader_that_tries_again_within_a_minute_still_finds_the_boot(
+    bench: Bench, seconds: int, expected: tuple[Phase, Cause]
+) -> None:
+    bench.decide(*fleet_of())
+    boot_once(bench, bench.plan())
+    bench.wait(seconds=seconds)
+    plan = bench.plan()
+    assert shown(plan) == expected
+    assert plan is not None and plan.override is None  # but nothing is set
+
+
+def test_a_second_fetch_does_not_lengthen_the_minute(bench: Bench) -> None:
+    bench.decide(*fleet_of())
+    boot_once(bench, bench.plan())
+    bench.wait(seconds=30)
+    boot_once(bench, bench.plan())
+    bench.wait(seconds=30)
+    assert shown(bench.plan()) == INSTALLED
+
+
+@pytest.mark.parametrize(
+    ("case", "before", "after", "expected"),
+    [
+        ("raised", fleet_of(1), fleet_of(2), TO_INSTALL),
+        ("lowered", fleet_of(2), fleet_of(1), INSTALLED),
+        ("another image", fleet_of(1), fleet_of(1, boots="flatcar-2"), INSTALLED),
+        (
+            "another image, which counts",
+            fleet_of(1, "OnImageChange"),
+            fleet_of(1, "OnImageChange", boots="flatcar-2"),
+            TO_INSTALL,
+        ),
+        (
+            "lowered, and another image where it no longer counts",
+            fleet_of(2, "OnImageChange"),
+            fleet_of(1, boots="flatcar-2"),
+            INSTALLED,
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_commit_after_the_installation(
+    bench: Bench, case: str, before: tuple[str, ...], after: tuple[str, ...], expected: tuple[Phase, Cause]
+) -> None:
+    bench.decide(*before)
+    boot_once(bench, bench.plan())
+    bench.wait(minutes=5)
+    bench.decide(*after)
+    assert shown(bench.plan()) == expected
+
+
+def test_a_number_that_was_lowered_and_raised_again_asks_for_nothing_new(bench: Bench) -> None:
+    for provision in (2, 1, 2):
+        bench.decide(*fleet_of(provision))
+        if bench.plan() and shown(bench.plan()) == TO_INSTALL:
+            boot_once(bench, bench.plan())
+            bench.wait(minutes=5)
+    assert shown(bench.plan()) == INSTALLED
+    assert bench.told("Provisioned") == ["Provisioned"]
+
+
+def test_a_late_fetch_of_an_earlier_plan_meets_the_key_that_it_had(bench: Bench) -> None:
+    bench.decide(*fleet_of(provision=1))
+    earlier = bench.plan()
+    bench.decide(*fleet_of(provision=2))
+    bench.plan()
+    boot_once(bench, earlier)
+    assert bench.record is not None and bench.record.provision == 1
+    assert shown(bench.plan()) == TO_INSTALL
+
+
+def test_a_boot_that_is_made_each_time_meets_nothing(bench: Bench) -> None:
+    bench.decide(*fleet_of(often="Always"))
+    boot_once(bench, bench.plan())
+    assert (bench.record, bench.told()) == (Record(), [])
+
+
+def test_what_was_published_before_a_restart_is_evidence_still(bench: Bench, tmp_path: Path) -> None:
+    bench.decide(*fleet_of(provision=1))
+    plan = bench.plan()
+    assert plan is not None
+    bench.close()
+    with Bench(tmp_path) as other:
+        offer = book.offered(other.ledger, plan.digest)
+        assert offer is not None and (offer.key, offer.image) == ("provision/1", "flatcar-1")
+        other.decide(*fleet_of(provision=2))
+        boot_once(other, plan)
+        assert other.record is not None and other.record.provision == 1
+
+
+def test_what_was_never_published_is_offered_to_no_one(bench: Bench) -> None:
+    bench.decide(*fleet_of(provision=1))
+    bench.plan()
+    assert book.offered(bench.ledger, Digest("0" * 64)) is None
+
+
+def test_the_boot_that_comes_next_is_offered_ahead(bench: Bench) -> None:
+    window = maintenance("repair", "20T13:00 20T14:00", "networkBoot: Once")
+    bench.decide(*fleet_of(0, "Once", window))
+    bench.plan()
+    ((_, later), *_) = bench.servers["web01"].later
+    bench.wait(hours=1)
+    boot_once(bench, later)
+    assert bench.record is not None and list(bench.record.runs) == ["repair"]
+
+
+def test_evidence_for_a_server_of_which_nothing_is_known_stays_unheard(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        bench.decide(*fleet_of(1, "OnImageChange"))
+        plan = bench.plan()
+    with Bench(tmp_path, initial=None, doubt="RestoredLedger") as bench:
+        bench.decide(*fleet_of(1, "OnImageChange"))
+        boot_once(bench, plan)
+        assert (bench.record, bench.told("Provisioned")) == (None, [])
+
+
+def test_a_boot_that_was_given_before_a_doubt_is_heard_of_once_that_is_over(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        bench.decide(*fleet_of(1, "OnImageChange"))
+        plan = bench.plan()
+    with Bench(tmp_path, initial=None, doubt="RestoredLedger") as bench:
+        bench.decide(*fleet_of(1, "OnImageChange"))
+        boot_once(bench, plan)
+        bench.request("begin", how="as-recorded")
+        bench.plan()
+        assert shown(bench.plan()) == TO_INSTALL  # for a minute more: its loader may ask again
+        bench.wait(minutes=2)
+        assert (shown(bench.plan()), bench.told("Provisioned")) == (INSTALLED, ["Provisioned"])
+
+
+# Maintenances
+
+
+def repair(run: int = 1, often: str = "Once") -> str:
+    return maintenance("repair", "20T11:00 20T14:00", f"networkBoot: {often}, run: {run}")
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_word_on_a_server_takes_back_no_boot_of_a_maintenance(tmp_path: Path, restarts: bool) -> None:
+    """Whoever said it may have looked before that boot was made, and the instance may not run when it is said."""
+    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record())}
+    with ExitStack() as stack:
+        bench = stack.enter_context(Bench(tmp_path))
+        bench.decide(*fleet_of(1, "Once", repair()))
+        boot_once(bench, bench.plan())
+        if restarts:
+            bench = stack.enter_context(Bench(tmp_path, initial=None))
+            bench.decide(*fleet_of(1, "Once", repair()))
+        bench.request("records", items=[item], reason="once more")
+        bench.wait(seconds=120)
+        assert shown(bench.plan()) != (Phase.MAINTENANCE, Cause.MAINTENANCE)
+        assert bench.record is not None and bench.record.runs["repair"].run == 1
+
+
+def test_a_maintenance_of_a_ledger_that_was_adopted_is_not_given_for_a_minute_more(tmp_path: Path) -> None:
+    with Bench(tmp_path, initial=None) as bench:
+        bench.decide(*fleet_of(1, "Once", repair()))
+        bench.plan()
+        bench.request(BEGIN, **beginning("adopt"))
+        assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+
+
+def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: Bench) -> None:
+    bench.decide(*fleet_of(0, "Once", repair()))
+    plan = bench.plan()
+    assert shown(plan) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    boot_once(bench, plan)
+    assert bench.record is not None and bench.record.runs == {
+        "repair": Run(1, NOON, at("20T14:00"), given=Seen(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"))
+    }
+    assert bench.record.evidence == "Adopted"  # a maintenance says nothing about provisioning
+    (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun")]
+    assert (event.type, event.message) == (
+        "MaintenanceBooted",
+        "web01: run 1 of Maintenance/repair was booted (Fetched)",
+    )
+    bench.wait(seconds=59)
+    assert shown(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    bench.wait(seconds=1)
+    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (2, (Phase.MAINTENANCE, Cause.MAINTENANCE)),  # another run is another boot
+        (1, (Phase.DISK, Cause.MAINTENANCE_DONE)),
+        (0, (Phase.DISK, Cause.MAINTENANCE_DONE)),  # a run that was taken back is none
+    ],
+)
+def test_a_maintenance_boots_once_a_run(bench: Bench, run: int, expected: tuple[Phase, Cause]) -> None:
+    bench.decide(*fleet_of(0, "Once", repair(1)))
+    boot_once(bench, bench.plan())
+    bench.wait(minutes=2)
+    bench.decide(*fleet_of(0, "Once", repair(run)))
+    assert shown(bench.plan()) == expected
+
+
+def test_a_maintenance_that_boots_always_is_never_done(bench: Bench) -> None:
+    bench.decide(*fleet_of(0, "Once", repair(often="Always")))
+    boot_once(bench, bench.plan())
+    assert bench.record is not None and bench.record.runs == {}
+    assert bench.told() == []
+
+
+def test_a_fetch_under_a_maintenance_installs_nothing_and_ends_no_installation(bench: Bench) -> None:
+    bench.decide(*fleet_of(1, "Once", repair()))
+    boot_once(bench, bench.plan())
+    bench.wait(hours=2)
+    assert shown(bench.plan()) == TO_INSTALL
+
+
+# Consumed without evidence
+
+
+def test_an_override_that_was_consumed_without_evidence_waits_half_an_hour_and_then_asks_a_person(bench: Bench) -> None:
+    bench.decide(*fleet_of())
+    bench.plan()
+    lose(bench)
+    plan = bench.plan()
+    assert shown(plan) == TO_INSTALL
+    assert plan is not None and plan.override is None  # nothing is set from its being consumed to evidence
+    assert plan.next_transition == NOON + timedelta(minutes=30)
+    bench.wait(minutes=30)
+    assert shown(bench.plan()) == (Phase.DISK, Cause.CONSUMED)
+
+
+def test_the_waiting_begins_once(bench: Bench) -> None:
+    bench.decide(*fleet_of())
+    bench.plan()
+    uuid = bench.decisions.servers["web01"].uuid
+    learning = Learning(bench.knowledge)
+    for minutes in (0, 10):
+        note_consumed(learning, uuid, "web01", "provision/1", NOON + timedelta(minutes=minutes))
+    record = learning.record(uuid)
+    assert record is not None and record.consumed_at == NOON
+
+
+def test_evidence_after_all_ends_the_waiting(bench: Bench) -> None:
+    bench.decide(*fleet_of())
+    bench.plan()
+    lose(bench)
+    bench.wait(minutes=5)
+    boot_once(bench, bench.plan())
+    assert bench.record is not None and (bench.record.provision, bench.record.consumed_at) == (1, None)
+
+
+# Together with the ledger
+
+
+def test_a_reconcile_in_which_nothing_is_learnt_writes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.decide(*fleet_of())
+    plan = bench.plan()
+    boot_once(bench, plan)
+    bench.plan()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("written")
+
+    monkeypatch.setattr(Unsynced, "writing", refuse)
+    bench.plan()
+    assert bench.record is not None and bench.record.provision == 1
+
+
+def test_a_new_uuid_under_a_known_name_is_unknown(bench: Bench) -> None:
+    """A new motherboard, or a fixed UUID: the machine may be installed, so it is not installed by itself."""
+    bench.decide(*fleet_of())
+    bench.plan()
+    replaced = [text.replace(uuid_of("web01"), uuid_of("another board")) for text in fleet_of()]
+    bench.decide(*replaced)
+    plan = bench.plan()
+    assert shown(plan) == (Phase.DISK, Cause.UNKNOWN)

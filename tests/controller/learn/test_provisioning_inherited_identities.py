@@ -1,0 +1,532 @@
+"""Identities that servers get from machines that were installed before: the guard counts them over several commits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gitboot.controller.operator_requests import BEGIN
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.model.scalars import SystemUuid, swapped
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.review.decision_changes import compare
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import at, document, fleet, image, mac_of, policy, profile, uuid_of
+from tests.helpers.fleets import repository as repository_of
+from tests.helpers.instance_doubles import UNLIMITED
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Instance, Repository, eventually, running
+
+NOON = at("20T12:00")
+OLD = "web01"  # installed; its machine keeps what its document loses
+NEW = "web02"  # waits for its first installation, if a commit has it
+MAC, ADDRESS, SERIAL = mac_of("shared"), "10.0.0.7", "CZ1234"
+LIMITS = replace(UNLIMITED, max_reinstalls=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a document says of one server."""
+
+    name: str = OLD
+    uuid: str = ""
+    provision: int = 0
+    mac: str = ""
+    boots: bool = True  # whether it may boot from the interface with this MAC address
+    address: str = ""
+    serial: str = ""
+    replaces: str = ""
+    reports: str = ""
+    labels: str = ""
+    lifecycle: str = "Active"
+
+    def document(self) -> str:
+        own = f'{{mac: "{mac_of(self.name)}"{f", addresses: [{self.address}/24]" if self.address else ""}}}'
+        nics = [own, *([f'{{mac: "{self.mac}", boot: {str(self.boots).lower()}}}'] if self.mac else [])]
+        spec = f"uuid: {self.uuid or uuid_of(self.name)}, provision: {self.provision}, lifecycle: {self.lifecycle}, "
+        spec += f"architecture: x86_64, firmware: UEFI, interfaces: [{', '.join(nics)}]"
+        spec += f", serial: {self.serial}" if self.serial else ""
+        spec += f", replaces: {self.replaces}" if self.replaces else ""
+        if self.reports:
+            spec += (
+                f", bmc: {{address: 'https://{self.name}.bmc', credentials: rack, reports: {{uuid: {self.reports}}}}}"
+            )
+        return document("Server", self.name, spec, self.labels)
+
+
+def old(**facts: Any) -> Machine:
+    """Return the server that is installed."""
+    return Machine(**facts)
+
+
+def new(**facts: Any) -> Machine:
+    """Return the server that waits for its first installation."""
+    return Machine(**{"name": NEW, "provision": 1, **facts})
+
+
+FOLLOWING = ("--poll", "0.3", "--check-assets", "off", *configured(max_update_percent=100, max_small_group=9))
+Story = list[list[Machine]]  # the servers of each commit
+
+
+def files(machines: list[Machine], *, often: str = "Once", method: str = "Pxe", writes: bool = True) -> dict[str, str]:
+    texts = [
+        fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, uuid, serial, bss]"),
+        *(each.document() for each in machines),
+        image("flatcar-1", "" if writes else "writesDisk: false", "kernel, initrd, uki"),
+        profile("web", "flatcar-1", "httpBoot: uki" if method == "UefiHttp" else "", method=method),
+        policy("web", often=often),
+    ]
+    return {"fleet.yaml": "---\n".join(texts)}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository.create(tmp_path / "git")
+
+
+Start = Callable[[], AbstractContextManager[Parts]]
+
+
+@pytest.fixture
+def start(tmp_path: Path, repository: Repository) -> Start:
+    return lambda: in_process(tmp_path, repository.bare, limits=LIMITS)
+
+
+def turn(parts: Parts, seconds: float = 0) -> None:
+    parts.source.fetch()
+    for each in range(2):
+        parts.reconciler.reconcile(NOON + timedelta(seconds=seconds + each))
+
+
+def tell(repository: Repository, start: Start, story: Story, *, looks: bool = True, **fleet: Any) -> tuple[str, ...]:
+    """Push the commits of a story; return the guards that hold the last, each with the message that it shows.
+
+    The instance looks at each commit by itself, or it ``looks`` at the first and at the last only.
+    """
+    with start() as parts:
+        for number, machines in enumerate(story):
+            repository.push(files(machines, **fleet), f"Commit {number}")
+            if number == 0:
+                instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+            if looks or number in (0, len(story) - 1):
+                turn(parts, number * 60)
+                if number < len(story) - 1:
+                    is_held = parts.reconciler.status.held is not None
+                    assert is_held is (number > 0 and machines == story[-1]), f"commit {number}"
+        held = parts.reconciler.status.held
+        return held.guards if held is not None else ()
+
+
+U_OLD, U_NEXT = uuid_of(OLD), uuid_of("next")
+HELD: dict[str, Story] = {
+    "a MAC address": [
+        [old(mac=MAC), new()],
+        [old(), new()],
+        [old(), new(mac=MAC)],
+    ],
+    "a MAC address that the server was not to boot from at first": [
+        [old(mac=MAC), new()],
+        [old(), new()],
+        [old(), new(mac=MAC, boots=False)],
+        [old(), new(mac=MAC)],
+    ],
+    "a MAC address of an interface that the machine did not boot from": [
+        [old(mac=MAC, boots=False), new()],
+        [old(), new()],
+        [old(), new(mac=MAC)],
+    ],
+    "a serial number": [
+        [old(serial=SERIAL), new()],
+        [old(), new()],
+        [old(), new(serial=SERIAL.lower())],
+    ],
+    "a UUID in the other byte order": [
+        [old(), new()],
+        [old(uuid=U_NEXT, replaces=U_OLD), new()],
+        [old(uuid=U_NEXT), new(uuid=swapped(SystemUuid(U_OLD)))],
+    ],
+    "the UUID that its BMC shows": [
+        [old(), new()],
+        [old(uuid=U_NEXT, replaces=U_OLD), new()],
+        [old(uuid=U_NEXT), new(reports=U_OLD)],
+    ],
+    "the UUID that its BMC showed": [
+        [old(reports=U_NEXT), new()],
+        [old(), new()],
+        [old(), new(reports=U_NEXT)],
+    ],
+    "a name": [
+        [old(), new()],
+        [old(name="web07", uuid=U_OLD), new()],
+        [old(name="web07", uuid=U_OLD), new(name=OLD, uuid=uuid_of(NEW))],
+    ],
+    "an xname": [
+        [old(labels="xname: x1000c0s0b0n0"), new()],
+        [old(), new()],
+        [old(), new(labels="xname: x1000c0s0b0n0")],
+    ],
+    "a node number": [
+        [old(labels="nid: '7'"), new()],
+        [old(), new()],
+        [old(), new(labels="nid: '7'")],
+    ],
+    "a MAC address that a new server has": [
+        [old(mac=MAC)],
+        [old()],
+        [old(), new(mac=MAC)],
+    ],
+    "a MAC address of a machine that has left the fleet": [
+        [old(mac=MAC), new()],
+        [new()],
+        [new(mac=MAC)],
+    ],
+    "a MAC address that a held commit gave to the server, and the next took back": [
+        [old(mac=MAC), new()],
+        [old(), new()],
+        [old(), new(mac=MAC)],
+        [old(), new()],
+        [old(), new(mac=MAC)],
+    ],
+    "a MAC address that a parked server had first": [
+        [old(mac=MAC), new(lifecycle="Parked")],
+        [old(), new(lifecycle="Parked")],
+        [old(), new(lifecycle="Parked", mac=MAC)],
+        [old(), new(mac=MAC)],
+    ],
+    "a MAC address that a parked server had in between": [
+        [old(mac=MAC), new(), old(name="web03", lifecycle="Parked", provision=1)],
+        [old(), new(), old(name="web03", lifecycle="Parked", provision=1)],
+        [old(), new(), old(name="web03", lifecycle="Parked", provision=1, mac=MAC)],
+        [old(), new(), old(name="web03", lifecycle="Parked", provision=1)],
+        [old(), new(mac=MAC), old(name="web03", lifecycle="Parked", provision=1)],
+    ],
+}
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["a fetch for each commit", "one fetch"])
+@pytest.mark.parametrize("identity", HELD)
+def test_finding_c4_a_server_gets_no_identity_of_an_installed_machine_by_several_commits(
+    repository: Repository, start: Start, identity: str, looks: bool
+) -> None:
+    assert "maxReinstalls" in tell(repository, start, HELD[identity], looks=looks)
+
+
+ADDRESSES: dict[str, Story] = {
+    "a swap in one commit": [
+        [old(address=ADDRESS), new(address="10.0.0.8")],
+        [old(address="10.0.0.8"), new(address=ADDRESS)],
+    ],
+    "two commits": [
+        [old(address=ADDRESS), new()],
+        [old(), new()],
+        [old(), new(address=ADDRESS)],
+    ],
+    "a new server": [
+        [old(address=ADDRESS)],
+        [old()],
+        [old(), new(address=ADDRESS)],
+    ],
+    "a machine that has left the fleet": [
+        [old(address=ADDRESS), new()],
+        [new()],
+        [new(address=ADDRESS)],
+    ],
+}
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["a fetch for each commit", "one fetch"])
+@pytest.mark.parametrize("way", ADDRESSES)
+def test_finding_c4_a_server_gets_no_address_of_an_installed_machine_if_firmware_asks_by_it(
+    repository: Repository, start: Start, way: str, looks: bool
+) -> None:
+    assert "maxReinstalls" in tell(repository, start, ADDRESSES[way], looks=looks, method="UefiHttp")
+
+
+@pytest.mark.parametrize("way", ADDRESSES)
+def test_an_address_alone_reinstalls_nothing_if_loaders_ask_by_other_identities(
+    repository: Repository, start: Start, way: str
+) -> None:
+    assert tell(repository, start, ADDRESSES[way]) == ()
+
+
+ACCEPTED: dict[str, tuple[Story, Mapping[str, Any]]] = {
+    "a machine that was never installed": (
+        [[old(mac=MAC, provision=1), new()], [old(provision=1), new()], [old(provision=1), new(mac=MAC)]],
+        {},
+    ),
+    "the same machine": ([[old(mac=MAC)], [old()], [old(mac=MAC)]], {}),
+    "its next motherboard": (
+        [[old(mac=MAC)], [old()], [old(uuid=U_NEXT, replaces=U_OLD, mac=MAC)]],
+        {},
+    ),
+    "a server that boots its disk": (
+        [[old(mac=MAC), new()], [old(), new()], [old(), new(mac=MAC)]],
+        {"often": "Never"},
+    ),
+    "a boot that writes no disk": (
+        [[old(mac=MAC), new()], [old(), new()], [old(), new(mac=MAC)]],
+        {"often": "Always", "writes": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["a fetch for each commit", "one fetch"])
+@pytest.mark.parametrize("what", ACCEPTED)
+def test_an_identity_passes_on_if_no_installed_machine_can_be_installed_by_it(
+    repository: Repository, start: Start, what: str, looks: bool
+) -> None:
+    story, fleet = ACCEPTED[what]
+    assert tell(repository, start, story, looks=looks, **fleet) == ()
+
+
+TWO_COMMITS = HELD["a MAC address"]
+
+
+def held_message(parts: Parts) -> str:
+    return [each.message for each in parts.events if each.type == "Held"][-1]
+
+
+def begin(parts: Parts, repository: Repository, story: Story) -> None:
+    """Let the instance accept all commits of a story but the last, which it then holds."""
+    for number, machines in enumerate(story):
+        repository.push(files(machines), f"Commit {number}")
+        if number == 0:
+            instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+        turn(parts, number * 60)
+    assert parts.reconciler.status.held is not None
+
+
+def approve(parts: Parts, digest: str) -> None:
+    facts = {"digest": digest, "guards": ["maxReinstalls"], "reason": "planned"}
+    instance_tables.give(parts.ledger, NOON, "op", "approve", facts)
+
+
+def test_the_message_names_the_identity_and_the_machine_that_had_it(repository: Repository, start: Start) -> None:
+    with start() as parts:
+        begin(parts, repository, TWO_COMMITS)
+        assert "servers that may be reinstalled: 1; the limit is 0" in held_message(parts)
+        assert f"(web02 gets {MAC.replace(':', '-')}, the MAC address of web01)" in held_message(parts)
+
+
+def test_a_restart_between_the_commits_changes_nothing(repository: Repository, start: Start) -> None:
+    with start() as parts:
+        repository.push(files(TWO_COMMITS[0]))
+        instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+        turn(parts)
+    with start() as parts:
+        repository.push(files(TWO_COMMITS[1]))
+        turn(parts, 60)
+        assert parts.reconciler.status.held is None
+    with start() as parts:
+        repository.push(files(TWO_COMMITS[2]))
+        turn(parts, 120)
+        assert parts.reconciler.status.held is not None
+
+
+def test_an_acknowledgement_of_what_two_commits_show_does_not_acknowledge_what_the_ledger_knows(
+    repository: Repository, start: Start
+) -> None:
+    """The author of the commit can compute the digest of the two commits without looking at any record."""
+    with start() as parts:
+        for number, machines in enumerate(TWO_COMMITS):
+            repository.push(files(machines), f"Commit {number}")
+            if number == 0:
+                instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+            turn(parts, number * 60)
+        held = parts.reconciler.status.held
+        assert held is not None
+        before, after = (repository_of(*files(each).values()) for each in TWO_COMMITS[1:])
+        digest = compare(decide(before), decide(after), before, after).digest
+        assert digest != held.digest
+        line = f"Gitboot-Ack: {digest} maxReinstalls"
+        repository.push(files(TWO_COMMITS[2]) | {"README": "more"}, f"Change\n\n{line}")
+        turn(parts, 300)
+        assert parts.reconciler.status.held is not None
+
+
+def test_an_identity_passes_on_with_an_approval_and_is_its_new_machines_from_then_on(
+    repository: Repository, start: Start
+) -> None:
+    with start() as parts:
+        begin(parts, repository, TWO_COMMITS)
+        lost = server_tables.read_lost_identities(parts.ledger)
+        assert [(each.mark, each.uuid) for each in lost] == [(("MAC", MAC.replace(":", "-")), U_OLD)]
+        held = parts.reconciler.status.held
+        assert held is not None
+        approve(parts, held.digest)
+        turn(parts, 300)
+        assert parts.reconciler.status.held is None
+        assert server_tables.read_lost_identities(parts.ledger) == frozenset()
+        repository.push(files([old(), new()]))
+        turn(parts, 360)
+        assert [(each.mark, each.uuid) for each in server_tables.read_lost_identities(parts.ledger)] == [
+            (("MAC", MAC.replace(":", "-")), uuid_of(NEW))
+        ]
+
+
+def test_a_server_counts_once_for_all_its_reasons(tmp_path: Path, repository: Repository) -> None:
+    limits = replace(UNLIMITED, max_reinstalls=1)
+    with in_process(tmp_path, repository.bare, limits=limits) as parts:
+        stories = [*TWO_COMMITS[:2], [old(), new(mac=MAC, serial=SERIAL, provision=2)]]
+        for number, machines in enumerate(stories):
+            repository.push(files(machines), f"Commit {number}")
+            if number == 0:
+                instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+            turn(parts, number * 60)
+        assert parts.reconciler.status.held is None
+
+
+def test_an_instance_whose_clone_is_lost_compares_with_what_the_ledger_knows_of_machines(
+    tmp_path: Path, repository: Repository
+) -> None:
+    limits = replace(LIMITS, allow_rewind=True)
+    with in_process(tmp_path, repository.bare, limits=limits) as parts:
+        repository.push(files([old(mac=MAC), new()]))
+        instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+        turn(parts)
+    shutil.rmtree(tmp_path / "git")
+    shutil.rmtree(tmp_path / "state" / "repository.git")
+    repository = Repository.create(tmp_path / "git")
+    repository.push(files([old(), new(mac=MAC)]))
+    with in_process(tmp_path, repository.bare, limits=limits) as parts:
+        turn(parts, 60)
+        held = parts.reconciler.status.held
+        assert held is not None and "maxReinstalls" in held.guards
+        approve(parts, held.digest)
+        turn(parts, 120)
+        assert parts.reconciler.status.held is None
+
+
+SITES = ("ams2", "fra1")
+
+
+def of_sites(machines: list[Machine], ledgers: Mapping[str, str]) -> dict[str, str]:
+    sites = (
+        f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test', "
+        f"ledger: {ledgers[site]}}}"
+        for site in SITES
+    )
+    spec = f"baseURL: 'http://boot.test', sites: [{', '.join(sites)}]"
+    texts = [
+        fleet(spec),
+        *(each.document() for each in machines),
+        image("flatcar-1"),
+        profile("web", "flatcar-1"),
+        policy("web", often="Once"),
+    ]
+    return {"fleet.yaml": "---\n".join(texts)}
+
+
+HERE, THERE = "site: ams2", "site: fra1"
+MOVES: dict[str, Story] = {
+    "of a machine that stays at the other site": [
+        [old(mac=MAC, labels=THERE), new(labels=HERE)],
+        [old(labels=THERE), new(labels=HERE)],
+        [old(labels=THERE), new(labels=HERE, mac=MAC)],
+    ],
+    "of a machine that came from the other site": [
+        [old(mac=MAC, labels=THERE), new(labels=HERE)],
+        [old(mac=MAC, labels=HERE), new(labels=HERE)],
+        [old(labels=HERE), new(labels=HERE)],
+        [old(labels=HERE), new(labels=HERE, mac=MAC)],
+    ],
+    "of a machine that left for the other site": [
+        [old(mac=MAC, labels=HERE), new(labels=HERE)],
+        [old(mac=MAC, labels=THERE), new(labels=HERE)],
+        [old(labels=THERE), new(labels=HERE)],
+        [old(labels=THERE), new(labels=HERE, mac=MAC)],
+    ],
+    "of a server that came from the other site itself": [
+        [old(mac=MAC, labels=HERE), new(labels=THERE)],
+        [old(labels=HERE), new(labels=THERE)],
+        [old(labels=HERE), new(labels=HERE)],
+        [old(labels=HERE), new(labels=HERE, mac=MAC)],
+    ],
+}
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["a fetch for each commit", "one fetch"])
+@pytest.mark.parametrize("identity", MOVES)
+def test_finding_c4_an_instance_of_one_site_counts_identities_of_the_machines_of_other_sites(
+    tmp_path: Path, repository: Repository, identity: str, looks: bool
+) -> None:
+    with ExitStack() as stack:
+        each_site = {
+            site: stack.enter_context(
+                in_process(tmp_path / site, repository.bare, limits=LIMITS, initial="fresh", site=site)
+            )
+            for site in SITES
+        }
+        ledgers = {site: parts.reconciler.standing.knowledge.facts.identity for site, parts in each_site.items()}
+        here, story = each_site["ams2"], MOVES[identity]
+        for number, machines in enumerate(story):
+            repository.push(of_sites(machines, ledgers), f"Commit {number}")
+            if looks or number in (0, len(story) - 1):
+                turn(here, number * 60)
+                if number < len(story) - 1:
+                    assert here.reconciler.status.held is None, f"commit {number} is held"
+        held = here.reconciler.status.held
+        assert held is not None and held.guards == ("maxReinstalls",)
+
+
+# A stranger, and real processes
+
+
+def boots(instance: Instance, path: str) -> str:
+    """Return what a machine gets by one of its lookups; "" if gitboot has no boot for it."""
+    response = instance.get(path)
+    return response.text if response.status_code == 200 else ""
+
+
+# Firmware that fetches a file reports nothing, so only Always offers it one.
+BY_FIRMWARE: Final[dict[str, Any]] = {"often": "Always", "method": "UefiHttp"}
+
+
+def is_accepted(instance: Instance, commit: str) -> bool:
+    """Wait until the instance has judged a commit; return whether it goes by the commit."""
+    status = eventually(lambda: (found := instance.status())["attempted"]["commit"] == commit and found)
+    return bool(status["applied"]["commit"] == commit)
+
+
+def test_finding_c4_two_commits_give_an_installed_machine_no_installation_by_its_mac_address(
+    tmp_path: Path, repository: Repository
+) -> None:
+    """The installed machine asks by GRUB and by plain iPXE, which send nothing but the MAC address."""
+    mac = MAC.replace(":", "-")
+    repository.push(files(TWO_COMMITS[0]))
+    with running(repository.bare, tmp_path, *FOLLOWING, records="fresh") as instance:
+        for number, machines in enumerate(TWO_COMMITS[1:], 1):
+            assert is_accepted(instance, repository.push(files(machines))) is (number == 1)
+            for path in (f"/grub.cfg-01-{mac}", f"/v1/boot/{mac}/boot.ipxe"):
+                assert "flatcar-1/kernel" not in boots(instance, path)
+
+
+def test_finding_c4_swapped_addresses_give_an_installed_machine_no_installation_by_its_address(
+    tmp_path: Path, repository: Repository
+) -> None:
+    """The firmware of the installed machine asks /httpboot, which finds the server by the client's address."""
+    here, there = "127.0.0.1", "127.0.0.9"
+    parked, waiting = old(lifecycle="Parked"), new()
+    repository.push(files([replace(parked, address=here), replace(waiting, address=there)], **BY_FIRMWARE))
+    with running(repository.bare, tmp_path, *FOLLOWING, records="fresh") as instance:
+        assert boots(instance, "/httpboot") == ""
+        swapped = [replace(parked, address=there), replace(waiting, address=here)]
+        assert not is_accepted(instance, repository.push(files(swapped, **BY_FIRMWARE)))
+        assert boots(instance, "/httpboot") == ""
+
+
+def test_the_lookups_of_these_tests_give_a_server_its_installation(tmp_path: Path, repository: Repository) -> None:
+    """So the tests above would notice an installation."""
+    repository.push(files([new(address="127.0.0.1", mac=MAC)], **BY_FIRMWARE))
+    with running(repository.bare, tmp_path, *FOLLOWING, records="fresh") as instance:
+        assert "UKIURL" in boots(instance, "/httpboot")
+    repository.push(files([new(mac=MAC)]))
+    with running(repository.bare, tmp_path / "pxe", *FOLLOWING, records="fresh") as instance:
+        assert "flatcar-1/kernel" in boots(instance, f"/grub.cfg-01-{MAC.replace(':', '-')}")

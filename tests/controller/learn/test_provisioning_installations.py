@@ -1,0 +1,631 @@
+"""Attempted, started, failed, provisioned: the steps of an installation, and who begins it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gitboot.controller.learn.install_boots import attempted, offer_of, started, taken_back
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.jsonio import Digest
+from gitboot.ledger import instance_tables
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.explanation import explain
+from gitboot.resolve.install_attempts import overtaken_attempt, step_of
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen, exported, imported
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from tests.helpers.fleets import fleet, image, mac_of, policy, profile, repository, server, uuid_of
+from tests.helpers.instance_bench import NOON, Bench
+
+MAC = mac_of("web01").replace(":", "-")
+ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
+NIC, OTHER_NIC = "10.0.0.7", "10.0.0.8"
+FILES = {"t": "#cloud-config\n"}
+OFFERED = (Phase.NETWORK, Cause.PENDING)
+
+
+class Installing(Bench):
+    """web01, which installs itself by an image that fetches user data."""
+
+    def install(
+        self, *, evidence: str = "Fetched", attempts: int = 1, boots: int = 1, provision: int = 1, data: bool = True
+    ) -> BootPlan | None:
+        provisioning = f"evidence: {evidence}, attempts: {attempts}, monitors: [10.9.0.0/24]"
+        asks = "userData: {format: CloudInit, template: t}" if data else ""
+        self.documents = (
+            fleet(f"baseURL: 'http://boot.test', provisioning: {{{provisioning}}}"),
+            server("web01", "role: web", f"provision: {provision}"),
+            image("flatcar-1", f"userData: CloudInit, boots: {boots}"),
+            profile("web", "flatcar-1", asks),
+            policy("web", often="Once"),
+        )
+        self.decide(*self.documents, files=FILES)
+        return self.reconcile()
+
+    def entry(self, plan: BootPlan | None, client: str = NIC, at: datetime | None = None) -> BootPlan | None:
+        """The entry of a plan is fetched."""
+        self.fetch(plan, client, ENTRY, at)
+        return self.reconcile()
+
+    def asked(self, path: str, client: str = NIC, at: datetime | None = None, log: str | None = None) -> None:
+        """A path that names the installation is asked for."""
+        token = self.decisions.servers["web01"].token
+        assert token is not None
+        whole = f"boot/v1/boot/{MAC}/{path.replace('TOKEN', token)}"
+        digest, at = Digest(token), at or self.now
+        self.observe(Observation(server="web01", path=whole, digest=digest, client=client, at=at, log=log))
+        self.reconcile()
+
+    def data(self, client: str = NIC) -> None:
+        self.asked("data/TOKEN/user-data", client)
+
+    def fails(self, log: str | None = None, at: datetime | None = None) -> None:
+        self.asked("failed/TOKEN", log=log, at=at)
+
+    @property
+    def step(self) -> str:
+        return step_of(self.decisions.servers["web01"], self.record)
+
+    @property
+    def boots(self) -> tuple[Phase, Cause, str | None]:
+        plan = self.reconcile()
+        assert plan is not None
+        return plan.phase, plan.cause, plan.key
+
+    @property
+    def given(self) -> list[int]:
+        """How many boots each attempt was given."""
+        assert self.record is not None
+        return [len(each.boots) for each in self.record.attempts]
+
+
+@pytest.fixture
+def web01(tmp_path: Path) -> Iterator[Installing]:
+    with Installing(tmp_path) as bench:
+        yield bench
+
+
+# The steps
+
+
+def test_a_boot_that_was_given_is_given_for_a_minute_and_no_more(web01: Installing) -> None:
+    plan = web01.install()
+    assert web01.step == "Pending"
+    web01.entry(plan)
+    assert web01.step == "Attempted"
+    web01.wait(seconds=59)
+    assert web01.boots == (*OFFERED, "provision/1")
+    web01.wait(seconds=1)
+    assert web01.boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
+    web01.wait(days=3)
+    assert web01.boots[0] is Phase.DISK
+
+
+def test_its_data_is_its_start_and_ends_it_where_a_fetch_is_the_evidence(web01: Installing) -> None:
+    web01.entry(web01.install())
+    web01.wait(seconds=20)
+    web01.data()
+    assert web01.boots == (Phase.DISK, Cause.PROVISIONED, None)  # no minute more: the system runs
+    assert web01.record is not None
+    (attempt,) = web01.record.attempts
+    assert (web01.record.evidence, web01.record.provisioned_at) == ("Fetched", NOON + timedelta(seconds=20))
+    assert [(each.at, each.path, each.client) for each in attempt.boots] == [(NOON, ENTRY, NIC)]
+    assert attempt.started is not None
+    assert attempt.started.path.endswith("/user-data") and attempt.started.at == NOON + timedelta(seconds=20)
+    assert web01.told("Attempted", "Started", "Provisioned") == ["Attempted", "Started", "Provisioned"]
+    assert "as far as its fetches show" in web01.events[-1].message
+
+
+def test_what_asks_for_no_data_is_installed_as_far_as_anybody_can_see_once_its_boot_was_given(
+    web01: Installing,
+) -> None:
+    web01.entry(web01.install(data=False))
+    assert web01.step == "Provisioned"
+
+
+def test_its_data_alone_says_that_its_boot_was_given(web01: Installing) -> None:
+    """A configuration that was fetched by TFTP is seen by nobody."""
+    web01.install()
+    web01.data()
+    assert (web01.step, web01.given) == ("Provisioned", [1])
+
+
+@pytest.mark.parametrize("evidence", ["Reported", "Declared"])
+def test_a_start_is_no_end_where_something_else_is_the_evidence(web01: Installing, evidence: str) -> None:
+    web01.entry(web01.install(evidence=evidence))
+    web01.data()
+    assert (web01.step, web01.boots) == ("Started", (Phase.DISK, Cause.STARTED, "provision/1"))
+    web01.asked("provisioned/TOKEN")
+    assert web01.step == ("Provisioned" if evidence == "Reported" else "Started")
+
+
+def test_data_is_there_for_two_hours_after_the_boot_was_given(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported"))
+    for minutes, is_there in ((119, True), (120, False)):
+        web01.now = NOON + timedelta(minutes=minutes)
+        web01.reconcile()
+        assert any("/data/" in path for path in web01.servers["web01"].files) == is_there
+
+
+def test_what_was_asked_for_before_a_person_said_pending_counts_no_more(web01: Installing) -> None:
+    first = web01.install(evidence="Reported")
+    web01.entry(first)
+    web01.wait(hours=1)
+    item = {"uuid": uuid_of("web01"), "server": "web01", "provisionedAt": web01.now.isoformat(), "runs": {}}
+    nothing = ("provision", "image", "pool", "decisionDigest", "evidence", "graceUntil", "consumedAt", "consumedKey")
+    web01.request("records", items=[{**item, **dict.fromkeys(nothing)}], reason="x")
+    web01.reconcile()
+    web01.fetch(first, NIC, ENTRY)
+    web01.asked("data/TOKEN/user-data")
+    assert (web01.step, web01.boots) == ("Pending", (*OFFERED, "provision/1"))
+    again = web01.servers["web01"].plan
+    assert first is not None and again is not None
+    assert again.digest != first.digest  # by which an endpoint knows what it has given
+
+
+def test_a_clock_that_steps_back_does_not_give_the_boot_again(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported"))
+    web01.wait(hours=-1)
+    assert web01.boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
+
+
+def test_what_was_another_clients_is_taken_back_but_for_a_boot_whose_system_has_started(web01: Installing) -> None:
+    plan = web01.install()
+    state = web01.servers["web01"]
+    assert plan is not None
+    offer = offer_of(state.decision, plan, state.record)
+    assert offer is not None
+    entry, data = Seen(NOON, ENTRY, NIC), Seen(NOON + timedelta(seconds=20), f"{ENTRY}/data", NIC)
+    given = attempted(offer, Record(), entry)
+    begun = started(offer, given, data)
+    assert taken_back(given, entry) == Record()
+    assert taken_back(given, Seen(NOON, ENTRY, OTHER_NIC)) == given
+    assert taken_back(begun, entry) == begun  # the disks may be written by now
+    assert taken_back(begun, data) == given
+    assert started(offer, Record(), data).attempts[0].boots == (data,)
+
+
+# Who begins it again
+
+
+def test_a_higher_number_begins_anew_and_a_lower_one_never(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported", provision=2))
+    web01.wait(hours=1)
+    web01.install(evidence="Reported", provision=1)
+    assert web01.boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
+    web01.entry(web01.install(evidence="Reported", provision=3))
+    assert web01.boots[2] == "provision/3" and web01.given == [1]
+
+
+def test_a_failure_ends_the_attempt_and_nothing_follows_by_itself(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported"))
+    web01.wait(seconds=30)
+    web01.fails("partitioning\nno disk found")
+    assert (web01.step, web01.boots) == ("Failed", (Phase.DISK, Cause.FAILED, "provision/1"))
+    (event,) = [each for each in web01.events if each.type == "Failed"]
+    assert event.warning and event.facts["failed"]["log"] == "partitioning\nno disk found"
+    status, reason, message = web01.condition("BootsProven") or (None, "", "")
+    assert (status, reason) == (False, "Failed")
+    assert 'web01 (10.0.0.7 said so at 2026-11-20T12:00:30Z ("no disk found"))' in message
+
+
+def test_a_failure_that_something_else_has_overtaken_is_an_event(web01: Installing) -> None:
+    """Nothing follows from it; but what an installer has said last is not lost."""
+    web01.entry(web01.install(evidence="Reported"))
+    token = web01.decisions.servers["web01"].token
+    web01.install(evidence="Reported", provision=2)
+    path = f"boot/v1/boot/{MAC}/failed/{token}"
+    at, digest = web01.now, Digest(str(token))
+    for _ in range(2):  # read once more, after a crash
+        web01.observe(Observation(server="web01", path=path, digest=digest, client=NIC, at=at, log="no disk found"))
+    assert web01.boots == (*OFFERED, "provision/2")
+    said = [each for each in web01.events if each.type == "ReportOvertaken"]
+    assert [(each.warning, each.facts["log"]) for each in said] == [(True, "no disk found")]
+    assert "an installer of provision/1 (flatcar-1) says that it has failed: no disk found" in said[0].message
+
+
+def test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address(web01: Installing) -> None:
+    """Who knows the token of an installation could else fill the ledger."""
+    web01.entry(web01.install(evidence="Reported"))
+    token = web01.decisions.servers["web01"].token
+    web01.install(evidence="Reported", provision=2)
+    report = Observation(
+        server="web01",
+        path=f"boot/v1/boot/{MAC}/failed/{token}",
+        digest=Digest(str(token)),
+        client=NIC,
+        at=web01.now,
+        log="no disk found",
+    )
+    for number in range(60):
+        client = NIC if number < 20 else f"10.0.1.{number}"
+        web01.observe(replace(report, client=client, at=web01.now + timedelta(seconds=number)))
+    web01.reconcile()
+    assert [each["type"] for each in instance_tables.read_events(web01.ledger)].count("ReportOvertaken") == 17
+    assert web01.condition("SecretsPrivate") is None
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_was_installed_before_is_no_proof_once_another_installation_has_begun(
+    web01: Installing, fails: bool
+) -> None:
+    """Git goes back while it is under way: what is on the disks, only the installer or a person can tell."""
+    web01.entry(web01.install(evidence="Reported"))
+    web01.asked("provisioned/TOKEN")
+    web01.wait(days=1)
+    assert (web01.step, web01.boots[:2]) == ("Provisioned", (Phase.DISK, Cause.PROVISIONED))
+    web01.entry(web01.install(evidence="Reported", provision=2))
+    web01.wait(minutes=5)
+    if fails:
+        web01.fails("no disk found")
+    web01.install(evidence="Reported", provision=1)
+    assert (web01.step, web01.boots) == ("Failed" if fails else "Attempted", (Phase.DISK, Cause.OVERTAKEN, None))
+    web01.wait(minutes=30)
+    web01.reconcile()
+    status, reason, message = web01.condition("BootsProven") or (None, "", "")
+    assert (status, reason) == (False, "Failed" if fails else "Overdue")
+    assert "web01" in message
+    web01.install(evidence="Reported", provision=2)
+    assert (web01.step, web01.boots[1]) == ("Failed", Cause.FAILED) if fails else ("Attempted", Cause.ATTEMPTED)
+    web01.install(evidence="Reported", provision=1)
+    looked = replace(web01.record or Record(), provisioned_at=web01.now, evidence="Operator")
+    (item,) = json.loads(exported({SystemUuid(uuid_of("web01")): looked}))["items"]
+    web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
+    assert web01.boots[:2] == (Phase.DISK, Cause.PROVISIONED)
+    assert web01.step == "Provisioned"
+    assert web01.condition("BootsProven") == (True, "Proven", "no boot waits for evidence")
+
+
+@pytest.mark.parametrize(
+    ("key", "at", "is_overtaken"),
+    [
+        ("provision/1/flatcar-2/after/2026-11-20T12:00:00Z", NOON + timedelta(hours=1), True),
+        ("provision/2", NOON + timedelta(hours=1), True),
+        ("provision/2", NOON, False),  # before it was provisioned, by a person's word perhaps
+        ("provision/1", NOON + timedelta(hours=1), False),
+        ("provision/1/flatcar-1", NOON + timedelta(hours=1), False),
+    ],
+)
+def test_only_an_attempt_at_something_else_that_began_since_puts_in_question_what_is_provisioned(
+    key: str, at: datetime, is_overtaken: bool
+) -> None:
+    attempt = InstallAttempt(key=key, number=1, boots=(Seen(at, ENTRY, NIC),))
+    record = Record(provision=1, image="flatcar-1", provisioned_at=NOON, attempts=(attempt,))
+    assert (overtaken_attempt(record) is attempt) == is_overtaken
+    assert overtaken_attempt(replace(record, provision=None)) is None
+
+
+def test_as_many_attempts_follow_failures_as_the_fleet_allows_each_recorded_apart(web01: Installing) -> None:
+    plan = web01.install(evidence="Reported", attempts=3)
+    for number, key in ((1, "provision/1"), (2, "provision/1/attempt/2"), (3, "provision/1/attempt/3")):
+        assert web01.boots == (*OFFERED, key)
+        assert web01.step == "Pending"
+        plan = web01.servers["web01"].plan
+        web01.entry(plan)
+        web01.wait(minutes=10)
+        assert web01.boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
+        web01.fails(f"failure {number}")
+        web01.fails(f"failure {number}")  # sent again: the answer was lost
+        web01.wait(minutes=10)
+    assert web01.boots == (Phase.DISK, Cause.FAILED, "provision/1/attempt/3")
+    assert web01.record is not None
+    assert [each.failed.log for each in web01.record.attempts if each.failed] == ["failure 1", "failure 2", "failure 3"]
+    web01.install(evidence="Reported", attempts=4)
+    assert web01.boots == (*OFFERED, "provision/1/attempt/4")
+
+
+def test_silence_is_no_failure(web01: Installing) -> None:
+    """The disks may be written by now, and only the last word be lost."""
+    web01.entry(web01.install(evidence="Reported", attempts=3))
+    web01.wait(days=1)
+    assert web01.boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
+
+
+def test_a_failure_of_what_was_never_given_says_nothing(web01: Installing) -> None:
+    web01.install(evidence="Reported", attempts=2)
+    web01.fails("x")
+    assert (web01.step, web01.boots[2]) == ("Pending", "provision/1")
+
+
+def test_the_report_of_an_attempt_counts_after_another_was_offered(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported", attempts=2))
+    web01.fails("x")
+    web01.asked("provisioned/TOKEN")
+    assert web01.step == "Provisioned"
+
+
+def test_an_installer_that_boots_twice_is_given_two_boots_and_no_third(web01: Installing) -> None:
+    web01.entry(web01.install(boots=2))
+    assert web01.boots == (*OFFERED, "provision/1")  # a minute for the same boot
+    web01.data()
+    assert web01.boots == (*OFFERED, "provision/1/boot/2")
+    assert web01.step == "Started"
+    web01.wait(minutes=10)
+    web01.entry(web01.servers["web01"].plan)
+    assert (web01.step, web01.given) == ("Provisioned", [2])
+    assert web01.boots[:2] == OFFERED  # a minute for the second boot, too
+    web01.data()
+    assert web01.boots[:2] == (Phase.DISK, Cause.PROVISIONED)
+
+
+def test_each_boot_of_an_installer_has_an_override_of_its_own(web01: Installing) -> None:
+    plan = web01.install(boots=2, evidence="Reported")
+    assert plan is not None and plan.override is not None and plan.override.reason == "provision/1"
+    web01.entry(plan)
+    web01.wait(seconds=60)
+    plan = web01.reconcile()
+    assert plan is not None and plan.override is not None and plan.override.reason == "provision/1/boot/2"
+
+
+def test_what_is_published_of_a_server_has_its_step_and_what_was_fetched(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported"))
+    web01.wait(seconds=9)
+    web01.data()
+    summary = web01.servers["web01"].published.summary
+    assert summary["step"] == "Started"
+    assert summary["cause"] == "its installation has started, and nothing has shown its end"
+    (attempt,) = summary["provisioned"]["attempts"]
+    assert (attempt["step"], attempt["failed"]) == ("Started", None)
+    assert attempt["boots"] == [{"at": "2026-11-20T12:00:00Z", "client": NIC, "path": ENTRY}]
+    assert attempt["started"]["at"] == "2026-11-20T12:00:09Z"
+    assert imported(exported(web01.knowledge.records), "records.json") == web01.knowledge.records
+
+
+def test_explain_says_what_was_seen_of_an_installation(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported", attempts=2))
+    web01.fails("no disk found")
+    decision, record = web01.decisions.servers["web01"], web01.record
+    found = explain(repository(*web01.documents, files=FILES), decision, web01.servers["web01"].plan, record)
+    (reason,) = (each for each in found.reasons if each.field == "step")
+    said = '10.0.0.7 said so at 2026-11-20T12:00:00Z ("no disk found")'
+    assert (reason.value, reason.rule, reason.why) == ("Pending", "R5", f"attempt 1, boot 1: {said}")
+
+
+# It is shown until there is evidence of its completion
+
+
+def shown(web01: Installing) -> tuple[str, str] | None:
+    """Return the state and the last step of the installation as the state of the server shows it."""
+    web01.reconcile()
+    found = web01.servers["web01"].published.summary["installing"]
+    return (found["state"], found["step"]) if found is not None else None
+
+
+@pytest.mark.parametrize("evidence", ["Reported", "Declared"])
+def test_an_installation_is_shown_from_its_first_fetch_until_a_person_ends_it(web01: Installing, evidence: str) -> None:
+    plan = web01.install(evidence=evidence)
+    assert shown(web01) is None
+    web01.entry(plan)
+    assert shown(web01) == ("Installing", "Attempted")
+    web01.wait(minutes=2)
+    web01.data()
+    assert shown(web01) == ("Installing", "Started")
+    web01.wait(days=3)
+    assert shown(web01) == ("Installing", "Started")
+    for provision in (2, 1):  # what Git wants by now says nothing of what is on the disks
+        web01.install(evidence=evidence, provision=provision)
+        assert shown(web01) == ("Installing", "Started")
+    looked = replace(web01.record or Record(), provision=1, provisioned_at=web01.now, evidence="Operator")
+    (item,) = json.loads(exported({SystemUuid(uuid_of("web01")): looked}))["items"]
+    web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
+    assert shown(web01) is None
+
+
+def test_a_report_ends_what_is_shown_of_an_installation(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported", attempts=2))
+    web01.fails("no disk found")
+    assert shown(web01) == ("Installing", "Failed")
+    web01.entry(web01.reconcile())
+    assert shown(web01) == ("Installing", "Attempted")
+    token = web01.servers["web01"].plan
+    assert token is not None and token.token is not None
+    web01.observe(
+        Observation(
+            server="web01",
+            path=f"boot/v1/boot/{MAC}/provisioned/{token.token}",
+            digest=token.token,
+            client=NIC,
+            at=web01.now,
+        )
+    )
+    assert shown(web01) is None
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_what_a_fetch_proves_is_shown_as_served_for_thirty_minutes_at_most(web01: Installing, data: bool) -> None:
+    web01.entry(web01.install(data=data))
+    assert shown(web01) == (("Installing", "Attempted") if data else ("Served", "Attempted"))
+    if data:
+        web01.data()
+        assert shown(web01) == ("Served", "Started")
+    web01.wait(minutes=29, seconds=59)
+    assert shown(web01) is not None
+    assert web01.servers["web01"].transition == web01.now + timedelta(seconds=1)
+    web01.wait(seconds=1)
+    assert shown(web01) is None
+
+
+def test_the_next_boot_of_the_disk_ends_what_is_shown_as_served(web01: Installing) -> None:
+    web01.entry(web01.install())
+    web01.data()
+    digest = web01.servers["web01"].entries[ENTRY]
+    web01.wait(minutes=7)
+    web01.observe(Observation(server="web01", path=ENTRY, digest=digest, client=NIC, at=web01.now))
+    assert shown(web01) is None
+    assert web01.record is not None and web01.record.attempts[-1].disk_boot == Seen(web01.now, ENTRY, NIC)
+    assert (web01.record.provision, web01.record.evidence) == (1, "Fetched")
+    assert ENTRY not in web01.servers["web01"].entries, "no further boot of the disk is written down"
+    assert imported(exported({SystemUuid(uuid_of("web01")): web01.record}), "x") == {
+        SystemUuid(uuid_of("web01")): web01.record
+    }
+
+
+def test_a_boot_of_the_disk_ends_no_installation_whose_completion_is_to_be_reported(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported"))
+    web01.wait(minutes=2)
+    web01.reconcile()
+    assert ENTRY not in web01.servers["web01"].entries
+
+
+# A step that lasts
+
+
+def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01: Installing) -> None:
+    web01.entry(web01.install())
+    assert web01.due is not None
+    web01.wait(minutes=29, seconds=59)
+    web01.reconcile()
+    waits = "web01 (Installing since 2026-11-20T12:00:00Z; last step: boot fetched at 2026-11-20T12:00:00Z)"
+    assert web01.condition("BootsProven") == (True, "Installing", f"no evidence of completion: {waits}")
+    assert web01.due == NOON + timedelta(minutes=30)
+    web01.wait(seconds=1)
+    web01.reconcile()
+    status, reason, message = web01.condition("BootsProven") or (None, "", "")
+    assert (status, reason) == (False, "Overdue")
+    assert f"web01 (attempted: {NIC} fetched {ENTRY} at 2026-11-20T12:00:00Z)" in message
+    (remedy,) = (each.remedy for each in web01.instance.reconciler.status.conditions if each.type == "BootsProven")
+    assert remedy is not None and remedy.startswith("gitboot records set web01 provisioned ")
+    assert web01.told("NeedsOperator") == ["NeedsOperator"]
+    web01.data()
+    assert (web01.condition("BootsProven") or (False,))[0] is True
+
+
+def test_a_step_lasts_from_the_last_that_was_seen(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported"))
+    web01.wait(minutes=20)
+    web01.data()
+    web01.wait(minutes=29)
+    web01.reconcile()
+    assert (web01.condition("BootsProven") or (False,))[0] is True
+    web01.wait(minutes=1)
+    web01.reconcile()
+    assert "web01 (started: " in (web01.condition("BootsProven") or (False, "", ""))[2]
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_what_waits_for_a_commit_alone_is_not_looked_for(web01: Installing, has_started: bool) -> None:
+    """With evidence Declared only Git says the end, whenever somebody comes to that; the start is seen."""
+    web01.entry(web01.install(evidence="Declared"))
+    if has_started:
+        web01.data()
+    web01.wait(minutes=31)
+    web01.reconcile()
+    assert web01.step == ("Started" if has_started else "Attempted")
+    assert (web01.condition("BootsProven") or (None,))[0] is has_started
+
+
+@pytest.mark.parametrize(
+    ("data", "has_started", "step"),
+    [(True, True, "Provisioned"), (True, False, "Attempted"), (False, False, "Provisioned")],
+)
+def test_another_kind_of_evidence_counts_for_what_was_seen_before(
+    web01: Installing, data: bool, has_started: bool, step: str
+) -> None:
+    web01.entry(web01.install(evidence="Reported", data=data))
+    if has_started:
+        web01.data()
+    seen = web01.now
+    web01.wait(minutes=5)
+    assert web01.step == ("Started" if has_started else "Attempted")
+    web01.install(evidence="Fetched", data=data)
+    assert web01.step == step
+    assert web01.record is not None
+    assert web01.record.provisioned_at == (seen if step == "Provisioned" else None)
+
+
+def test_servers_are_counted_by_their_steps(web01: Installing) -> None:
+    def counted() -> dict[str, int]:
+        return dict(web01.instance.reconciler.status.records)
+
+    plan = web01.install(evidence="Reported")
+    assert counted() == {"Pending": 1}
+    web01.entry(plan)
+    assert counted() == {"Attempted": 1}
+    web01.data()
+    assert counted() == {"Started": 1}
+    web01.fails()
+    assert counted() == {"Failed": 1}
+    web01.asked("provisioned/TOKEN")
+    assert counted() == {"Provisioned": 1}
+
+
+def test_what_is_known_outlasts_the_process(tmp_path: Path) -> None:
+    with Installing(tmp_path) as web01:
+        web01.entry(web01.install(evidence="Reported", attempts=2))
+        web01.data()
+        web01.fails("a\nb")
+        before = web01.record
+    with Installing(tmp_path, initial=None) as web01:
+        web01.install(evidence="Reported", attempts=2)
+        assert web01.record == before
+
+
+# An ordinary day
+
+
+def test_a_second_nic_and_the_next_loader_get_the_same_boot(web01: Installing) -> None:
+    plan = web01.install(evidence="Reported")
+    web01.entry(plan, NIC)
+    for seconds in (5, 30, 20):
+        web01.wait(seconds=seconds)
+        plan = web01.reconcile()
+        assert plan is not None and (plan.phase, plan.cause) == OFFERED
+        web01.entry(plan, OTHER_NIC)
+    assert web01.given == [1]
+    web01.wait(seconds=5)
+    assert web01.boots[0] is Phase.DISK  # a minute from the first
+
+
+def test_a_kernel_that_is_answered_503_and_then_again_is_one_installation(web01: Installing) -> None:
+    """The loader tries its script again; it comes back for the entry; its system asks for its data: all one boot."""
+    plan = web01.install()
+    web01.entry(plan)
+    web01.wait(seconds=25)
+    plan = web01.reconcile()
+    web01.entry(plan)
+    web01.wait(minutes=4)  # a kernel that is fetched slowly
+    web01.data()
+    assert (web01.step, web01.given) == ("Provisioned", [1])
+    assert web01.condition("BootsProven") is not None
+    assert web01.told("NeedsOperator") == []
+
+
+def test_a_monitor_that_fetches_data_starts_nothing(web01: Installing) -> None:
+    web01.install()
+    web01.data(client="10.9.0.5")
+    web01.entry(web01.servers["web01"].plan, "10.9.0.5")
+    assert web01.step == "Pending"
+
+
+def test_machines_behind_one_address_are_told_apart_by_what_they_fetch(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        names = ("web01", "web02", "web03")
+        documents = [server(name, "role: web", "provision: 1") for name in names]
+        bench.decide(fleet(), *documents, image("flatcar-1"), profile("web", "flatcar-1"), policy("web", often="Once"))
+        bench.reconcile()
+        for name in ("web01", "web03"):
+            bench.fetch(bench.servers[name].plan, client="192.0.2.1")
+        bench.reconcile()
+        bench.wait(minutes=2)
+        bench.reconcile()
+        phases = {name: state.plan.phase for name, state in bench.servers.items() if state.plan is not None}
+        assert phases == {"web01": Phase.DISK, "web02": Phase.NETWORK, "web03": Phase.DISK}
+
+
+def test_a_diskless_fleet_boots_on_whatever_is_recorded(tmp_path: Path) -> None:
+    with Bench(tmp_path, initial=None, observes=False) as bench:
+        diskless = image("flatcar-1", "writesDisk: false")
+        always = policy("web", often="Always", spec="reinstall: Never")
+        bench.decide(fleet(), server("web01", "role: web"), diskless, profile("web", "flatcar-1"), always)
+        for _ in range(3):
+            plan = bench.reconcile()
+            assert plan is not None and (plan.phase, plan.key) == (Phase.NETWORK, None)
+            assert not plan.writes_disk
+            bench.wait(minutes=1)
+        false = [each for each in bench.instance.reconciler.status.conditions if not each.status]
+        assert false == []

@@ -1,0 +1,600 @@
+"""Which commit is accepted, refused or held by a running instance, and what lets a held one pass."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gitboot.controller.acceptance import Attempt
+from gitboot.controller.operator_requests import BEGIN
+from gitboot.ledger import instance_tables
+from gitboot.problems import Severity
+from gitboot.review.guards import Limits
+from gitboot.status.instance_status import Held
+from tests.helpers.fleets import at, fleet, image, maintenance, policy, profile, server
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository, git
+from tests.helpers.redfish_double.certificates import authority_until
+
+NOON = at("20T12:00")
+STORES = ("flatcar-1", "flatcar-2")
+
+
+def documents(image_name: str = "flatcar-1", *more: str, servers: int = 12, provision: int = 0) -> dict[str, str]:
+    """A fleet of web servers that are installed once, and again whenever their image changes."""
+    return {
+        "fleet.yaml": "---\n".join(
+            (
+                fleet(),
+                *(server(f"web{number:02}", spec=f"provision: {provision}") for number in range(servers)),
+                *(image(name) for name in STORES),
+                profile("web", image_name),
+                policy("web", often="OnImageChange"),
+                *more,
+            )
+        )
+    }
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push(documents())
+    return made
+
+
+@pytest.fixture
+def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        turn(parts)
+        yield parts
+
+
+def approve(parts: Parts, digest: str, guards: Iterable[str]) -> None:
+    instance_tables.give(
+        parts.ledger, NOON, "op", "approve", {"digest": digest, "guards": list(guards), "reason": "planned"}
+    )
+
+
+def turn(parts: Parts, seconds: float = 0) -> None:
+    """Fetch and do a pass."""
+    parts.source.fetch()
+    parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
+
+
+def applied(parts: Parts) -> str | None:
+    return parts.reconciler.status.applied
+
+
+def held(parts: Parts) -> Held:
+    assert parts.reconciler.status.held is not None
+    return parts.reconciler.status.held
+
+
+def accepted(parts: Parts) -> tuple[bool, str]:
+    (found,) = (each for each in parts.reconciler.status.conditions if each.type == "CommitAccepted")
+    return found.status, found.reason
+
+
+def test_a_commit_that_would_reinstall_servers_is_held_and_the_last_one_goes_on(
+    parts: Parts, repository: Repository
+) -> None:
+    before = applied(parts)
+    commit = repository.push(documents("flatcar-2"))
+    for second in range(3):
+        turn(parts, second)
+    assert (applied(parts), parts.reconciler.status.attempted) == (before, commit)
+    assert (held(parts).commit, held(parts).guards) == (commit, ("maxReinstalls", "maxUpdatePercent"))
+    assert accepted(parts) == (False, "GuardTripped")
+    (event,) = (event for event in parts.events if event.type == "Held")
+    assert f"Gitboot-Ack: {held(parts).digest} maxReinstalls" in event.message
+    assert f"gitboot approve {held(parts).digest} --guard maxReinstalls --guard maxUpdatePercent" in event.message
+    assert "servers that may be reinstalled: 12; the limit is 0" in event.message
+
+
+def test_what_is_held_passes_with_an_approval_for_each_guard_and_exactly_its_digest(
+    parts: Parts, repository: Repository
+) -> None:
+    commit = repository.push(documents("flatcar-2"))
+    turn(parts)
+    digest = held(parts).digest
+    for given in ((digest, ["maxReinstalls"]), ("0" * 64, ["maxReinstalls", "maxUpdatePercent"])):
+        approve(parts, *given)
+        turn(parts, 1)
+        assert applied(parts) != commit
+    assert held(parts).guards == ("maxUpdatePercent",)
+    approve(parts, digest, ["maxUpdatePercent"])
+    turn(parts, 2)
+    assert (applied(parts), parts.reconciler.status.held) == (commit, None)
+    assert [event.type for event in parts.events].count("Acknowledged") == 2
+
+
+@pytest.mark.parametrize("what", ["another digest", "a guard that does not hold it", "nothing is held"])
+def test_an_approval_that_does_not_fit_what_is_held_is_refused_wherever_it_comes_from(
+    parts: Parts, repository: Repository, what: str
+) -> None:
+    if what != "nothing is held":
+        repository.push(documents("flatcar-2"))
+        turn(parts)
+    digest = held(parts).digest if what == "a guard that does not hold it" else "0" * 64
+    facts = {"digest": digest, "guards": ["maxDeletes"], "reason": "planned"}
+    number = instance_tables.give(parts.ledger, NOON, "op", "approve", facts)
+    turn(parts, 1)
+    assert (instance_tables.outcome(parts.ledger, number) or "").startswith("refused: ")
+    assert parts.reconciler.standing.knowledge.approvals == {}
+
+
+def test_an_approval_that_is_left_before_a_start_waits_until_it_is_known_what_is_held(
+    tmp_path: Path, parts: Parts, repository: Repository
+) -> None:
+    commit = repository.push(documents("flatcar-2"))
+    turn(parts)
+    given = held(parts).digest, held(parts).guards
+    parts.reconciler.standing = replace(parts.reconciler.standing, attempt=Attempt())  # as after a start
+    approve(parts, *given)
+    assert parts.reconciler.reconcile(NOON) == NOON  # again at once
+    turn(parts, 1)
+    assert applied(parts) == commit
+
+
+def test_an_approval_is_used_up_by_the_commit_that_it_let_pass(parts: Parts, repository: Repository) -> None:
+    """There and back and there again is a third change, and another reinstallation."""
+    for second, name in enumerate(("flatcar-2", "flatcar-1")):
+        commit = repository.push(documents(name))
+        turn(parts, second)
+        approve(parts, held(parts).digest, held(parts).guards)
+        for _ in range(2):  # the way back waits until the fetches are read
+            turn(parts, second)
+        assert applied(parts) == commit
+    again = repository.push(documents("flatcar-2"))
+    turn(parts, 3)
+    assert applied(parts) != again
+    assert "maxReinstalls" in held(parts).guards
+
+
+def test_an_approval_outlives_a_restart_and_an_order_carries_it_out(
+    tmp_path: Path, parts: Parts, repository: Repository
+) -> None:
+    commit = repository.push(documents("flatcar-2"))
+    turn(parts)
+    facts = {"digest": held(parts).digest, "guards": list(held(parts).guards), "reason": "planned"}
+    number = instance_tables.give(parts.ledger, NOON, "op", "approve", facts)
+    turn(parts, 1)
+    assert applied(parts) == commit
+    assert "maxReinstalls, maxUpdatePercent acknowledged" in (instance_tables.outcome(parts.ledger, number) or "")
+
+
+@pytest.mark.parametrize("how", ["in the commit itself", "in a later, empty one", "squashed", "rebased"])
+def test_a_trailer_acknowledges_the_changes_however_they_are_committed(
+    parts: Parts, repository: Repository, how: str
+) -> None:
+    repository.push(documents("flatcar-2"))
+    turn(parts)
+    lines = "\n".join(f"Gitboot-Ack: {held(parts).digest} {guard}" for guard in held(parts).guards)
+    if how == "in a later, empty one":
+        git(repository.work, "commit", "-q", "--allow-empty", "-m", f"Acknowledge\n\n{lines}")
+    elif how == "rebased":
+        git(repository.work, "reset", "-q", "--soft", "HEAD~1")
+        git(repository.work, "stash", "-q")
+        git(repository.work, "commit", "-q", "--allow-empty", "-m", "Someone else's")
+        git(repository.work, "stash", "pop", "-q")
+        git(repository.work, "commit", "-qam", f"Go on to flatcar-2\n\n{lines}")
+    else:
+        indented = "* Go on\n\n" + "\n".join(f"  {line}" for line in lines.splitlines())
+        message = f"Go on to flatcar-2\n\n{lines}" if how == "in the commit itself" else indented
+        git(repository.work, "commit", "-q", "--amend", "-m", message)
+    git(repository.work, "push", "-qf", "origin", "main")
+    turn(parts, 1)
+    assert applied(parts) == git(repository.work, "rev-parse", "HEAD")
+
+
+def test_one_more_change_voids_an_acknowledgement(parts: Parts, repository: Repository) -> None:
+    before = applied(parts)
+    repository.push(documents("flatcar-2"))
+    turn(parts)
+    message = "\n".join(f"Gitboot-Ack: {held(parts).digest} {guard}" for guard in held(parts).guards)
+    git(repository.work, "reset", "-q", "--soft", "HEAD~1")
+    git(repository.work, "push", "-qf", "origin", "HEAD:main")
+    repository.push(documents("flatcar-2", servers=13), f"One more\n\n{message}")
+    turn(parts, 1)
+    assert (applied(parts), accepted(parts)) == (before, (False, "GuardTripped"))
+    assert any("something was changed since" in event.message for event in parts.events)
+
+
+def test_a_window_over_the_whole_fleet_opens_and_is_not_held(parts: Parts, repository: Repository) -> None:
+    """Guards judge the commit that brings a maintenance, not the hour at which its window opens."""
+    window = maintenance("repair", "20T13:00 20T14:00", "networkBoot: Always")
+    more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), window)
+    commit = repository.push(documents("flatcar-1", *more))
+    turn(parts)
+    approve(parts, held(parts).digest, held(parts).guards)
+    turn(parts, 1)
+    assert applied(parts) == commit
+    turn(parts, 3601)
+    assert dict(parts.reconciler.status.phases) == {"Maintenance": 12}
+    assert parts.reconciler.status.held is None
+
+
+def test_e33_a_first_commit_installs_nothing_before_a_person_says_what_is_installed(tmp_path: Path) -> None:
+    """STATE and OUTPUT are lost, and nothing in a unit file says that its machines are new."""
+    repository = Repository.create(tmp_path / "new")
+    commit = repository.push(documents(servers=6, provision=1))
+    with in_process(tmp_path, repository.bare, limits=Limits(max_installs=5)) as parts:
+        for seconds in (0, 1):
+            turn(parts, seconds)
+            assert applied(parts) == commit
+            assert dict(parts.reconciler.status.records) == {"Unknown": 6}
+        instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh", "commit": commit})
+        turn(parts, 2)
+        assert dict(parts.reconciler.status.records) == {"Pending": 6}
+
+
+def test_the_status_shows_the_committer_time_of_the_accepted_commit_before_and_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = Repository.create(tmp_path / "new")
+    repository.push(documents())
+    monkeypatch.setenv("GIT_AUTHOR_DATE", "2026-11-19T08:00:00Z")
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-11-20T09:30:00+01:00")
+    git(repository.work, "commit", "--quiet", "--amend", "--reset-author", "--no-edit")
+    git(repository.work, "push", "--quiet", "--force", "origin", "main")
+    for _ in range(2):
+        with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+            turn(parts)
+            assert parts.reconciler.status.facts()["accepted"]["committedAt"] == "2026-11-20T08:30:00Z"
+            repository.push({"fleet.yaml": "not a fleet"})
+            turn(parts, 1)
+            assert parts.reconciler.status.facts()["accepted"]["committedAt"] == "2026-11-20T08:30:00Z"
+
+
+def test_losing_the_ledger_lets_no_held_commit_in(tmp_path: Path, repository: Repository) -> None:
+    """The tree says which commit it was made of, and the guards go on from there."""
+    with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
+        turn(parts)
+        before = applied(parts)
+        repository.push(documents("flatcar-2"))
+        turn(parts, 1)
+        assert "maxReinstalls" in held(parts).guards
+    shutil.rmtree(tmp_path / "state")
+    with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
+        turn(parts, 2)
+        assert (applied(parts), "maxReinstalls" in held(parts).guards) == (before, True)
+
+
+def test_a_tree_of_another_history_is_not_taken_for_a_beginning(tmp_path: Path, repository: Repository) -> None:
+    with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
+        turn(parts)
+    shutil.rmtree(tmp_path / "state")
+    other = Repository.create(tmp_path / "other")
+    other.push(documents("flatcar-2"))
+    with in_process(tmp_path, other.bare, limits=Limits(), initial="adopt") as parts:
+        turn(parts)
+        assert (applied(parts), held(parts).guards) == (None, ("allowRewind",))
+
+
+def test_a_fleet_tightens_guards_and_cannot_loosen_them_in_the_same_commit(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "new")
+    tight = documents()["fleet.yaml"].replace(fleet(), fleet("baseURL: 'http://boot.test', guards: {maxInstalls: 0}"))
+    first = repository.push({"fleet.yaml": tight})
+    with in_process(tmp_path, repository.bare, limits=Limits(max_update_percent=100)) as parts:
+        turn(parts)
+        assert applied(parts) == first
+        repository.push({**documents(), "new.yaml": server("new", spec="provision: 1")})
+        turn(parts, 1)
+        assert (applied(parts), held(parts).guards) == (first, ("maxInstalls",))
+
+
+def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: Parts, repository: Repository) -> None:
+    before = applied(parts)
+    instance_tables.give(
+        parts.ledger, NOON, "op", "suspend", {"reason": "datacentre move", "until": "2026-11-20T12:05:00Z"}
+    )
+    commit = repository.push(documents(servers=13))
+    turn(parts, 1)
+    assert applied(parts) == before
+    (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "Accepting")
+    assert (condition.status, condition.reason) == (False, "Suspended")
+    assert condition.message == f"suspended by op until 2026-11-20T12:05:00Z: datacentre move; {commit[:12]} waits"
+    assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == NOON + timedelta(minutes=5)  # it ends by itself
+    turn(parts, 300)
+    assert applied(parts) == commit
+    instance_tables.give(parts.ledger, NOON, "op", "suspend", {"reason": "again", "until": "2026-11-20T13:00:00Z"})
+    turn(parts, 301)
+    (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "Accepting")
+    assert condition.message == "suspended by op until 2026-11-20T13:00:00Z: again"
+
+
+def test_a_suspension_is_ordered_and_ended(parts: Parts, repository: Repository) -> None:
+    before = applied(parts)
+    instance_tables.give(parts.ledger, NOON, "op", "suspend", {"reason": "x", "until": "2026-11-21T00:00:00Z"})
+    commit = repository.push(documents(servers=13))
+    turn(parts, 1)
+    assert applied(parts) == before
+    instance_tables.give(parts.ledger, NOON, "op", "resume", {})
+    turn(parts, 2)
+    assert applied(parts) == commit
+
+
+def test_a_commit_without_servers_and_a_rewound_branch_are_held(parts: Parts, repository: Repository) -> None:
+    repository.push(documents(servers=0))
+    turn(parts)
+    assert "allowEmpty" in held(parts).guards
+    git(repository.work, "reset", "-q", "--hard", "HEAD~1")
+    git(repository.work, "commit", "-q", "--amend", "-m", "Rewritten")
+    git(repository.work, "push", "-qf", "origin", "main")
+    turn(parts, 1)
+    assert held(parts).guards == ("allowRewind",)
+
+
+def test_a_server_that_comes_back_with_another_image_is_reinstalled(parts: Parts, repository: Repository) -> None:
+    """Two commits that hold nothing by themselves: the records know what the second one installs again."""
+    repository.push(documents(servers=11))
+    turn(parts)
+    before = applied(parts)
+    assert parts.reconciler.status.held is None
+    one = policy("spare", "{servers: [web11]}", "priority: 1", boots="spare", often="OnImageChange")
+    repository.push(documents("flatcar-1", profile("spare", "flatcar-2"), one))
+    turn(parts, 1)
+    assert (applied(parts), held(parts).guards) == (before, ("maxReinstalls",))
+    commit = repository.push(documents())
+    turn(parts, 2)
+    assert applied(parts) == commit  # it comes back as it is installed
+
+
+def test_acknowledgements_that_do_not_count_are_told_in_few_words(parts: Parts, repository: Repository) -> None:
+    lines = "\n".join(f"Gitboot-Ack: {'0' * 64} {'x' * 2000}{number}" for number in range(20))
+    repository.push(documents("flatcar-2"), f"Bump\n\n{lines}")
+    turn(parts)
+    (event,) = (event for event in parts.events if event.type == "Held")
+    assert "and 15 more" in event.message
+    assert len(event.message) < 4000
+
+
+# Several merges
+
+
+def lines(parts: Parts) -> str:
+    return "\n".join(f"Gitboot-Ack: {held(parts).digest} {guard}" for guard in held(parts).guards)
+
+
+def acknowledging(tmp_path: Path, repository: Repository, files: dict[str, str]) -> str:
+    """The lines for one more commit with these files, as CI finds them: on a branch of its own."""
+    copy = tmp_path / f"ci-{len(list(tmp_path.glob('ci-*')))}"
+    head = git(repository.work, "rev-parse", "HEAD")
+    with in_process(copy, repository.bare, limits=Limits(), initial="adopt") as parts:
+        turn(parts)
+        repository.push(files, "To look at")
+        turn(parts, 1)
+        found = lines(parts)
+    git(repository.work, "reset", "-q", "--hard", head)
+    git(repository.work, "push", "-qf", "origin", "main")
+    return found
+
+
+def test_e19_two_merges_in_one_poll_are_accepted_each_by_its_own_lines(
+    tmp_path: Path, parts: Parts, repository: Repository
+) -> None:
+    for provision in (1, 2):
+        files = documents(provision=provision)
+        found = acknowledging(tmp_path, repository, files)
+        commit = repository.push(files, f"Raise to {provision}\n\n{found}")
+    turn(parts, 1)
+    assert (applied(parts), parts.reconciler.status.held) == (commit, None)
+    assert [event.facts["commit"] for event in parts.events if event.type == "Acknowledged"][-1] == commit
+
+
+@pytest.mark.parametrize("is_acknowledged", [True, False])
+def test_e19_a_merge_of_several_branches_is_one_step_and_heeds_what_each_of_them_says(
+    tmp_path: Path, parts: Parts, repository: Repository, is_acknowledged: bool
+) -> None:
+    files, work = documents(provision=1), repository.work
+    found = acknowledging(tmp_path, repository, files) if is_acknowledged else ""
+    branches = {
+        "raises": (files, "Raise"),
+        "says": ({"README": found}, f"Say so\n\n{found}"),
+        "more": ({"x": "x"}, "x"),
+    }
+    for name, (changed, message) in branches.items():
+        git(work, "checkout", "-q", "-b", name, "main")
+        for path, text in changed.items():
+            (work / path).write_text(text)
+        git(work, "add", "-A")
+        git(work, "commit", "-q", "--allow-empty", "-m", message)
+    git(work, "checkout", "-q", "main")
+    git(work, "merge", "-q", "--no-ff", "-m", "Merge three", *branches)
+    git(work, "push", "-q", "origin", "main")
+    turn(parts, 1)
+    head = git(work, "rev-parse", "HEAD")
+    assert (applied(parts) == head) is is_acknowledged
+    assert (parts.reconciler.status.held is None) is is_acknowledged
+    assert len(git(work, "rev-list", "--parents", "-1", "HEAD").split()) == 5
+
+
+def test_e19_a_merge_that_nobody_acknowledged_holds_those_after_it_and_none_before(
+    tmp_path: Path, parts: Parts, repository: Repository
+) -> None:
+    files = documents(provision=1)
+    first = repository.push(files, f"Raise\n\n{acknowledging(tmp_path, repository, files)}")
+    second = repository.push(documents(provision=2), "Raise again")
+    third = repository.push({"README.md": "x"})
+    turn(parts, 1)
+    assert (applied(parts), held(parts).commit) == (first, third)
+    before = held(parts)
+    turn(parts, 2)
+    assert held(parts) == before
+    last = repository.push({}, f"Acknowledge\n\n{lines(parts)}")
+    turn(parts, 3)
+    assert applied(parts) == last
+    assert second != first
+
+
+def test_e19_it_comes_to_the_same_after_a_downtime(tmp_path: Path, repository: Repository) -> None:
+    """A merge that moves a window is acknowledged; with the next one, that nobody has to, its digest is another."""
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        turn(parts)
+    files = documents(provision=1)
+    repository.push(files, f"Raise\n\n{acknowledging(tmp_path, repository, files)}")
+    last = repository.push(documents(servers=13, provision=1), "One more")
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        turn(parts, 1)
+        turn(parts, 2)
+        assert (applied(parts), parts.reconciler.status.held) == (last, None)
+
+
+def test_e19_commits_before_an_invalid_one_are_accepted_and_it_joins_the_next(
+    parts: Parts, repository: Repository
+) -> None:
+    first = repository.push(documents(servers=13))
+    repository.push({"bad.yaml": "kind: Nothing\n"})
+    turn(parts, 1)
+    assert (applied(parts), accepted(parts)) == (first, (False, "Invalid"))
+    repository.push({"bad.yaml": "", **documents("flatcar-2", servers=13)})
+    turn(parts, 2)
+    assert (applied(parts), "maxReinstalls" in held(parts).guards) == (first, True)
+
+
+def test_e19_each_of_several_merges_can_be_acknowledged_by_itself(parts: Parts, repository: Repository) -> None:
+    before = applied(parts)
+    for provision in (1, 2):
+        repository.push(documents(provision=provision))
+    turn(parts, 1)
+    assert applied(parts) == before
+    (event,) = (event for event in parts.events if event.type == "Held")
+    each = [line.partition(" with ")[2] for line in event.message.partition("each merge by itself: ")[2].split("; ")]
+    assert len(each) == 2
+    message = "\n".join(line.strip("'") for found in each for line in found.split(" and "))
+    last = repository.push({}, f"Acknowledge\n\n{message}")
+    turn(parts, 2)
+    assert applied(parts) == last
+
+
+def test_e22_what_acknowledged_a_rewind_says_nothing_of_the_next(parts: Parts, repository: Repository) -> None:
+    """Neither changes a decision."""
+    digests = set()
+    for number in range(2):
+        repository.push({"README.md": f"{number}"})
+        turn(parts, number)
+        git(repository.work, "reset", "-q", "--hard", "HEAD~1")
+        git(repository.work, "commit", "-q", "--allow-empty", "-m", f"Instead {number}")
+        git(repository.work, "push", "-qf", "origin", "main")
+        turn(parts, number)
+        assert held(parts).guards == ("allowRewind",)
+        digests.add(held(parts).digest)
+        git(repository.work, "commit", "-q", "--allow-empty", "-m", f"Acknowledge\n\n{lines(parts)}")
+        git(repository.work, "push", "-q", "origin", "main")
+        turn(parts, number)
+        assert held(parts).guards == ("allowRewind",)  # a line in a message is of another commit by then
+        approve(parts, held(parts).digest, held(parts).guards)
+        turn(parts, number)
+        assert parts.reconciler.status.held is None
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_clone_that_is_older_than_the_ledger_leads_back_to_nothing(
+    tmp_path: Path, repository: Repository, reached: bool
+) -> None:
+    """As one that comes from another day's backup, or of a host that has stood by since."""
+    clone, kept = tmp_path / "state" / "repository.git", tmp_path / "kept.git"
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        turn(parts)
+    shutil.copytree(clone, kept)
+    newest = repository.push({"README.md": "another day\n"})
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        turn(parts)
+        assert applied(parts) == newest
+    shutil.rmtree(clone)
+    kept.rename(clone)
+    if not reached:
+        repository.bare.rename(tmp_path / "gone.git")
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        parts.reconciler.reconcile(NOON)
+        found = parts.reconciler.standing.attempt.accepted
+        assert (found.revision if found is not None else None) == (newest if reached else None)
+        assert reached or "is not in gitboot's own clone" in str(parts.reconciler.standing.attempt.trouble)
+
+
+# What depends on the time
+
+
+def windows(second: str) -> tuple[str, ...]:
+    """Two maintenances of web00 with one priority; the first ends ten minutes after noon."""
+    return (
+        image("memtest-7", "writesDisk: false"),
+        profile("repair", "memtest-7"),
+        maintenance("a", "20T11:00 20T12:10", select="{servers: [web00]}"),
+        maintenance("b", second, select="{servers: [web00]}"),
+    )
+
+
+@pytest.fixture
+def unlimited(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
+    with in_process(tmp_path, repository.bare) as parts:
+        turn(parts)
+        yield parts
+
+
+def test_finding_r11_a_commit_is_refused_until_the_overlap_of_its_maintenances_is_over(
+    unlimited: Parts, repository: Repository
+) -> None:
+    parts = unlimited
+    before, due = applied(parts), NOON + timedelta(minutes=10)
+    commit = repository.push(documents("flatcar-1", *windows("20T12:05 20T14:00")))
+    turn(parts, 1)
+    assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))
+    (problem,) = parts.reconciler.status.problems
+    assert "overlap from 2026-11-20T12:05:00Z until 2026-11-20T12:10:00Z; Maintenance/a is in" in problem.message
+    assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == due
+    assert parts.reconciler.reconcile(due - timedelta(seconds=1)) == due
+    assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))
+    assert [event.type for event in parts.events].count("Refused") == 1
+    parts.reconciler.reconcile(due)
+    assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
+    assert parts.reconciler.status.problems == ()
+
+
+def test_finding_r11_an_overlap_that_is_over_is_accepted_at_once_and_goes_on_after_a_restart(
+    tmp_path: Path, repository: Repository
+) -> None:
+    commit = repository.push(documents("flatcar-1", *windows("20T11:30 20T11:59")))
+    for number in range(2):
+        with in_process(tmp_path, repository.bare) as parts:
+            turn(parts, number)
+            assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
+            parts.reconciler.reconcile(NOON - timedelta(minutes=15))  # the clock goes back: what is accepted goes on
+            assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
+
+
+def test_finding_r11_what_leads_to_a_valid_commit_may_be_invalid_for_a_time(
+    unlimited: Parts, repository: Repository
+) -> None:
+    parts = unlimited
+    repository.push(documents("flatcar-1", *windows("20T12:05 20T14:00")))
+    turn(parts, 1)
+    fixed = repository.push(documents("flatcar-1", *windows("20T12:10 20T14:00")))
+    turn(parts, 2)
+    assert (applied(parts), accepted(parts)) == (fixed, (True, "Valid"))
+
+
+def test_finding_r15_the_warning_of_an_authority_begins_while_the_instance_runs(
+    unlimited: Parts, repository: Repository
+) -> None:
+    parts, end = unlimited, NOON + timedelta(minutes=10)
+    bmc = "bmc: {address: 'https://10.1.0.1', credentials: a, tls: {ca: ca.pem}}"
+    files = documents("flatcar-1", server("db00", spec=f"lifecycle: Parked, {bmc}")) | {"ca.pem": authority_until(end)}
+    commit = repository.push(files)
+    turn(parts, 1)
+    assert (applied(parts), parts.reconciler.status.problems) == (commit, ())
+    assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == end
+    parts.reconciler.reconcile(end)
+    (problem,) = parts.reconciler.status.problems
+    assert (problem.code, problem.severity) == ("GB2027", Severity.WARNING)
+    assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
+    repository.push(files | {"ca.pem": authority_until(end + timedelta(days=1))})
+    turn(parts, 601)
+    assert parts.reconciler.status.problems == ()

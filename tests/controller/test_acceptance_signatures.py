@@ -1,0 +1,324 @@
+"""Which commits an instance accepts by their signatures, and whose acknowledgements count for reinstallations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.controller.forge import verdicts_of
+from gitboot.controller.instance.settings import TrustSettings
+from gitboot.errors import UsageError
+from gitboot.fleet.revision import ReinstallsNeed, Verify
+from gitboot.git.signatures import TrustedKeys
+from gitboot.ledger import instance_tables
+from gitboot.problems import Code
+from gitboot.review.guards import Limits
+from tests.helpers.fleets import at, fleet, image, policy, profile, server
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.repositories import Work
+from tests.helpers.signers import Person, allowed, ssh_person
+
+NOON = at("20T12:00")
+
+
+def documents(image_name: str = "flatcar-1", said: str = "baseURL: 'http://boot.test'") -> dict[str, str | None]:
+    """Twelve web servers that are installed again whenever their image changes."""
+    servers = (server(f"web{number:02}") for number in range(12))
+    images = (image(name) for name in ("flatcar-1", "flatcar-2"))
+    parts = (fleet(said), *servers, *images, profile("web", image_name), policy("web", often="OnImageChange"))
+    return {"fleet.yaml": "---\n".join(parts)}
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Person]:
+    folder = tmp_path_factory.mktemp("ssh")
+    return {name: ssh_person(folder, name) for name in ("ada", "eve", "forge")}
+
+
+@pytest.fixture
+def work(tmp_path: Path, people: dict[str, Person]) -> Work:
+    work = Work(tmp_path / "git")
+    people["ada"].commit(work, documents())
+    return work
+
+
+@pytest.fixture
+def signers(tmp_path: Path, people: dict[str, Person]) -> Path:
+    return allowed(tmp_path / "signers", [f"ada@example.net {people['ada'].key}"])
+
+
+@contextmanager
+def instance(
+    work: Work,
+    signers: Path,
+    verify: Verify | None,
+    need: ReinstallsNeed | None = None,
+    limits: Limits | None = None,
+    forge: Person | None = None,
+) -> Iterator[Parts]:
+    forges = (("GitHub", forge.public),) if forge is not None else ()
+    keys = TrustedKeys(allowed_signers=signers, forge_keys=forges)
+    trust = TrustSettings(verify=verify, keys=keys, reinstalls_need=need)
+    with in_process(work.path.parent, work.path, limits=limits, trust=trust) as parts:
+        turn(parts)
+        yield parts
+
+
+def turn(parts: Parts, seconds: float = 0) -> None:
+    parts.source.fetch()
+    parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
+
+
+def applied(parts: Parts) -> str | None:
+    return parts.reconciler.status.applied
+
+
+def refusal(parts: Parts) -> str:
+    """Why the newest commit is refused, for want of a signature."""
+    status = parts.reconciler.status
+    (problem,) = status.problems
+    (condition,) = (each for each in status.conditions if each.type == "CommitAccepted")
+    assert (problem.code, condition.status, condition.reason) == (Code.UNTRUSTED, False, "Untrusted")
+    assert condition.remedy is not None and status.attempted is not None and status.attempted in condition.remedy
+    return problem.message
+
+
+# Which commits are accepted
+
+
+@pytest.mark.parametrize("verify", [Verify.HEAD, Verify.RANGE])
+def test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on(
+    work: Work, people: dict[str, Person], signers: Path, verify: Verify
+) -> None:
+    with instance(work, signers, verify) as parts:
+        good = work.head
+        assert applied(parts) == good
+        for number in range(2):
+            bad = work.commit({"x": "unsigned"}) if number == 0 else people["eve"].commit(work, {"x": "eve's"})
+            turn(parts, number)
+            assert applied(parts) == good
+            first = bad if verify is Verify.HEAD or number == 0 else work.git("rev-parse", "HEAD^")
+            assert first[:12] in refusal(parts)
+        said = [event.message for event in parts.events if event.type == "Refused"]
+        assert len(said) == 2 and all("GB5020" in each for each in said)
+        verdict = verdicts_of(parts.reconciler.status, 1)[-1]
+        assert verdict.says == "invalid: signed by no key that is trusted here"
+
+
+def test_who_signed_the_accepted_commit_is_named(work: Work, people: dict[str, Person], signers: Path) -> None:
+    with instance(work, signers, Verify.HEAD) as parts:
+        found = parts.reconciler.status.facts()["accepted"]
+        assert found["signer"]["person"] == "ada@example.net" and found["signer"]["key"].startswith("SHA256:")
+        (event,) = (event for event in parts.events if event.type == "Accepted")
+        assert "signed by ada@example.net (SHA256:" in event.message
+        (stored,) = (each for each in instance_tables.read_events(parts.ledger) if each["type"] == "Accepted")
+        assert stored["signer"]["person"] == "ada@example.net"
+    with instance(work, signers, Verify.HEAD) as again:
+        assert again.reconciler.status.signer is not None
+
+
+def test_head_accepts_a_signed_commit_on_unsigned_ones_and_range_does_not(
+    work: Work, people: dict[str, Person], signers: Path, tmp_path: Path
+) -> None:
+    other = Work(tmp_path / "other" / "git")
+    other.git("pull", "--quiet", str(work.path), "main")
+    with instance(work, signers, Verify.HEAD) as head, instance(other, signers, Verify.RANGE) as range_:
+        unsigned = work.commit({"x": "unsigned"})
+        newest = people["ada"].commit(work, {"x": "signed"})
+        other.git("pull", "--quiet", str(work.path), "main")
+        for parts in (head, range_):
+            turn(parts, 1)
+        assert applied(head) == newest
+        assert unsigned[:12] in refusal(range_)
+
+
+def test_what_led_up_to_an_unsigned_commit_is_accepted(work: Work, people: dict[str, Person], signers: Path) -> None:
+    with instance(work, signers, Verify.RANGE) as parts:
+        good = people["ada"].commit(work, {"x": "signed"})
+        bad = work.commit({"x": "unsigned"})
+        people["ada"].commit(work, {"x": "on top of it"})
+        turn(parts, 1)
+        assert applied(parts) == good
+        assert bad[:12] in refusal(parts)
+
+
+def test_an_unsigned_commit_is_never_stopped_at_on_the_way_to_a_signed_one(
+    work: Work, people: dict[str, Person], signers: Path
+) -> None:
+    """The newest is held by a guard; the unsigned one before it changes nothing that a guard would hold."""
+    with instance(work, signers, Verify.HEAD, limits=Limits()) as parts:
+        before = work.head
+        work.commit({"x": "unsigned"})
+        people["ada"].commit(work, documents("flatcar-2"))
+        turn(parts, 1)
+        assert parts.reconciler.status.held is not None
+        assert applied(parts) == before
+
+
+def test_what_an_unsigned_commit_orders_is_not_obeyed(work: Work, people: dict[str, Person], signers: Path) -> None:
+    with instance(work, signers, Verify.HEAD) as parts:
+        ledger = "provisioning: {ledger: 6a8ec2b2-4d14-4b2f-8a9c-4d3a3a3f0b11}"
+        for field in ("stopped: everything is on fire", ledger):
+            work.commit(documents("flatcar-1", f"baseURL: 'http://boot.test', {field}"))
+            turn(parts, 1)
+            assert parts.reconciler.standing.attempt.orders is None
+            assert parts.reconciler.standing.acts
+        people["ada"].commit(work, documents("flatcar-1", "baseURL: 'http://boot.test', stopped: fire"))
+        turn(parts, 2)
+        assert not parts.reconciler.status.condition("BootsOffered")
+
+
+def test_an_unsigned_commit_is_not_looked_into(work: Work, people: dict[str, Person], signers: Path) -> None:
+    with instance(work, signers, Verify.HEAD) as parts:
+        work.commit({"fleet.yaml": "no: yaml: at all"})
+        turn(parts, 1)
+        assert "is not signed" in refusal(parts)
+
+
+def test_a_branch_that_was_rewound_is_verified_and_then_held(
+    work: Work, people: dict[str, Person], signers: Path
+) -> None:
+    with instance(work, signers, Verify.RANGE, limits=Limits()) as parts:
+        accepted = people["ada"].commit(work, {"x": "1"})
+        turn(parts, 1)
+        assert applied(parts) == accepted
+        work.git("reset", "--quiet", "--hard", "HEAD^")
+        unsigned = work.commit({"x": "2"})
+        people["ada"].commit(work, {"x": "3"})
+        turn(parts, 2)
+        assert unsigned[:12] in refusal(parts)
+        work.git("reset", "--quiet", "--hard", "HEAD^^")
+        signed = people["ada"].commit(work, {"x": "4"})
+        turn(parts, 3)
+        held = parts.reconciler.status.held
+        assert held is not None and (held.commit, "allowRewind" in held.guards) == (signed, True)
+
+
+def test_a_merge_by_the_forge_is_accepted_and_its_squash_is_not(
+    work: Work, people: dict[str, Person], signers: Path
+) -> None:
+    with instance(work, signers, Verify.RANGE, forge=people["forge"]) as parts:
+        work.git("switch", "--quiet", "--create", "side")
+        work.commit({"x": "by whoever"})
+        work.git("switch", "--quiet", "main")
+        merged = people["forge"].merge(work, "side")
+        turn(parts, 1)
+        assert applied(parts) == merged
+        assert parts.reconciler.status.signer is not None and parts.reconciler.status.signer.is_forge
+        people["forge"].commit(work, {"x": "squashed"})
+        turn(parts, 2)
+        assert applied(parts) == merged
+        assert "signed by the forge GitHub and no merge" in refusal(parts)
+
+
+def test_a_commit_counts_as_soon_as_its_key_is_listed(work: Work, people: dict[str, Person], signers: Path) -> None:
+    with instance(work, signers, Verify.RANGE) as parts:
+        commit = people["eve"].commit(work, {"x": "1"})
+        turn(parts, 1)
+        assert applied(parts) != commit
+        allowed(signers, [f"{name}@example.net {people[name].key}" for name in ("ada", "eve")])
+        turn(parts, 2)
+        assert applied(parts) == commit
+        signers.unlink()  # nothing is known of keys now: what was accepted goes on, and the next is not taken
+        people["ada"].commit(work, {"x": "2"})
+        turn(parts, 3)
+        assert applied(parts) == commit
+        assert not parts.reconciler.status.condition("SourceReady")
+
+
+def test_keys_are_read_when_an_instance_starts(work: Work, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="signers"), instance(work, tmp_path / "signers", Verify.HEAD):
+        pass
+
+
+# T9: whose acknowledgement counts for reinstallations
+
+
+def acknowledged(parts: Parts) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = parts.reconciler.status.facts()["accepted"]["acknowledged"]
+    return found
+
+
+def hold(parts: Parts, work: Work, person: Person) -> str:
+    """Push what installs servers again; the lines that would acknowledge it."""
+    person.commit(work, documents("flatcar-2"))
+    turn(parts, 1)
+    held = parts.reconciler.status.held
+    assert held is not None and held.guards == ("maxReinstalls", "maxUpdatePercent")
+    return "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
+
+
+def test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed(
+    work: Work, people: dict[str, Person], signers: Path
+) -> None:
+    with instance(work, signers, None, ReinstallsNeed.SIGNED, Limits(), people["forge"]) as parts:
+        before = applied(parts)
+        lines = hold(parts, work, people["eve"])
+        work.commit(message=f"Fine\n\n{lines}")
+        people["eve"].commit(work, message=f"Fine\n\n{lines}")
+        people["forge"].commit(work, message=f"Fine\n\n{lines}")
+        turn(parts, 2)
+        assert applied(parts) == before
+        (event,) = (event for event in parts.events if event.type == "Held" and "does not count" in event.message)
+        assert "in the message of a commit that you sign" in event.message
+        signed = people["ada"].commit(work, message=f"Fine\n\n{lines}")
+        turn(parts, 3)
+        assert applied(parts) == signed
+        assert [each["guard"] for each in acknowledged(parts)] == ["maxReinstalls", "maxUpdatePercent"]
+        assert acknowledged(parts)[0]["by"].startswith("ada@example.net (SHA256:")
+        said = [event for event in parts.events if event.type == "Acknowledged"]
+        assert "by ada@example.net (SHA256:" in said[0].message
+        verdicts = [each.says for each in verdicts_of(parts.reconciler.status, 1)]
+        assert any(says.startswith("accepted, acknowledged by ada@example.net (SHA256:") for says in verdicts)
+
+
+def test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says(
+    work: Work, people: dict[str, Person], signers: Path
+) -> None:
+    with instance(work, signers, Verify.RANGE, ReinstallsNeed.SIGNED, Limits(), people["forge"]) as parts:
+        before = applied(parts)
+        lines = hold(parts, work, people["ada"])
+        work.git("switch", "--quiet", "--create", "side")
+        work.commit({"x": "1"}, message=lines)
+        work.git("switch", "--quiet", "main")
+        options = (*people["forge"].options, "merge", "--quiet", "--no-ff", "--gpg-sign", f"--message={lines}", "side")
+        work.git(*options)
+        turn(parts, 2)
+        assert applied(parts) == before
+
+
+def test_t9_only_an_approval_counts_where_that_is_asked(work: Work, people: dict[str, Person], signers: Path) -> None:
+    with instance(work, signers, None, ReinstallsNeed.APPROVE, Limits()) as parts:
+        before = applied(parts)
+        lines = hold(parts, work, people["ada"])
+        newest = people["ada"].commit(work, message=f"Fine\n\n{lines}")
+        turn(parts, 2)
+        held = parts.reconciler.status.held
+        assert applied(parts) == before
+        assert held is not None and held.guards == ("maxReinstalls",)
+        (event,) = (event for event in parts.events if event.type == "Held" and "does not count" in event.message)
+        assert "Acknowledge it with: gitboot approve" in event.message
+        given = {"digest": held.digest, "guards": ["maxReinstalls"], "reason": "planned"}
+        instance_tables.give(parts.ledger, NOON, "grace", "approve", given)
+        turn(parts, 3)
+        assert applied(parts) == newest
+        assert acknowledged(parts)[0]["by"] == "grace, with gitboot approve: planned"
+
+
+def test_t9_without_a_demand_a_line_counts_and_its_author_is_named(
+    work: Work, people: dict[str, Person], signers: Path
+) -> None:
+    with instance(work, signers, None, None, Limits()) as parts:
+        lines = hold(parts, work, people["eve"])
+        commit = work.commit(message=f"Fine\n\n{lines}")
+        turn(parts, 2)
+        assert applied(parts) == commit
+        by = acknowledged(parts)[0]["by"]
+        assert by.startswith("Ada Lovelace <ada@example.net>, committed by Merge Bot") and "not signed" in by
+        assert json.dumps(parts.reconciler.status.facts())

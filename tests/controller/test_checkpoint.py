@@ -1,0 +1,714 @@
+"""An instance that goes on from where an earlier one stood: nothing is another than where it begins with nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from datetime import datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gitboot.controller import checkpoint, current_plans
+from gitboot.controller.checkpoint import Patrol
+from gitboot.controller.instance import assembly
+from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance.state_directory import CACHE
+from gitboot.controller.instance_state import Fetched
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.evaluator.evaluation_result import Commit, Evaluated
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.spool import identity
+from gitboot.fleet.revision import Revision
+from gitboot.git.clone import Source
+from gitboot.ledger import instance_tables
+from gitboot.model.scalars import SystemUuid
+from gitboot.publish import publisher
+from gitboot.publish.durable_files import Disk
+from gitboot.publish.manifest import MANIFEST, digest_of, shard_path
+from gitboot.publish.tree_reader import ALL, Inventory, Tree, now_named, suspects
+from gitboot.render.page import SAID as ON_PAGE
+from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
+from gitboot.resolve.provisioning_record import Record, record_facts, shard_of
+from tests.helpers.evaluated_commits import Here
+from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_doubles import note_fetch
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository
+from tests.helpers.search_effort import examples
+
+SAID = (*ON_PAGE, *(script for _, script in ON_PAGE.values()))  # what it says of itself
+NAMES = tuple(f"web{number:02}" for number in range(6))
+SPARE = "52:54:00:00:00:99"
+NIGHT = ("20T22:00 21T04:00", "20T12:30 20T13:00", "21T01:00 21T02:00")
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is kept of small fleets, too, and after each change."""
+    monkeypatch.setattr(checkpoint, "WORTH", 0)
+    monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
+    monkeypatch.setattr(assembly, "Patrol", Patient)
+
+
+class Patient(Patrol):
+    """Says what was found once all was looked at."""
+
+    def found(self) -> frozenset[str]:
+        if self._thread.is_alive:
+            self.release()
+            self._thread.join()
+        return super().found()
+
+
+def documents(draw: random.Random) -> str:
+    """One of many fleets of the same servers, nearly."""
+    settings = draw.choice(
+        (
+            "baseURL: 'http://boot.test'",
+            "baseURL: 'http://boot.test', outputs: [ipxe]",
+            "baseURL: 'http://boot.test', sites: [{name: a, baseURL: 'http://a.test', select: {servers: [web02]}}]",
+            "baseURL: 'http://boot.test', stopped: moving house",
+        )
+    )
+    specs = {
+        name: draw.choice(("", "", "provision: 1", "provision: 2", "kernelArguments: [quiet]", "gone"))
+        for name in NAMES
+    }
+    found = [
+        fleet(settings),
+        *(server(name, "role: web", spec) for name, spec in specs.items() if spec != "gone"),
+        *(image("flatcar-1"), image("memtest-7", "writesDisk: false")),
+        *(profile("web", "flatcar-1"), profile("repair", "memtest-7")),
+        policy("web", often=draw.choice(("Once", "Always", "Never"))),
+    ]
+    if draw.random() < 0.5:
+        found.append(maintenance("repair", draw.choice(NIGHT), select="{servers: [web01, web03]}"))
+    return "---\n".join(found)
+
+
+def item_of(name: str, provision: int | None) -> dict[str, object]:
+    """What an operator says of a server."""
+    record = Record(provision=provision, image="flatcar-1", pool="web", evidence="Operator")
+    return {"uuid": uuid_of(name), "server": name, **record_facts(record)}
+
+
+UNKNOWN = re.compile(rb'"answered":[0-9]+|"ops/pages/data/server/[^}]*\}')
+
+
+class Killed(BaseException):
+    """Nothing that is left to do is done."""
+
+
+class Twin:
+    """One of two instances to which the same happens."""
+
+    def __init__(self, folder: Path, repository: Path, *, keeps: bool) -> None:
+        self.folder, self._repository, self._keeps = folder, repository, keeps
+        self._open = ExitStack()
+        self.parts: Parts
+
+    def begin(self, now: datetime, *, initial: str | None = None) -> None:
+        if not self._keeps:
+            (self.folder / "state" / CACHE).unlink(missing_ok=True)
+        process = in_process(self.folder, self._repository, initial=initial, clock=lambda: now)
+        self.parts = self._open.enter_context(process)
+        self.turn(now)
+
+    def turn(self, now: datetime) -> None:
+        """Until all that is published was looked through, and what was found not to stand is put right."""
+        self.parts.source.fetch()
+        for _ in range(2):
+            self.parts.reconciler.reconcile(now, fetched=Fetched(), wait=True)
+        self.parts.reconciler.reconcile(now, wait=True)
+
+    def end(self) -> None:
+        self._open.close()
+
+    def cut_short(self, now: datetime, after: int) -> None:
+        """It ends at a change that it makes to its tree, after so many."""
+        self.parts.source.fetch()
+        left = count(after, -1)
+
+        def ends(act: Callable[..., None]) -> Callable[..., None]:
+            def acted(*args: Any, **kwargs: Any) -> None:
+                if next(left) <= 0:
+                    raise Killed
+                act(*args, **kwargs)
+
+            return acted
+
+        with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+            for act in (Disk.stage, Disk.place, Disk.remove, Disk.sync):
+                patch.setattr(Disk, act.__name__, ends(act))
+            self.parts.reconciler.reconcile(now, fetched=Fetched(), wait=True)
+        self.end()
+
+    def tree(self) -> dict[str, tuple[bytes, float]]:
+        """Each file with its date, but for the number of an offer that was answered, and digests of files with that.
+
+        The signed list names the digest of the manifest, which has the digests of the records. Only this digest of the
+        own manifest is left out.
+        """
+        output = self.folder / "output"
+        found = (path for path in output.rglob("*") if path.is_file())
+        named = ((str(path.relative_to(output)), path) for path in found)
+        tree = {
+            name: (UNKNOWN.sub(b"", path.read_bytes()), path.stat().st_mtime)
+            for name, path in named
+            if name not in (*SAID, "ops/.gitboot/lock") and "manifest" not in name
+        }
+        if LIST_TIMESTAMP in tree and (output / MANIFEST).exists():
+            content, date = tree[LIST_TIMESTAMP]
+            tree[LIST_TIMESTAMP] = content.replace(digest_of((output / MANIFEST).read_bytes()).encode(), b""), date
+        return tree
+
+    def status(self) -> dict[str, Any]:
+        """What it says of itself, wherever it lies."""
+        facts = json.dumps(self.parts.reconciler.status.facts(), default=str)
+        return cast(dict[str, Any], json.loads(facts.replace(str(self.folder), "")))
+
+    def ledger(self) -> list[object]:
+        """All that it says, but for when it was alive, and what is of publications: when, of how many files.
+
+        Who begins with nothing publishes all once more: what is offered has the number of the newest decision then,
+        and so has the answer to it. With an instance that goes on, it keeps the one that it had.
+        """
+        with sqlite3.connect(self.folder / "state" / "ledger.sqlite") as ledger:
+            ledger.execute("UPDATE offers SET at = '', facts = json_remove(facts, '$.number')")
+            ledger.execute("UPDATE versions SET number = 0")
+            ledger.execute("UPDATE records SET answered = 0")
+            ledger.execute("DELETE FROM facts WHERE name IN ('changes', 'heartbeat', 'output', 'spool')")
+            rows = ledger.execute("SELECT at, type, message FROM events WHERE type <> 'Published' ORDER BY id")
+            happened: list[object] = [(at, type, message.replace(str(self.folder), "")) for at, type, message in rows]
+            ledger.execute("DELETE FROM events")
+            dumped = (re.sub(r"-[0-9a-f]{16}\.jsonl", "", line) for line in ledger.iterdump())  # by chance
+            found = [*sorted(dumped), *happened]
+            ledger.rollback()
+        return found
+
+
+class Twins:
+    """Two instances that were one, of which the other one begins with nothing at each start."""
+
+    def __init__(self, folder: Path, draw: random.Random, *, cut: int = 0, spoils: bool = False) -> None:
+        self.cut = (
+            cut  # how often each of them is cut short while it publishes, for each time that anything else happens
+        )
+        self._spoils = spoils  # whether somebody damages the cache of the first one
+        self.repository, self._draw, self.now = Repository.create(folder / "git"), draw, at("20T12:00")
+        bare = self.repository.bare
+        self.one = Twin(folder / "one", bare, keeps=True)
+        self.other = Twin(folder / "other", bare, keeps=False)
+        self.commit()
+        self.one.begin(self.now, initial=draw.choice(("fresh", "adopt")))
+        self.one.parts.spool.mkdir(exist_ok=True)
+        identity(self.one.parts.spool)  # which is the same for both
+        self.one.end()
+        shutil.copytree(self.one.folder, self.other.folder, symlinks=True)
+        self._begin()
+
+    @property
+    def both(self) -> tuple[Twin, Twin]:
+        return self.one, self.other
+
+    def _begin(self) -> None:
+        for each in self.both:
+            each.begin(self.now)
+
+    def end(self) -> None:
+        for each in self.both:
+            each.end()
+
+    def happen(self) -> str:
+        """Something does; say what."""
+        usual = (self.commit, self.fetch, self.pass_, self.say, self.restart, self.restart, self.lose)
+        spoiling = (self.spoil, self.spoil, self.spoil) if self._spoils else ()
+        what = self._draw.choice((*usual, *spoiling, *(self.cut * len(usual) * (self.cut_short,))))
+        what()
+        for each in self.both:
+            each.turn(self.now)
+        return str(what.__name__)
+
+    def compare(self) -> None:
+        one, other = (each.tree() for each in self.both)
+        assert one == other
+        assert {each for twin in self.both for each in suspects(twin.folder / "output")} <= {None}
+        assert self.one.ledger() == self.other.ledger()
+        said = [each.status() for each in self.both]
+        assert {**said[0], "plannedAt": ""} == {**said[1], "plannedAt": ""}  # when something was published last
+
+    def commit(self) -> None:
+        self.push(documents(self._draw))
+
+    def push(self, documents: str) -> None:
+        """Where they are cut short, perhaps with a page, and with one MAC address that two have in turn."""
+        self.pushed = documents
+        if self.cut and self._draw.random() < 0.5:
+            documents = documents.replace("outputs: [ipxe]", "outputs: [ipxe, pages]")
+        if self.cut and self._draw.random() < 0.5:
+            documents = documents.replace(mac_of("web04"), SPARE).replace(mac_of("web05"), mac_of("web04"))
+        self.repository.push({"all.yaml": documents})
+
+    def fetch(self) -> None:
+        """A machine is given what stands for it."""
+        name = self._draw.choice(NAMES)
+        state = self.one.parts.reconciler.standing.plans.servers.get(name)
+        if state is None or state.plan is None:
+            return
+        entry = f"boot/v1/boot/{state.decision.macs[0]}/boot.ipxe"
+        for each in self.both:
+            note_fetch(
+                each.parts.spool,
+                Observation(server=name, path=entry, digest=state.plan.digest, client="10.0.0.7", at=self.now),
+            )
+
+    def pass_(self) -> None:
+        self.now += timedelta(minutes=self._draw.choice((1, 10, 45, 240)))
+
+    def say(self) -> None:
+        """An operator says what is installed."""
+        name = self._draw.choice(NAMES)
+        item = item_of(name, self._draw.choice((1, None)))
+        for each in self.both:
+            instance_tables.give(each.parts.ledger, self.now, "ada", "records", {"items": [item]})
+
+    def restart(self) -> None:
+        """Perhaps with a commit, a fetch or an hour while nobody is there."""
+        self.end()
+        if self._draw.random() < 0.4:
+            self.commit()
+        if self._draw.random() < 0.3:
+            self.pass_()
+        self._begin()
+
+    def spoil(self) -> None:
+        """Damage the cache while the instance runs, or before its next start; often in some bytes only."""
+        is_at_rest = self._draw.random() < 0.5
+        if is_at_rest:
+            self.end()
+        path = self.one.folder / "state" / CACHE
+        if path.is_file() and path.stat().st_size:
+            content = bytearray(path.read_bytes())
+            for _ in range(self._draw.randrange(20)):
+                content[self._draw.randrange(len(content))] ^= 1 << self._draw.randrange(8)
+            path.write_bytes(content)
+            if self._draw.random() < 0.3:
+                HARMS[self._draw.choice([name for name in HARMS if "entries" not in name])](path)
+        elif path.is_dir():
+            path.rmdir()
+        if is_at_rest:
+            self._begin()
+
+    def cut_short(self) -> None:
+        """By a commit, perhaps after what else came to pass, and once or twice; perhaps that is taken back."""
+        for _ in range(self._draw.randrange(1, 3)):
+            before = self.pushed
+            self.commit()
+            if self._draw.random() < 0.3:
+                self.pass_()
+            after = self._draw.randrange(1, 120)
+            for each in self.both:
+                each.cut_short(self.now, after)
+            if self._draw.random() < 0.6:
+                self.push(before if self._draw.random() < 0.6 else documents(self._draw))
+            self._begin()
+
+    def lose(self) -> None:
+        """A file is lost, or damaged, while nobody is there."""
+        paths = sorted(self.one.tree())
+        self.end()
+        path = self._draw.choice(paths or ["boot/boot.ipxe"])
+        is_lost = self._draw.random() < 0.5
+        for each in self.both:
+            file = each.folder / "output" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.unlink(missing_ok=True)  # which other names it had, stands
+            if not is_lost:
+                file.write_bytes(b"{}")
+                os.utime(file, (self.now.timestamp(),) * 2)
+        self._begin()
+
+
+# A signed list of records with another number; a file of another date; a commit that takes boots back and came before a
+# start; a machine that had gone and come back since what was kept.
+FOUND = (5, 32, 39, 97)
+
+
+@pytest.mark.parametrize("seed", sorted({*range(examples(3)), *FOUND}))
+def test_a_restart_with_what_was_kept_is_one_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Often it is of some commits, fetches and records before."""
+    monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta(minutes=seed % 3 * 30))
+    twins, happened = Twins(tmp_path, random.Random(seed)), list[str]()
+    try:
+        for _ in range(6):
+            happened.append(twins.happen())
+            twins.compare()
+    finally:
+        twins.end()
+
+
+@pytest.mark.parametrize("seed", range(examples(5)))
+def test_a_start_after_a_publication_that_was_cut_short_is_one_that_begins_with_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta(minutes=seed % 3 * 30))
+    resumed = list[bool]()
+
+    def noted(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
+        found = now_named(tree, before)
+        if tree.pending:
+            resumed.append(found is not None)
+        return found
+
+    monkeypatch.setattr(publisher, "now_named", noted)
+    twins = Twins(tmp_path, random.Random(seed), cut=1)
+    try:
+        for _ in range(4):
+            twins.happen()
+            twins.compare()
+    finally:
+        twins.end()
+    assert all(resumed)
+
+
+FLEET = "---\n".join(
+    (
+        fleet(),
+        *(server(name, "role: web", "provision: 1") for name in NAMES),
+        *(image("flatcar-1"), profile("web", "flatcar-1"), policy("web", often="Once")),
+    )
+)
+NOON = at("20T12:00")
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> tuple[Path, Repository]:
+    """What an instance has left that had published a fleet, and knows what is installed."""
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"all.yaml": FLEET})
+    with in_process(tmp_path, repository.bare, initial="fresh") as parts:
+        reconcile(parts)
+    assert (tmp_path / "state" / CACHE).exists()
+    return tmp_path, repository
+
+
+def reconcile(parts: Parts) -> None:
+    parts.source.fetch()
+    parts.reconciler.reconcile(NOON, fetched=Fetched(), wait=True)
+
+
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """Which commits are evaluated from now on, each against which."""
+    found: list[tuple[str, str | None]] = []
+    evaluate = Here.evaluate
+
+    def noted(self: Here, revision: Revision, base: Commit | None) -> Evaluated | None:
+        found.append((revision, base.revision if base is not None else None))
+        return evaluate(self, revision, base)
+
+    monkeypatch.setattr(Here, "evaluate", noted)
+    return found
+
+
+def written(folder: Path) -> dict[Path, int]:
+    found = (
+        path for path in (folder / "output").rglob("*") if path.is_file() and path.name not in ("status.json", "lock")
+    )
+    return {path: path.stat().st_mtime_ns for path in found}
+
+
+def test_a_restart_with_nothing_changed_reads_no_commit_plans_nobody_and_writes_nothing(
+    left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = left
+    before, asked = written(folder), evaluated(monkeypatch)
+    monkeypatch.setattr(current_plans, "planned", None)
+    with in_process(folder, left[1].bare) as parts:
+        reconcile(parts)
+        status = parts.reconciler.status
+        assert (status.applied, status.phases) == (status.accepted, {"Network": len(NAMES)})
+        assert (asked, parts.events[-1].type) == ([], "Accepted")
+    assert written(folder) == before
+
+
+def test_a_commit_that_came_after_what_was_kept_is_compared_with_that(
+    left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the instance was killed before it was worth it to keep the next one."""
+    folder, repository = left
+    kept = (folder / "state" / CACHE).read_bytes()
+    first = repository.push({"README.md": "one"})
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+    repository.push({"all.yaml": FLEET.replace("role: web", "role: web, rack: b", 1)})
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        second = parts.reconciler.status.applied
+    (folder / "state" / CACHE).write_bytes(kept)
+    asked = evaluated(monkeypatch)
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        assert parts.reconciler.status.applied == second != first
+    ((revision, base),) = asked
+    assert (revision, base is not None and base != first) == (second, True)
+
+
+def test_a_window_that_began_meanwhile_is_waited_for_as_long_as_the_commit_is_evaluated(
+    left: tuple[Path, Repository],
+) -> None:
+    """Else it would reconcile again and again, and take from the evaluation what that needs."""
+    folder, repository = left
+    night = maintenance("repair", NIGHT[0], select="{servers: [web01]}")
+    repair = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), night)
+    repository.push({"night.yaml": "---\n".join(repair)})
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        assert parts.reconciler.status.next_transition == at("20T22:00")
+    kept = (folder / "state" / CACHE).read_bytes()
+    repository.push({"README.md": "one"})
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+    (folder / "state" / CACHE).write_bytes(kept)
+    with in_process(folder, repository.bare, evaluates=False) as parts:
+        parts.source.fetch()
+        due = parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched())
+        assert due is not None and parts.reconciler.reconcile(due) == at("21T04:00"), "when the window ends in files"
+        assert parts.reconciler.status.accepted is None
+    with in_process(folder, repository.bare) as parts:
+        parts.source.fetch()
+        assert parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched()) == at("21T04:00")
+
+
+def test_what_was_learned_since_it_was_kept_counts(left: tuple[Path, Repository]) -> None:
+    """A server that was provisioned after that is not offered its installer once more, not for a moment."""
+    folder, repository = left
+    kept = (folder / "state" / CACHE).read_bytes()
+    item = item_of("web00", 1)
+    with in_process(folder, repository.bare) as parts:
+        instance_tables.give(parts.ledger, NOON, "ada", "records", {"items": [item]})
+        reconcile(parts)
+        assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
+    before = written(folder)
+    (folder / "state" / CACHE).write_bytes(kept)
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
+    assert written(folder) == before
+
+
+def test_a_tree_that_is_older_than_what_was_kept_is_brought_up_to_date(left: tuple[Path, Repository]) -> None:
+    folder, repository = left
+    shutil.copytree(folder / "output", folder / "older", symlinks=True)
+    repository.push({"all.yaml": FLEET.replace("provision: 1", "provision: 1, kernelArguments: [quiet]", 1)})
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        newest = parts.reconciler.status.applied
+    entry = folder / "output" / "boot" / "v1" / "boot" / mac_of("web00").replace(":", "-") / "boot.ipxe"
+    assert "quiet" in (content := entry.read_text())
+    shutil.rmtree(folder / "output")
+    (folder / "older").rename(folder / "output")
+    assert "quiet" not in entry.read_text()
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        assert (parts.reconciler.status.applied, entry.read_text()) == (newest, content)
+
+
+@pytest.mark.parametrize("harm", ["of a commit that is gone", "of another ledger", "in doubt"])
+def test_what_cannot_be_relied_on_is_done_without(
+    left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    folder, repository = left
+    with in_process(folder, repository.bare) as parts:
+        assert parts.reconciler.standing.plans.commit is not None
+    asked = evaluated(monkeypatch)
+    if harm == "of a commit that is gone":
+        answers = iter([True, False])  # the accepted one is there
+        monkeypatch.setattr(Source, "has", lambda *_: next(answers, True))
+    if harm == "of another ledger":
+        (folder / "state" / "token-keys").unlink()
+    if harm == "in doubt":
+        monkeypatch.setattr(Knowledge, "is_trusted", False)
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        assert "KeptUnusable" not in {event.type for event in parts.events}
+    assert [base for _, base in asked] == [None]
+
+
+# The cache, which anyone may delete or damage
+
+
+def sql(path: Path, statement: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        found: list[tuple[Any, ...]] = connection.execute(statement).fetchall()
+        return found
+
+
+def put_a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "empty": lambda path: os.truncate(path, 0),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "garbage": lambda path: path.write_bytes(b"garbage " * 4096),
+    "overwritten with ones": lambda path: path.write_bytes(b"\xff" * path.stat().st_size),
+    "without entries": lambda path: sql(path, "DELETE FROM entry"),
+    "with damaged entries": lambda path: sql(path, "UPDATE entry SET value = zeroblob(length(value))"),
+    "a directory": put_a_directory,
+}
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in written(folder)}
+
+
+def is_resumed(folder: Path, repository: Repository) -> bool:
+    """Start, make a pass, and return whether the start had a checkpoint."""
+    with in_process(folder, repository.bare) as parts:
+        commit = parts.reconciler.standing.plans.commit
+        reconcile(parts)
+        assert parts.reconciler.status.phases == {"Network": len(NAMES)}
+    return commit is not None
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_start_with_a_damaged_cache_publishes_the_same(left: tuple[Path, Repository], harm: str) -> None:
+    folder, repository = left
+    before = contents(folder)
+    HARMS[harm](folder / "state" / CACHE)
+    assert not is_resumed(folder, repository)
+    assert contents(folder) == before
+    assert is_resumed(folder, repository) is (folder / "state" / CACHE).is_file()
+    assert contents(folder) == before
+
+
+def test_a_checkpoint_that_lacks_any_entry_does_not_count(left: tuple[Path, Repository]) -> None:
+    folder, repository = left
+    path, before = folder / "state" / CACHE, contents(folder)
+    rows = [row for (row,) in sql(path, "SELECT rowid FROM entry")]
+    assert len(rows) >= 10
+    whole, warned = path.read_bytes(), 0
+    for row in rows:
+        path.write_bytes(whole)
+        sql(path, f"DELETE FROM entry WHERE rowid = {row}")
+        with in_process(folder, repository.bare) as parts:
+            assert parts.reconciler.standing.plans.commit is None
+            reconcile(parts)
+            warned += "KeptUnusable" in {event.type for event in parts.events}
+        assert contents(folder) == before
+        assert is_resumed(folder, repository)
+    assert warned == len(rows) - 1  # a cache without the manifest looks like a new one
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_cache_that_is_damaged_while_an_instance_runs_has_a_checkpoint_again_after_its_next_pass(
+    left: tuple[Path, Repository], harm: str
+) -> None:
+    folder, repository = left
+    path = folder / "state" / CACHE
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        HARMS[harm](path)
+        reconcile(parts)
+        repository.push({"all.yaml": FLEET.replace("role: web", "role: web, rack: b", 1)})
+        reconcile(parts)
+        before, applied = contents(folder), parts.reconciler.status.applied
+    assert is_resumed(folder, repository) is path.is_file()
+    assert contents(folder) == before
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        assert parts.reconciler.status.applied == applied
+
+
+@pytest.mark.parametrize("seed", range(examples(3)))
+def test_a_cache_that_is_damaged_again_and_again_changes_no_file_and_no_record(tmp_path: Path, seed: int) -> None:
+    twins = Twins(tmp_path, random.Random(seed), spoils=True)
+    try:
+        for _ in range(8):
+            twins.happen()
+            twins.compare()
+    finally:
+        twins.end()
+
+
+def test_chunks_that_did_not_change_are_not_written_again(left: tuple[Path, Repository]) -> None:
+    folder, repository = left
+    path = folder / "state" / CACHE
+    before = set(sql(path, "SELECT id, rowid FROM entry"))
+    repository.push({"all.yaml": FLEET.replace("role: web", "role: web, rack: b", 1)})
+    assert is_resumed(folder, repository)
+    after = set(sql(path, "SELECT id, rowid FROM entry"))
+    assert len(before & after) >= 4
+    assert len(after) <= len(before) + 1, "chunks of the last checkpoint are deleted"
+    assert is_resumed(folder, repository)
+
+
+def test_token_keys_that_are_put_back_have_their_checkpoint(left: tuple[Path, Repository]) -> None:
+    folder, repository = left
+    keys = folder / "state" / "token-keys"
+    keys.rename(folder / "token-keys")
+    assert not is_resumed(folder, repository)
+    repository.push({"all.yaml": FLEET.replace("role: web", "role: web, rack: b", 1)})
+    assert is_resumed(folder, repository), "chunks of the checkpoint before are deleted"
+    (folder / "token-keys").replace(keys)
+    assert is_resumed(folder, repository)
+
+
+def test_a_checkpoint_without_room_in_the_cache_is_left_out(
+    left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, repository = left
+    path = folder / "state" / CACHE
+    path.unlink()
+    monkeypatch.setattr(state, "CACHE_BYTES", 4096)
+    assert not is_resumed(folder, repository)
+    assert sql(path, "SELECT rowid FROM entry") == []
+    assert not is_resumed(folder, repository)
+
+
+@pytest.mark.parametrize("name", ["planned.snapshot", "evaluated.snapshot"])
+def test_a_start_deletes_what_an_earlier_version_kept(left: tuple[Path, Repository], name: str) -> None:
+    folder, repository = left
+    (folder / "state" / name).write_bytes(b"of an earlier version")
+    assert is_resumed(folder, repository)
+    assert not (folder / "state" / name).exists()
+
+
+HARMED = {
+    f"boot/v1/boot/{mac_of('web00').replace(':', '-')}/boot.ipxe": "web00",
+    "ops/servers/web00.json": "web00",
+    shard_path(identity_of(Kind.MAC, mac_of("web00").replace(":", "-"))): "web00",
+    f"ops/records/{shard_of(SystemUuid(uuid_of('web00')))}.json": ALL,
+}
+
+
+@pytest.mark.parametrize(("path", "found"), HARMED.items())
+def test_whose_files_do_not_stand_is_found_beside_and_put_right(
+    left: tuple[Path, Repository], path: str, found: str
+) -> None:
+    folder, repository = left
+    output = folder / "output"
+    content = (output / path).read_bytes()
+    for harm in (b"{}", b"no JSON", None):
+        (output / path).unlink()
+        if harm is not None:
+            (output / path).write_bytes(harm)
+        is_unreadable = "/index/" in path and harm == b"no JSON"
+        assert {each for each in suspects(output) if each is not None} == {ALL if is_unreadable else found}
+        with in_process(folder, repository.bare) as parts:
+            reconcile(parts)
+            assert (output / path).read_bytes() == content
+        assert {each for each in suspects(output) if each is not None} == set()

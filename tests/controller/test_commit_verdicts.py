@@ -1,0 +1,300 @@
+"""The verdict on the newest commit, brought to a forge: by a running instance, by one that runs once, over faults."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gitboot.cli.main import Exit
+from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project, Verdicts, verdicts_of
+from gitboot.problems import Code, Problem
+from gitboot.status.conditions import Condition
+from gitboot.status.instance_status import Held, Status, Telling
+from tests.helpers.cases import for_each
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import at
+from tests.helpers.forges import TOKEN, ForgeHost, forge_host
+from tests.helpers.instance_process import eventually
+from tests.helpers.instance_with_bmcs import Rack, until_condition
+
+NOON = at("20T12:00")
+A, B = "a" * 40, "b" * 40
+KEY = b"of the ledger"
+ERROR = Problem(path="x.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
+FINE = Status(ledger="mine", attempted=B, accepted=B)
+
+
+@pytest.fixture(params=["github", "gitlab", "gitea"])
+def host(request: pytest.FixtureRequest) -> Iterator[ForgeHost]:
+    with forge_host(request.param) as host:
+        yield host
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text(TOKEN)
+    return tmp_path / "token"
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    with Rack(tmp_path) as made:
+        yield made
+
+
+@for_each(
+    ("case", "status", "expected"),
+    [
+        ("accepted", FINE, (Judgement.ACCEPTED, "accepted")),
+        (
+            "held",
+            replace(FINE, accepted=A, held=Held(commit=B, digest="d", guards=("maxDeletes", "maxReinstalls"))),  # type: ignore[arg-type]
+            (Judgement.HELD, "held by maxDeletes, maxReinstalls"),
+        ),
+        ("invalid", replace(FINE, accepted=A, problems=(ERROR,)), (Judgement.INVALID, "invalid: 1 error")),
+        ("nothing was tried", replace(FINE, attempted=None), None),
+        ("it is not clear yet", replace(FINE, accepted=A), None),
+        (
+            "another instance acts",
+            replace(
+                FINE,
+                conditions=(
+                    Condition(type="LedgerNamed", status=False, reason="AnotherLedger", message="", since=NOON),
+                ),
+            ),
+            None,
+        ),
+    ],
+)
+def test_what_a_status_makes_of_the_newest_commit(
+    case: str, status: Status, expected: tuple[Judgement, str] | None
+) -> None:
+    found = verdicts_of(status, 7)
+    assert [(each.judgement, each.says) for each in found] == ([expected] if expected is not None else []), case
+    assert {(each.commit, each.ledger, each.change) for each in found} <= {(B, "mine", 7)}
+
+
+# Over faults
+
+
+def verdict(commit: str, judgement: Judgement = Judgement.ACCEPTED, change: int = 1) -> CommitVerdict:
+    return CommitVerdict(commit=commit, judgement=judgement, says=str(judgement), ledger="mine", change=change)
+
+
+def told(host: ForgeHost) -> list[tuple[str, str]]:
+    return [(each["sha"][:1], each["description"].partition(" ")[0]) for each in host.statuses]
+
+
+def test_it_is_tried_until_it_is_told_and_nobody_waits_for_it(host: ForgeHost, token: Path) -> None:
+    host.faults += [(503, {}), (500, {}), (401, {})] * 100  # until they are taken away
+    woken = threading.Event()
+    verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), woken.set, first_retry_s=0.05)
+    verdicts.note([verdict(A)])
+    eventually(lambda: verdicts.telling.failure is not None and woken.is_set() and len(host.requests) > 3)
+    verdicts.note([verdict(A, Judgement.HELD)])  # meanwhile it has come to something else
+    verdicts.note([verdict(B)])
+    host.faults.clear()
+    eventually(lambda: len(host.statuses) == 2)
+    assert told(host) == [("a", "held"), ("b", "accepted")]
+    eventually(lambda: verdicts.telling.commit == B and verdicts.telling.failure is None)
+    verdicts.note([verdict(B, change=5)])  # the ledger goes on; what it makes of the commit is the same
+    assert len(host.statuses) == 2
+    verdicts.close(patience_s=60)
+    assert len(host.statuses) == 3  # how far it has come is told at the end, at the latest
+    assert "change 5" in host.statuses[-1]["description"]
+
+
+def test_how_far_a_ledger_has_come_is_told_when_it_comes_no_further(host: ForgeHost, token: Path) -> None:
+    verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=0.1)
+    for change in range(1, 20):
+        verdicts.note([verdict(A, change=change)])
+    eventually(lambda: host.statuses and "change 19" in host.statuses[-1]["description"])
+    verdicts.close()
+
+
+def test_a_forge_that_takes_no_more_for_a_commit_knows_less_and_that_is_all(host: ForgeHost, token: Path) -> None:
+    verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=3600)
+    verdicts.note([verdict(A)])
+    eventually(lambda: verdicts.telling.commit == A)
+    host.commits = set()
+    verdicts.note([verdict(A, change=2)])
+    verdicts.close(patience_s=60)
+    assert (verdicts.telling.failure, len(host.statuses)) == (None, 1)
+    assert any(method == "POST" for method, _, _ in host.requests[-2:])
+
+
+def test_nothing_is_told_before_it_was_asked_what_is_known(host: ForgeHost, token: Path) -> None:
+    forge = Forge(Project.parse(host.project), token, name="gitboot")
+    forge.write(verdict(A, change=7).proven(KEY))
+    forge.write(replace(verdict(A, change=70), ledger="another").proven(KEY))
+    woken = threading.Event()
+    verdicts = Verdicts(forge, woken.set, asks=True)
+    assert verdicts.telling == Telling(asked=False)
+    verdicts.note([verdict(B, change=3)])
+    verdicts.ask((), "mine", KEY)  # nothing was fetched
+    assert verdicts.telling == Telling(asked=True)
+    host.faults.append((503, {}))
+    verdicts.ask((B, A), "mine", KEY)
+    assert verdicts.telling.failure is not None
+    assert len(host.statuses) == 2
+    verdicts.ask((B, A), "mine", KEY)
+    assert (verdicts.telling, woken.is_set()) == (Telling(known=7), True)
+    eventually(lambda: len(host.statuses) == 3)
+    assert f"change 3, proof {verdict(B, change=3).proven(KEY).proof})" in host.statuses[-1]["description"]
+    before = len(host.requests)
+    verdicts.ask((B, A), "mine", KEY)  # once is enough
+    assert len(host.requests) == before
+    verdicts.close()
+
+
+def test_what_waits_does_not_grow_without_end(host: ForgeHost, token: Path) -> None:
+    host.faults += [(503, {})] * 100  # until all wait
+    verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, first_retry_s=0.05)
+    for number in range(100):
+        verdicts.note([verdict(f"{number:040}")])
+    host.faults.clear()
+    eventually(lambda: verdicts.telling.commit == f"{99:040}")
+    verdicts.close()
+    assert [int(each["sha"]) for each in host.statuses] == list(range(80, 100))
+
+
+def test_the_end_does_not_wait_for_a_forge_that_is_away(token: Path) -> None:
+    dead = Forge(Project.parse("gitea=http://127.0.0.1:9/acme/fleet"), token, name="gitboot")
+    verdicts = Verdicts(dead, lambda: None, first_retry_s=60)
+    verdicts.note([verdict(A)])
+    eventually(lambda: verdicts.telling.failure is not None)
+    verdicts.close(patience_s=60)  # it has failed: nobody waits for the next try
+    eventually(lambda: "forge" not in {each.name for each in threading.enumerate()})
+
+
+# In an instance: a forge of each kind, which tests/controller/test_forge.py knows in all their words
+
+
+@pytest.mark.parametrize("host", ["github"], indirect=True)
+def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, token: Path, rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    first = rack.push()
+    link = configured(forge_link="https://boards.test")
+    options = ("--forge", host.project, token, *link)
+    with rack.running(*options, records="adopt") as instance:
+        until_condition(instance, "VerdictTold", status=True, reason="Told")
+        eventually(lambda: host.statuses)
+        web.provision = 2
+        held = rack.push("Reinstall web01")
+        eventually(lambda: len(host.statuses) == 2)
+        digest = instance.status()["attempted"]["held"]["digest"]
+        rack.said("approve", digest, "--guard", "maxReinstalls", "--reason", "CHG-1")
+        eventually(lambda: len(host.statuses) == 3)
+        web.more = ", nonsense: 1"
+        invalid = rack.push("Break it")
+        eventually(lambda: len(host.statuses) == 4)
+        ledger = instance.status()["ledger"]
+    shas = [each["sha"] for each in host.statuses]
+    assert (shas[:4], set(shas[4:]) <= {invalid}) == ([first, held, held, invalid], True)  # and how far it has come
+    assert [each["description"].partition(" (")[0] for each in host.statuses[:4]] == [
+        *(
+            "accepted",
+            "held by maxReinstalls",
+            "accepted, acknowledged by root, with gitboot approve: CHG-1",
+            "invalid: 1 error",
+        )
+    ]
+    assert {each["target_url"] for each in host.statuses} == {"https://boards.test"}
+    newest = Forge(Project.parse(host.project), token, name="gitboot").latest([invalid, held, first])
+    assert newest is not None and (newest.commit, newest.ledger) == (invalid, ledger)
+    assert newest.change > 0
+
+
+@pytest.mark.parametrize("host", ["github"], indirect=True)
+def test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt(host: ForgeHost, token: Path, rack: Rack) -> None:
+    rack.add("web01", provision=1)
+    commit = rack.push()
+    rack.once("--forge", host.project, token, records="adopt")
+    ledger = rack.ledger()
+    for number in range(2):
+        forged = f"accepted (ledger {ledger}, change {999_999_998 + number})"
+        known = {"sha": commit, "context": "gitboot", "state": "success", "description": forged}
+        host.statuses.append({**known, "id": 1000 + number})
+    with rack.running("--forge", host.project, token) as instance:
+        warned = eventually(lambda: [each for each in instance.events if each["type"] == "StatusUnproven"])
+        assert [each["change"] for each in warned] == [999_999_999]
+        eventually(lambda: instance.status().get("records") == {"Provisioned": 1})
+        assert "RestoredLedger" not in str(instance.status())
+
+
+def test_e19_each_of_several_merges_in_one_poll_has_a_verdict(host: ForgeHost, token: Path, rack: Rack) -> None:
+    web, db = rack.add("web01", provision=1), rack.add("db01", provision=1)
+    first = rack.push()
+    rack.once(records="adopt")
+    web.more = ", serial: 4J8VM72"
+    harmless = rack.push("Note the serial number")
+    web.provision = 2
+    reinstalls = rack.push("Reinstall web01")
+    db.more = ", nonsense: 1"
+    invalid = rack.push("Break db01")
+    db.more = ", serial: 4J8VM73"
+    after = rack.push("Mend db01")
+    db.provision = 2
+    newest = rack.push("Reinstall db01")
+
+    def said() -> list[tuple[str, str]]:
+        words = [each["description"].partition(" (")[0] for each in host.statuses]
+        found = [
+            (each["sha"], says.partition(", acknowledged by")[0])
+            for each, says in zip(host.statuses, words, strict=True)
+        ]
+        return [each for each in found if each[0] != first]  # what a start says of the commit before
+
+    waiting = [
+        (harmless, "accepted"),
+        (reinstalls, "held by maxReinstalls"),
+        (invalid, "invalid: 1 error"),
+        (after, f"held behind {reinstalls[:12]}"),
+        (newest, "held by maxReinstalls"),
+    ]
+    with rack.running("--forge", host.project, token) as instance:
+        eventually(lambda: said() == waiting)
+        digest = instance.status()["attempted"]["held"]["digest"]
+        rack.said("approve", digest, "--guard", "maxReinstalls", "--reason", "CHG-1")
+        eventually(lambda: said() == [*waiting, *((each, "accepted") for each in (reinstalls, after, newest))])
+    assert {each["target_url"].rpartition("/commit/")[2] for each in host.statuses} >= {harmless, newest}
+
+
+@pytest.mark.parametrize("host", ["gitlab"], indirect=True)
+def test_a_forge_that_refuses_is_a_condition_and_delays_nothing(host: ForgeHost, token: Path, rack: Rack) -> None:
+    token.write_text("wrong")
+    rack.add("web01")
+    rack.push()
+    with rack.running("--forge", host.project, token, records="adopt") as instance:
+        found = until_condition(instance, "VerdictTold", status=False, reason="ForgeRefused")
+        assert "401" in found["message"] and "wrong" not in found["message"]
+        commit = rack.push("Again")
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+        assert "wrong" not in str(instance.events)
+
+
+@pytest.mark.parametrize("host", ["gitea"], indirect=True)
+def test_reconciling_once_tells_it_too(host: ForgeHost, token: Path, rack: Rack) -> None:
+    rack.add("web01")
+    commit = rack.push()
+    rack.once(records="adopt")
+    for _ in range(2):  # as a timer does
+        assert rack.once("--forge", host.project, token).code == Exit.FINE
+    assert [(each["sha"], each["context"]) for each in host.statuses] == [(commit, "gitboot")]
+
+
+def test_a_dry_run_tells_nobody(host: ForgeHost, token: Path, rack: Rack) -> None:
+    rack.add("web01")
+    rack.push()
+    rack.once("--dry-run", "--forge", host.project, token)
+    assert host.requests == []
+
+
+def test_a_forge_without_a_token_is_said(rack: Rack) -> None:
+    rack.push()
+    done = rack.once("--forge", "gitea=https://gitea.test/acme/fleet")
+    assert (done.code, "'--forge' requires 2 arguments" in done.err) == (Exit.USAGE, True)

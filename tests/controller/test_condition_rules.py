@@ -1,0 +1,453 @@
+"""Conditions as they follow from where an instance stands, and the events that announce their turns: tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gitboot.artifacts.availability import Presence, Sighting
+from gitboot.bmc.step_runner import Outcome
+from gitboot.controller.acceptance import Accepting, Attempt, Gone
+from gitboot.controller.bmcs.schedule import Appointment, Schedule
+from gitboot.controller.condition_rules import announcements, carried, conditions
+from gitboot.controller.current_plans import ImageFile, Plans
+from gitboot.controller.instance_state import Fetched, Standing, TargetState
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.errors import Orders
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.resources import Id
+from gitboot.fleet.revision import Revision
+from gitboot.jsonio import Digest
+from gitboot.ledger.instance_tables import Facts, Suspension
+from gitboot.model.scalars import SystemUuid
+from gitboot.problems import Code, Problem
+from gitboot.resolve.policy_selection import OptOut
+from gitboot.resolve.server_decision import BootFile
+from gitboot.resolve.server_plan import Stoppage
+from gitboot.review.guards import Limits
+from gitboot.status.conditions import Condition
+from gitboot.status.instance_status import Following, SignedListState, Status, ThreadFailure
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, at, fleet, policy, server, snapshot, uuid_of
+from tests.helpers.instance_doubles import Commits
+
+NOON = at("20T12:00")
+WEB01 = SystemUuid(uuid_of("web01"))
+
+
+def commit_of(*documents: str) -> Commit:
+    commits = Commits()
+    commits.push(snapshot(*documents))
+    revision = commits.latest()
+    assert revision is not None
+    return commits.evaluate(revision, None).commit
+
+
+COMMIT = commit_of(*SEED)
+INSTALLS = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
+WANTING = commit_of(*INSTALLS)
+ANOTHERS = commit_of(
+    fleet(f"baseURL: 'http://boot.test', provisioning: {{ledger: {uuid_of('another ledger')}}}"), *SEED[1:]
+)
+
+
+@for_each(("conditions", "expected"), [((), False), ((False,), False), ((True,), True)])
+def test_a_condition_of_which_nothing_is_known_does_not_hold(conditions: tuple[bool, ...], expected: bool) -> None:
+    known = tuple(Condition(type="Ready", status=each, reason="R", message="", since=NOON) for each in conditions)
+    other = Condition(type="Serving", status=True, reason="R", message="", since=NOON)
+    assert Status(conditions=(other, *known)).condition("Ready") is expected
+
+
+def accepted(commit: Commit) -> Attempt:
+    return Attempt(accepted=commit, attempted=commit.revision, is_adopted=True)
+
+
+FINE = Standing(
+    knowledge=Knowledge(facts=Facts(identity="mine", initialised="adopt"), settled=COMMIT.revision),
+    attempt=accepted(COMMIT),
+    plans=Plans(commit=COMMIT),
+    publication=TargetState(applied=COMMIT.revision, complete=True, at=NOON),
+    fetched=Fetched(),
+)
+TARGET = Following(name="s3://boots", commit="c0ffee")
+LIST = SignedListState(signed=True, expires=NOON + timedelta(hours=24), root_expires=NOON + timedelta(days=61))
+STOPPED = Knowledge(facts=replace(FINE.knowledge.facts, stoppage=Stoppage("ada", "fire", everything=False)))
+DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
+TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
+PIN = OptOut(what="a pin", image="i", reason="r", until=NOON, resource=Id("Server", "web01"), path=())
+FAILING = Schedule(
+    appointments={
+        WEB01: Appointment(name="web01", due=NOON, outcome=Outcome.WAITING, message="in POST", late_since=NOON)
+    },
+    failing=frozenset({WEB01}),
+)
+
+
+def known(**changes: Any) -> Callable[[Standing], Standing]:
+    return lambda standing: replace(standing, knowledge=replace(standing.knowledge, **changes))
+
+
+def with_(**changes: Any) -> Callable[[Standing], Standing]:
+    return lambda standing: replace(standing, **changes)
+
+
+KERNEL = BootFile(url="http://boot.test/kernel", sha256=Digest("a" * 64), size=None)
+ABSENT = Sighting(presence=Presence.MISSING, message="boot.test answers 404")
+SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
+THERE = Sighting(presence=Presence.FOUND)
+
+
+def looked(sightings: dict[BootFile, Sighting]) -> Callable[[Standing], Standing]:
+    """Artifacts are looked at, and three servers boot flatcar-1 by its kernel."""
+    plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", KERNEL): 3}, sightings=sightings)
+    return lambda standing: known(sightings=sightings)(replace(standing, plans=plans))
+
+
+def mirrored(standing: Standing) -> Standing:
+    plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", replace(KERNEL, source="oci://x/y")): 3}, sightings={})
+    return replace(known(sightings={})(standing), plans=plans)
+
+
+def held() -> Attempt:
+    """What becomes of a commit that a guard holds."""
+    commits = Commits()
+    accepting = Accepting(commits, commits, limits=Limits(max_installs=0))
+    initial = Knowledge(facts=Facts(identity="mine", initialised="fresh"))
+    commits.push(
+        snapshot(SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
+    )
+    attempt, _ = accepting.accept(Attempt(), initial, NOON)
+    assert attempt.held is not None
+    return attempt
+
+
+def same(standing: Standing) -> Standing:
+    return standing
+
+
+@for_each(
+    ("case", "change", "type", "expected"),
+    [
+        ("fetched", same, "SourceReady", (True, "Fetched")),
+        ("never fetched", with_(fetched=None), "SourceReady", None),
+        (
+            "a fetch failed",
+            with_(fetched=Fetched(reason="SourceError", message="gone", failed=True)),
+            "SourceReady",
+            (False, "SourceError"),
+        ),
+        (
+            "the clone cannot be read",
+            with_(attempt=replace(accepted(COMMIT), trouble=("CorruptClone", "broken"))),
+            "SourceReady",
+            (False, "CorruptClone"),
+        ),
+        ("HEAD names the branch that is followed", same, "BranchFollowed", None),
+        (
+            "HEAD names another branch",
+            with_(fetched=Fetched(elsewhere=("AnotherDefault", "trunk"))),
+            "BranchFollowed",
+            (False, "AnotherDefault"),
+        ),
+        (
+            "HEAD named another branch before a fetch failed",
+            with_(fetched=Fetched(reason="SourceError", failed=True, elsewhere=("AnotherDefault", "trunk"))),
+            "BranchFollowed",
+            (False, "AnotherDefault"),
+        ),
+        ("no thread that died", same, "ThreadsRunning", None),
+        (
+            "a thread that died",
+            with_(died=(ThreadFailure("fetch", "ValueError: a", 2),)),
+            "ThreadsRunning",
+            (False, "Died"),
+        ),
+        ("no target", same, "TargetsCurrent", None),
+        ("a target that holds everything", with_(following=(TARGET,)), "TargetsCurrent", (True, "Current")),
+        (
+            "a target that is just brought up",
+            with_(following=(replace(TARGET, behind_since=NOON - timedelta(seconds=299)),)),
+            "TargetsCurrent",
+            (True, "Current"),
+        ),
+        (
+            "a target that is long behind",
+            with_(following=(TARGET, replace(TARGET, behind_since=NOON - timedelta(minutes=5)))),
+            "TargetsCurrent",
+            (False, "Behind"),
+        ),
+        (
+            "a target that cannot be reached",
+            with_(following=(TARGET, replace(TARGET, behind_since=NOON, failure=("HostUnreachable", "no route")))),
+            "TargetsCurrent",
+            (False, "HostUnreachable"),
+        ),
+        (
+            "a target that takes over a transition just now",
+            with_(following=(replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=119)),)),
+            "TargetsCurrent",
+            (True, "Current"),
+        ),
+        (
+            "a target that does not hold a transition",
+            with_(
+                following=(
+                    replace(TARGET, behind_since=NOON, failure=("HostUnreachable", "no route")),
+                    replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=120)),
+                )
+            ),
+            "TargetsCurrent",
+            (False, "TransitionOverdue"),
+        ),
+        (
+            "a target that nobody can record for holds all it can",
+            with_(following=(replace(TARGET, withheld=2),)),
+            "TargetsCurrent",
+            (True, "Current"),
+        ),
+        (
+            "a target that nobody can record for",
+            with_(following=(replace(TARGET, withheld=2),)),
+            "OneTimeBootsServed",
+            (False, "NoEndpoint"),
+        ),
+        ("nothing was published since the start", same, "ListCurrent", None),
+        ("an unsigned list", with_(signed_list=replace(LIST, signed=False)), "ListCurrent", (True, "Unsigned")),
+        ("a signed list", with_(signed_list=LIST), "ListCurrent", (True, "Signed")),
+        (
+            "a list that expires now, its end exclusive",
+            with_(signed_list=replace(LIST, expires=NOON)),
+            "ListCurrent",
+            (False, "Expired"),
+        ),
+        (
+            "a root that expires soon",
+            with_(signed_list=replace(LIST, root_expires=NOON + timedelta(days=60))),
+            "ListCurrent",
+            (False, "RootExpires"),
+        ),
+        (
+            "a list that cannot be signed",
+            with_(signed_list=replace(LIST, failure=("KeyUnreadable", "no such file"))),
+            "ListCurrent",
+            (False, "KeyUnreadable"),
+        ),
+        (
+            "keys that could not be read since the start",
+            with_(signed_list=replace(LIST, expires=None, failure=("KeyUnreadable", "no such file"))),
+            "ListCurrent",
+            (False, "KeyUnreadable"),
+        ),
+        (
+            "a target that nobody can record for and that is behind",
+            with_(following=(replace(TARGET, withheld=2, behind_since=NOON - timedelta(minutes=5)),)),
+            "TargetsCurrent",
+            (False, "Behind"),
+        ),
+        ("a target with every boot", with_(following=(TARGET,)), "OneTimeBootsServed", (True, "Served")),
+        ("no target that could lack a boot", same, "OneTimeBootsServed", None),
+        (
+            "a server whose boot an upgrade took out of OUTPUT",
+            known(facts=Facts(identity="mine", left_output=frozenset({WEB01}))),
+            "OneTimeBootsServed",
+            (False, "LeftOutput"),
+        ),
+        ("no suspension", same, "Accepting", (True, "Accepting")),
+        (
+            "suspended",
+            known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON + timedelta(seconds=1)))),
+            "Accepting",
+            (False, "Suspended"),
+        ),
+        (
+            "a suspension that is over, its end exclusive",
+            known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON))),
+            "Accepting",
+            (True, "Accepting"),
+        ),
+        ("the newest commit is the accepted one", same, "CommitAccepted", (True, "Valid")),
+        ("nothing was attempted", with_(attempt=Attempt()), "CommitAccepted", None),
+        (
+            "the newest commit is invalid",
+            with_(attempt=replace(accepted(COMMIT), attempted=Revision("0" * 40), problems=(TIE,))),
+            "CommitAccepted",
+            (False, "Invalid"),
+        ),
+        ("a guard holds it", with_(attempt=held()), "CommitAccepted", (False, "GuardTripped")),
+        ("no commit withholds boots", same, "HistoryKept", None),
+        (
+            "a commit that the branch does not have withholds boots",
+            with_(attempt=replace(accepted(COMMIT), gone=Gone(Revision("0" * 40), 2, is_here=False))),
+            "HistoryKept",
+            (False, "CommitGone"),
+        ),
+        ("nobody looks at artifacts", same, "ArtifactsPresent", None),
+        ("nothing is known of any", known(sightings={}), "ArtifactsPresent", (True, "Present")),
+        ("one is missing", looked({KERNEL: ABSENT}), "ArtifactsPresent", (False, "Missing")),
+        ("one cannot be looked at", looked({KERNEL: SILENT}), "ArtifactsPresent", (True, "Present")),
+        ("one that is mirrored was not looked at", mirrored, "ArtifactsPresent", (False, "Missing")),
+        ("one is there", looked({KERNEL: THERE}), "ArtifactsPresent", (True, "Present")),
+        ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
+        ("it does not", with_(unwritable="the disk is full"), "LedgerWritable", (False, "Failed")),
+        ("the Fleet names no ledger", same, "LedgerNamed", None),
+        ("it names another", with_(attempt=accepted(ANOTHERS)), "LedgerNamed", (False, "StandsBack")),
+        (
+            "it names another, and this one never acted",
+            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity="a"))),
+            "LedgerNamed",
+            (False, "AnotherLedger"),
+        ),
+        ("an operator has stopped boots", with_(knowledge=STOPPED), "BootsOffered", (False, "Stopped")),
+        (
+            "a Fleet that is not accepted has",
+            with_(attempt=replace(accepted(COMMIT), orders=Orders("fire", None))),
+            "BootsOffered",
+            (False, "StoppedByFleet"),
+        ),
+        (
+            "another ledger acts",
+            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity="a"))),
+            "Published",
+            None,
+        ),
+        ("every server is known", same, "RecordsKnown", (True, "Known")),
+        ("one is unknown", with_(plans=Plans(unknown=frozenset({"web01"}))), "RecordsKnown", (False, "UnknownServers")),
+        ("an older copy", known(facts=DOUBTED), "RecordsKnown", (False, "RestoredLedger")),
+        (
+            "another's tree",
+            known(facts=Facts(identity="mine", initialised="adopt", foreign="theirs")),
+            "RecordsKnown",
+            (False, "ForeignLedger"),
+        ),
+        ("a new ledger where nothing is wanted", known(facts=Facts(identity="mine")), "RecordsKnown", (True, "Known")),
+        (
+            "a new ledger where something is",
+            lambda each: replace(known(facts=Facts(identity="mine"))(each), attempt=accepted(WANTING)),
+            "RecordsKnown",
+            (False, "NewLedger"),
+        ),
+        ("all can be proven", same, "Evidence", (True, "Evident")),
+        ("one cannot", with_(plans=Plans(unseen=frozenset({"web01"}))), "Evidence", (False, "NoEvidence")),
+        ("not while the ledger is in doubt", known(settled=None), "Evidence", None),
+        ("all is published", same, "Published", (True, "Published")),
+        (
+            "the disk is full",
+            with_(publication=TargetState(failure=("PublishError", "full"))),
+            "Published",
+            (False, "PublishError"),
+        ),
+        ("nothing was published yet", with_(publication=TargetState()), "Published", None),
+        ("nothing was consumed unseen", same, "BootsProven", (True, "Proven")),
+        ("something was", with_(plans=Plans(consumed=frozenset({"web01"}))), "BootsProven", (False, "NeedsOperator")),
+        ("no deadline is past", same, "OptOutsInTime", (True, "InTime")),
+        (
+            "one is, to the second",
+            with_(attempt=accepted(replace(COMMIT, opt_outs=(PIN,)))),
+            "OptOutsInTime",
+            (False, "Overdue"),
+        ),
+        ("no BMC was asked", same, "BmcsReachable", None),
+        ("BMCs answer", with_(schedule=Schedule(has_asked=True)), "BmcsReachable", (True, "Reachable")),
+        (
+            "too many in a row do not",
+            with_(schedule=Schedule(has_asked=True, failures=3, most_failures=3)),
+            "BmcsReachable",
+            (False, "FailuresInARow"),
+        ),
+        ("one is waited for", with_(schedule=FAILING), "Bmc/web01", (False, "Waiting")),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " in value else "",
+)
+def test_a_condition_follows_from_where_the_instance_stands(
+    case: str, change: Callable[[Standing], Standing], type: str, expected: tuple[bool, str] | None
+) -> None:
+    found = {each.type: (each.status, each.reason) for each in conditions(change(FINE), NOON)}
+    assert found.get(type) == expected, case
+
+
+def test_what_is_waited_for_is_overdue_after_five_minutes() -> None:
+    reasons = [
+        next(each.reason for each in conditions(replace(FINE, schedule=FAILING), NOON + wait) if "Bmc/" in each.type)
+        for wait in (timedelta(seconds=299), timedelta(minutes=5))
+    ]
+    assert reasons == ["Waiting", "Overdue"]
+
+
+def test_conditions_come_in_the_order_of_their_types() -> None:
+    types = [each.type for each in conditions(replace(FINE, schedule=FAILING), NOON)]
+    assert types == sorted(types) and len(types) == len(set(types)) > 8
+
+
+def condition(status: bool, reason: str = "R", message: str = "m", type: str = "Published") -> Condition:
+    return Condition(type=type, status=status, reason=reason, message=message, since=NOON)
+
+
+@pytest.mark.parametrize(
+    ("case", "before", "kept"),
+    [
+        ("the same", condition(True), True),
+        ("another reason and message", condition(True, "Q", "n"), True),
+        ("another status", condition(False), False),
+        ("another type", condition(True, type="Evidence"), False),
+    ],
+)
+def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condition, kept: bool) -> None:
+    later = replace(condition(True), since=NOON + timedelta(hours=1))
+    (now,) = carried([before], [later])
+    assert (now.since == NOON) == kept, case
+
+
+@for_each(
+    ("case", "before", "now", "expected"),
+    [
+        ("it fails", condition(True), condition(False, "PublishError"), ["PublishFailed"]),
+        ("it failed before", condition(False, "PublishError"), condition(False, "PublishError"), []),
+        ("it fails in another way", condition(False, "A"), condition(False, "B"), ["PublishFailed"]),
+        ("it is well again", condition(False), condition(True), []),
+        (
+            "a BMC more fails in a row",
+            condition(False, "FailuresInARow", "3", "BmcsReachable"),
+            condition(False, "FailuresInARow", "4", "BmcsReachable"),
+            [],
+        ),
+        (
+            "too many have failed",
+            condition(True, "Reachable", "", "BmcsReachable"),
+            condition(False, "FailuresInARow", "3", "BmcsReachable"),
+            ["BmcsFailing"],
+        ),
+        (
+            "a BMC is overdue",
+            condition(False, "Waiting", "in POST", "Bmc/web01"),
+            condition(False, "Overdue", "in POST", "Bmc/web01"),
+            ["OverrideOverdue"],
+        ),
+        (
+            "single servers are unknown, which the table shows",
+            condition(True, "Known", "", "RecordsKnown"),
+            condition(False, "UnknownServers", "", "RecordsKnown"),
+            [],
+        ),
+        (
+            "another branch is checked out, and then a third",
+            condition(False, "AnotherCheckedOut", "experiment", "BranchFollowed"),
+            condition(False, "AnotherCheckedOut", "another experiment", "BranchFollowed"),
+            [],
+        ),
+        (
+            "the ledger is in doubt",
+            condition(True, "Known", "", "RecordsKnown"),
+            condition(False, "RestoredLedger", "", "RecordsKnown"),
+            ["RecordsUnknown"],
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_turn_is_announced_once(case: str, before: Condition, now: Condition, expected: list[str]) -> None:
+    events = list(announcements([before], [now], FINE, NOON))
+    assert [event.type for event in events] == expected, case
+    assert all(event.warning for event in events)

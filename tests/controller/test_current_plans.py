@@ -1,0 +1,183 @@
+"""Who is planned anew: whom a commit, a record or an instant touches, and nobody else."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from gitboot.controller.current_plans import Plans, changed_by, replanned
+from gitboot.controller.learn.ledger_changes import Batch, learn
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.operator_requests import BEGIN
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.ledger.instance_tables import Facts, Request
+from gitboot.render.server_states import rendered
+from gitboot.render.token_keys import NO_KEYS
+from gitboot.resolve.server_decision import WithheldBoot
+from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
+from tests.helpers.instance_doubles import Commits
+
+NOON = at("20T12:00")
+NAMES = ("web01", "web02", "web03")
+WITHHELD = WithheldBoot(maintenance=None, start=None, end=None, takes_image_back=False, by="f" * 40)
+BMC = "bmc: {address: 'https://10.0.0.9', credentials: c}"
+SITES = "baseURL: 'http://boot.test', sites: [{name: a, baseURL: 'http://boot.test', select: {servers: [web02]}}]"
+
+
+def documents(settings: str = "baseURL: 'http://boot.test'", **specs: str) -> list[str]:
+    named = [server(name, "role: web", spec) for name in NAMES if (spec := specs.get(name, "")) != "gone"]
+    boots = (image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
+    return [fleet(settings), *named, *boots]
+
+
+def both(first: list[str], then: list[str]) -> tuple[Commit, Commit]:
+    """Two commits, the second evaluated against the first."""
+    commits = Commits()
+    found: list[Commit] = []
+    for each in (first, then):
+        commits.push(snapshot(*each))
+        assert commits.newest is not None
+        found.append(commits.evaluate(commits.newest.revision, found[-1] if found else None).commit)
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(
+    ("case", "then", "expected"),
+    [
+        ("nothing", documents(), set()),
+        ("one server", documents(web02="kernelArguments: [quiet]"), {"web02"}),
+        ("where a BMC is", documents(web02=BMC), {"web02"}),
+        ("one is gone", documents(web02="gone"), {"web02"}),
+        ("which site a server is of", documents(SITES), {"web02"}),
+        ("all", [*documents()[:-1], policy("web", often="Never")], set(NAMES)),
+    ],
+)
+def test_a_commit_names_whom_it_touches(case: str, then: list[str], expected: set[str]) -> None:
+    before, now = both(documents(), then)
+    assert changed_by(before, now) == expected, case
+    assert changed_by(before, replace(now, base=None)) == expected, "compared with all"
+    assert changed_by(None, now) == set(now.decisions.servers)
+    assert changed_by(now, now) == set()
+
+
+def known(commit: Commit) -> Knowledge:
+    empty, everyone = Knowledge(facts=Facts(identity="mine")), tuple(commit.decisions.servers)
+    said = Request(1, NOON, "ada", BEGIN, {"how": "adopt"})
+    return learn(empty, Batch(requests=(said,), commit=commit, changed=everyone), NOON).knowledge
+
+
+def test_who_is_not_touched_keeps_its_plan() -> None:
+    before, now = both(documents(), documents(web02="kernelArguments: [quiet]", web03="gone"))
+    plans, different = replanned(Plans(), before, known(before), (), NOON)
+    assert different == set(NAMES)
+    again, different = replanned(plans, now, known(now), changed_by(before, now), NOON)
+    assert different == {"web02", "web03"}
+    assert again.servers.keys() == {"web01", "web02"}
+    assert again.servers["web01"] == plans.servers["web01"]
+    assert (plans.counted("phases"), again.counted("phases")) == ({"Network": 3}, {"Network": 2})
+
+
+def test_servers_below_their_streams_minimum_are_counted_until_they_or_it_change() -> None:
+    pinned = "pin: {image: flatcar-1, reason: GPU}"
+
+    def said(minimum: str, mode: str = "Warn", **pins: str) -> list[str]:
+        skew = f"current: flatcar-2, skew: {{mode: '{mode}', minimumVersion: '{minimum}'}}"
+        return [
+            *documents(**pins)[:-2],
+            image("flatcar-2"),
+            document("ImageStream", "flatcar", skew),
+            profile("web", "stream: flatcar"),
+            policy("web"),
+        ]
+
+    commits, plans = Commits(), Plans()
+    for documents_of, expected in (
+        (said("2"), {"flatcar": 0}),
+        (said("2", web01=pinned, web03=pinned), {"flatcar": 2}),
+        (said("1", web01=pinned, web03=pinned), {"flatcar": 0}),
+        (said("2", web01=pinned, web03=pinned), {"flatcar": 2}),
+        (said("2", web01=pinned, web03="gone"), {"flatcar": 1}),
+        (said("2", "None", web01=pinned, web03="gone"), {}),
+    ):
+        commits.push(snapshot(*documents_of))
+        assert commits.newest is not None
+        now = commits.evaluate(commits.newest.revision, plans.commit).commit
+        plans, _ = replanned(plans, now, known(now), changed_by(plans.commit, now), NOON)
+        assert plans.below_minimum() == expected
+
+
+def test_an_output_more_is_for_all() -> None:
+    before, now = both(documents(), documents("baseURL: 'http://boot.test', outputs: [ipxe]"))
+    plans, _ = replanned(Plans(), before, known(before), (), NOON)
+    _, different = replanned(plans, now, known(now), changed_by(before, now), NOON)
+    assert different == set(NAMES)
+
+
+def test_another_base_url_is_for_all_those_of_a_site_that_had_it_too() -> None:
+    """Their decisions are the same, but the artifacts that they fetch are the endpoint's own from then on."""
+    sites = "sites: [{name: a, baseURL: 'http://a.test', select: {servers: [web02]}}]"
+    before, now = both(
+        documents(f"baseURL: 'http://boot.test', {sites}"), documents(f"baseURL: 'http://a.test', {sites}")
+    )
+    plans, _ = replanned(Plans(), before, known(before), (), NOON)
+    _, different = replanned(plans, now, known(now), changed_by(before, now), NOON)
+    assert before.decisions.servers["web02"].digest == now.decisions.servers["web02"].digest
+    assert different == set(NAMES)
+
+
+def test_of_a_server_that_is_planned_no_file_is_held() -> None:
+    names = [f"web{number:02}" for number in range(50)]
+    commit, _ = both([fleet(), *(server(name, "role: web") for name in names), *documents()[-3:]], documents())
+    knowledge = known(commit)
+    tracemalloc.start()
+    try:
+        plans, _ = replanned(Plans(), commit, knowledge, (), NOON)
+        held = tracemalloc.get_traced_memory()[0] / len(names)
+    finally:
+        tracemalloc.stop()
+    files = rendered(plans.servers["web07"], commit.decisions, NO_KEYS).files
+    assert held < 2 * 1024 < sum(len(file.content) for file in files.values())
+
+
+def test_a_state_has_the_decision_of_its_commit() -> None:
+    commits = Commits()
+    commits.push(snapshot(*documents()))
+    assert commits.newest is not None
+    before = commits.evaluate(commits.newest.revision, None).commit
+    plans, _ = replanned(Plans(), before, known(before), (), NOON)
+    again = commits.evaluate(commits.newest.revision, None).commit  # the same, as other objects
+    edited = replace(again.decisions.servers["web02"], withheld=(WITHHELD,))
+    withholding = replace(
+        again, decisions=replace(again.decisions, servers={**again.decisions.servers, "web02": edited})
+    )
+    for commit, expected in ((before, set()), (again, set()), (withholding, {"web02"}), (before, {"web02"})):
+        plans, different = replanned(plans, commit, known(commit), (), NOON)
+        assert different == expected
+        for name, state in plans.servers.items():
+            assert state.decision is commit.decisions.servers[name]
+
+
+def test_an_instant_asks_for_those_whom_it_concerns_and_a_clock_that_is_set_back_for_all() -> None:
+    window = maintenance("repair", "20T13:00 20T14:00", select="{servers: [web02]}")
+    more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), window)
+    commit, _ = both([*documents(), *more], documents())
+    plans, _ = replanned(Plans(), commit, known(commit), (), NOON)
+    assert plans.transitions.next == at("20T13:00")
+    opened, different = replanned(plans, commit, known(commit), (), at("20T13:00"))
+    assert different == {"web02"}
+    assert opened.counted("phases") == {"Network": 2, "Maintenance": 1}
+    _, different = replanned(opened, commit, known(commit), (), NOON)
+    assert different == set(NAMES)
+
+
+def test_of_whom_nothing_is_known_is_counted_until_something_is() -> None:
+    commit, _ = both(documents(web02="provision: 1"), documents())
+    doubtful = Knowledge(facts=Facts(identity="mine", initialised="adopt", doubt="RestoredLedger"))
+    plans, _ = replanned(Plans(), commit, doubtful, (), NOON)
+    assert plans.unknown == set(NAMES)
+    plans, _ = replanned(plans, commit, known(commit), ("web02",), NOON)
+    assert plans.unknown == {"web01", "web03"}
+    assert known(commit).recorded(commit.decisions.servers["web02"].uuid) is not None
+    assert uuid_of("web02") in commit.machines

@@ -1,0 +1,258 @@
+"""What a forge is told of commits, and says again, over HTTP: the same for each kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project, Witnessed
+from gitboot.errors import ForgeRefused, HostUnreachable, UsageError
+from tests.helpers.cases import for_each
+from tests.helpers.forges import TOKEN, ForgeHost, forge_host
+
+ONE, TWO, THREE = (digit * 40 for digit in "123")
+LEDGER = "9f0c7e1c-4a6e-4b0e-8d3b-0d8f6c1f6f0a"
+ACCEPTED = CommitVerdict(commit=ONE, judgement=Judgement.ACCEPTED, says="accepted", ledger=LEDGER, change=7)
+HELD = replace(ACCEPTED, judgement=Judgement.HELD, says="held by maxReinstalls", change=8)
+INVALID = replace(ACCEPTED, judgement=Judgement.INVALID, says="invalid: 3 errors", change=9)
+
+
+@pytest.fixture(params=["github", "gitlab", "gitea"])
+def host(request: pytest.FixtureRequest) -> Iterator[ForgeHost]:
+    with forge_host(request.param) as host:
+        yield host
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    return tmp_path / "token"
+
+
+def forge(host: ForgeHost, token: Path, name: str = "gitboot", link: str | None = None) -> Forge:
+    return Forge(Project.parse(host.project), token, name=name, link=link)
+
+
+def test_a_verdict_is_the_status_of_its_commit(host: ForgeHost, token: Path) -> None:
+    forge(host, token, link="https://boards.test/boot").write(HELD)
+    (posted,) = host.statuses
+    assert (posted["sha"], posted["context"], posted["target_url"]) == (ONE, "gitboot", "https://boards.test/boot")
+    assert posted["description"] == f"held by maxReinstalls (ledger {LEDGER}, change 8)"
+
+
+@pytest.mark.parametrize("verdict", [ACCEPTED, HELD, INVALID], ids=lambda verdict: str(verdict.judgement))
+def test_each_verdict_has_a_colour_and_is_read_back(host: ForgeHost, token: Path, verdict: CommitVerdict) -> None:
+    forge(host, token).write(verdict)
+    is_green = host.statuses[0]["state"] == "success"
+    assert is_green == (verdict is ACCEPTED)
+    assert host.statuses[0]["state"] != "pending"
+    assert forge(host, token).latest([ONE]) == verdict
+
+
+def test_the_newest_verdict_of_the_newest_commit_that_has_one_counts(host: ForgeHost, token: Path) -> None:
+    told = forge(host, token)
+    assert told.latest([THREE, TWO, ONE]) is None
+    for verdict in (replace(ACCEPTED, change=3), replace(HELD, commit=TWO), replace(ACCEPTED, commit=TWO, change=9)):
+        told.write(verdict)
+    assert told.latest([THREE, TWO, ONE]) == replace(ACCEPTED, commit=TWO, change=9)
+    assert told.latest([ONE]) == replace(ACCEPTED, change=3)
+
+
+def test_what_others_write_is_no_verdict(host: ForgeHost, token: Path) -> None:
+    forge(host, token, name="gitboot/fra1").write(ACCEPTED)
+    for description in ("accepted", "accepted (ledger x, change 1) by hand", "fine (ledger x, change 1)", None):
+        host.statuses.append(
+            {"id": 50, "sha": ONE, "context": "gitboot", "state": "success", "description": description}
+        )
+    assert forge(host, token).latest([ONE]) is None
+    assert forge(host, token, name="gitboot/fra1").latest([ONE]) == ACCEPTED
+
+
+KEY = b"of the ledger"
+
+
+def posted(host: ForgeHost, token: Path, *verdicts: CommitVerdict) -> Forge:
+    found = forge(host, token)
+    for verdict in verdicts:
+        found.write(verdict)
+    return found
+
+
+def test_a_status_proves_its_change_by_the_key_of_the_ledger_alone(host: ForgeHost, token: Path) -> None:
+    told = posted(host, token, ACCEPTED.proven(KEY), replace(HELD, change=999_999_999))
+    assert told.witnessed([TWO, ONE], LEDGER, KEY) == Witnessed(proven=7, claimed=999_999_999)
+    assert told.witnessed([TWO, ONE], LEDGER, b"another") == Witnessed(proven=None, claimed=999_999_999)
+    assert told.witnessed([ONE], "another", KEY) == Witnessed()
+
+
+@pytest.mark.parametrize(
+    "other", [{"commit": TWO}, {"change": 8}, {"ledger": "another"}, {"judgement": Judgement.HELD, "says": "held"}]
+)
+def test_a_proof_is_of_one_verdict(host: ForgeHost, token: Path, other: dict[str, Any]) -> None:
+    """Whoever may write statuses copies the proof of another one."""
+    copied = replace(replace(ACCEPTED, **other), proof=ACCEPTED.proven(KEY).proof)
+    told = posted(host, token, copied)
+    assert told.witnessed([copied.commit], copied.ledger, KEY).proven is None
+
+
+def test_an_old_status_that_is_repeated_hides_no_newer_one(host: ForgeHost, token: Path) -> None:
+    old, new = replace(ACCEPTED, change=3).proven(KEY), replace(ACCEPTED, change=9).proven(KEY)
+    told = posted(host, token, new, *[old] * 30)
+    assert told.witnessed([ONE], LEDGER, KEY).proven == 9
+
+
+def test_a_proof_that_is_read_counts_beside_any_number_of_statuses(host: ForgeHost, token: Path) -> None:
+    told = posted(host, token, ACCEPTED.proven(KEY))
+    host.statuses *= 1100
+    assert told.witnessed([ONE], LEDGER, KEY).proven == ACCEPTED.change
+
+
+def test_statuses_that_hide_a_proof_do_not_hide_that_of_an_earlier_commit(host: ForgeHost, token: Path) -> None:
+    told = posted(host, token, ACCEPTED.proven(KEY), replace(HELD, commit=TWO, change=999))
+    host.statuses += [{**host.statuses[-1], "id": 10_000 + number} for number in range(1100)]
+    assert told.witnessed([TWO, ONE], LEDGER, KEY) == Witnessed(proven=ACCEPTED.change, claimed=999)
+
+
+def test_a_long_verdict_is_cut_before_its_witness(host: ForgeHost, token: Path) -> None:
+    forge(host, token).write(replace(HELD, says="held by " + ", ".join(["maxUpdatePercent"] * 9)))
+    assert len(host.statuses[0]["description"]) == 140
+    found = forge(host, token).latest([ONE])
+    assert found is not None and (found.judgement, found.ledger, found.change) == (Judgement.HELD, LEDGER, 8)
+    assert found.says.endswith("…")
+
+
+def test_a_refusal_is_for_a_person_and_tells_no_secret(host: ForgeHost, token: Path) -> None:
+    token.write_text("ghp-wrong")
+    with pytest.raises(ForgeRefused, match=r"127\.0\.0\.1:\d+ answered 401 ") as refused:
+        forge(host, token).write(ACCEPTED)
+    assert "ghp-wrong" not in str(refused.value)
+    token.write_text(TOKEN)
+    host.commits = set()
+    with pytest.raises(ForgeRefused, match="No commit found"):
+        forge(host, token).write(ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "history"),
+    [
+        ("github=https://github.com/o/n", "https://github.com/o/n/blob/{0}#L3", "https://github.com/o/n/commits/{0}"),
+        ("gitlab=https://g.test/a/o/n", "https://g.test/a/o/n/-/blob/{0}#L3", "https://g.test/a/o/n/-/commits/{0}"),
+        ("gitea=https://g.test/o/n", "https://g.test/o/n/src/commit/{0}#L3", "https://g.test/o/n/commits/commit/{0}"),
+    ],
+)
+def test_a_line_of_a_commit_has_a_page(text: str, line: str, history: str) -> None:
+    links, facts = Project.parse(text).links(), {"commit": ONE, "path": "web.yaml", "line": 3}
+    assert links["line"].format(**facts) == line.format(f"{ONE}/web.yaml")
+    assert links["history"].format(**facts) == history.format(f"{ONE}/web.yaml")
+    assert links["blame"].format(**facts).count("/blame/") == 1
+    assert links["commit"].format(**facts) == Project.parse(text).shows(ONE)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "wait"),
+    [(503, {}, None), (502, {}, None), (429, {"Retry-After": "61"}, 61), (403, {"Retry-After": "5"}, 5)],
+)
+def test_what_may_go_next_time_is_no_refusal(
+    host: ForgeHost, token: Path, status: int, headers: dict[str, str], wait: int | None
+) -> None:
+    host.faults.append((status, headers))
+    with pytest.raises(HostUnreachable, match=f"answered {status} not now") as unreachable:
+        forge(host, token).write(ACCEPTED)
+    assert unreachable.value.retry_after_s == wait
+
+
+def test_the_token_goes_to_no_other_host(host: ForgeHost, token: Path) -> None:
+    with forge_host(host.kind) as other:
+        for status in (301, 302, 307, 308):
+            host.faults.append((status, {"Location": f"{other.url}/api/v1/repos/acme/fleet/statuses/{ONE}"}))
+            with pytest.raises(ForgeRefused, match=f"answered {status}"):
+                forge(host, token).write(ACCEPTED)
+        assert (len(host.requests), other.requests) == (4, [])
+
+
+def test_nobody_at_home_is_told(host: ForgeHost, token: Path) -> None:
+    told = forge(ForgeHost(host.kind, url="http://127.0.0.1:9"), token)
+    with pytest.raises(HostUnreachable, match=r"127\.0\.0\.1:9: .*refused"):
+        told.write(ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "cannot be read"), ("", "on one line"), ("a\r\nX-Evil: 1", "on one line"), ("ключ", "cannot be read")],
+)
+def test_a_token_that_is_none_is_not_sent(host: ForgeHost, token: Path, content: str | None, said: str) -> None:
+    if content is None:
+        token.unlink()
+    else:
+        token.write_text(content, newline="")
+    with pytest.raises(ForgeRefused, match=said):
+        forge(host, token).write(ACCEPTED)
+    assert host.requests == []
+
+
+@pytest.mark.parametrize(
+    ("text", "api", "path"),
+    [
+        ("github=https://github.com/acme/fleet.git", "https://api.github.com", "acme/fleet"),
+        ("github=https://ghe.acme.test/acme/fleet/", "https://ghe.acme.test/api/v3", "acme/fleet"),
+        ("gitlab=https://gitlab.com/acme/metal/fleet", "https://gitlab.com/api/v4", "acme/metal/fleet"),
+        ("gitea=https://codeberg.org/acme/fleet", "https://codeberg.org/api/v1", "acme/fleet"),
+    ],
+)
+def test_where_the_api_of_a_project_is(text: str, api: str, path: str) -> None:
+    project = Project.parse(text)
+    assert (project.api, project.path) == (api, path)
+
+
+@pytest.mark.parametrize(
+    ("text", "api", "path", "commit"),
+    [
+        (
+            *("gitlab=https://acme.test/git/metal/fleet", "https://acme.test/git/api/v4/", "metal/fleet"),
+            "https://acme.test/git/metal/fleet/-/commit/c0ffee",
+        ),
+        (
+            *("gitea=https://acme.test/code/forge/acme/fleet", "https://acme.test/code/forge/api/v1", "acme/fleet"),
+            "https://acme.test/code/forge/acme/fleet/commit/c0ffee",
+        ),
+        (
+            *("gitlab=https://acme.test/metal/fleet", "https://acme.test/api/v4", "metal/fleet"),
+            "https://acme.test/metal/fleet/-/commit/c0ffee",
+        ),
+    ],
+)
+def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: str, commit: str) -> None:
+    project = Project.parse(text, api)
+    assert (project.api, project.path) == (api.rstrip("/"), path)
+    assert project.shows("c0ffee") == commit
+    with pytest.raises(UsageError, match=r"expected a URL at https://acme\.test"):
+        Project.parse(text, "https://evil.test/api/v4")
+
+
+@for_each(
+    ("text", "said"),
+    [
+        ("https://github.com/acme/fleet", "github, gitlab, gitea, then ="),
+        ("bitbucket=https://bitbucket.org/acme/fleet", "github, gitlab, gitea, then ="),
+        ("github=github.com/acme/fleet", "no URL of a web server"),
+        ("github=http://ghe.acme.test/acme/fleet", "unencrypted"),
+        ("github=https://me:secret@github.com/acme/fleet", "must not hold"),
+        ("github=https://github.com/acme", "OWNER/NAME"),
+        ("gitea=https://gitea.test/sub/acme/fleet", "OWNER/NAME"),
+    ],
+)
+def test_a_project_that_cannot_be_meant_is_said(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        Project.parse(text)
+
+
+def test_finding_s16_the_token_of_a_forge_goes_to_http_only_if_that_is_allowed() -> None:
+    text = "gitea=http://git.acme.test/acme/fleet"
+    with pytest.raises(UsageError, match="the token of --forge unencrypted; use https, or --allow-token-over-http"):
+        Project.parse(text)
+    assert Project.parse(text, allow_token_over_http=True).api == "http://git.acme.test/api/v1"

@@ -1,0 +1,260 @@
+"""The loop: faults of the source and the ledger end no instance."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from gitboot.child_processes import uncollected
+from gitboot.controller.instance_state import Fetched
+from gitboot.controller.loop import Bell, Loop, Ring
+from gitboot.controller.reconcile import Reconciler
+from gitboot.fleet.revision import Revision
+from gitboot.publish.manifest import STATUS
+from gitboot.status.events import Event
+from gitboot.status.progress import Stage
+from tests.helpers.fleets import SEED, maintenance
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository, eventually, git
+
+
+@pytest.fixture(autouse=True)
+def _writes_its_status_for_something_else_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests here count reconciles."""
+    monkeypatch.setattr("gitboot.controller.loop.WRITTEN_EVERY_S", 3600.0)
+
+
+def loop(parts: Parts, events: list[Event]) -> Loop:
+    return Loop(parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=events.append)
+
+
+@contextmanager
+def looping(parts: Parts, bell: Bell) -> Iterator[Loop]:
+    """A loop that runs, in a thread of its own, until the block ends."""
+    running = Loop(
+        parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=lambda _: None, bell=bell
+    )
+    thread = Thread(target=running.run)
+    thread.start()
+    try:
+        yield running
+    finally:
+        running.stop()
+        thread.join()
+
+
+def reconciles(parts: Parts) -> int:
+    """How many there have been."""
+    found = parts.reconciler.laps.facts().get("reconcile")
+    return sum(found["counts"]) if found is not None else 0
+
+
+class HeardBell(Bell):
+    """Tells whether the loop waits for it: then what has begun before has ended, and counts."""
+
+    is_waited_for = False
+
+    def wait(self, timeout_s: float) -> frozenset[Ring]:
+        self.is_waited_for = True
+        try:
+            return super().wait(timeout_s)
+        finally:
+            self.is_waited_for = False
+
+
+def until_applied(parts: Parts, commit: str, bell: HeardBell) -> None:
+    """Wait until a commit is, and the reconcile that did it has ended."""
+    eventually(lambda: parts.reconciler.status.applied == commit and bell.is_waited_for)
+
+
+def conditions(parts: Parts) -> dict[str, bool]:
+    return {condition.type: condition.status for condition in parts.reconciler.status.conditions}
+
+
+def test_a_ledger_that_cannot_be_written_ends_no_instance(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    good = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    events: list[Event] = []
+    with in_process(tmp_path, repository.bare) as parts:
+        loop(parts, events).once()
+        next_commit = repository.push({"fleet.yaml": "---\n".join((*SEED, maintenance("repair")))})
+        other = sqlite3.connect(tmp_path / "state" / "ledger.sqlite", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        loop(parts, events).once()
+        assert [event.type for event in events] == ["Fetched", "Fetched"]
+        assert [event.type for event in parts.events].count("LedgerFailed") == 1
+        assert conditions(parts)["LedgerWritable"] is False
+        assert parts.reconciler.status.applied == good
+        other.execute("ROLLBACK")
+        other.close()
+        loop(parts, events).once()
+        assert conditions(parts)["LedgerWritable"] is True
+        assert parts.reconciler.status.applied == next_commit
+
+
+def test_a_spool_that_cannot_be_read_is_a_condition_and_said_once(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(SEED)})
+    with in_process(tmp_path, repository.bare) as parts:
+        running = loop(parts, [])
+        running.once()
+        assert "SpoolRead" not in conditions(parts)
+        kept = parts.spool.rename(tmp_path / "kept") if parts.spool.exists() else None
+        parts.spool.write_text("no folder")
+        running.once()
+        running.once()
+        assert conditions(parts)["SpoolRead"] is False
+        assert parts.reconciler.status.planned_at is not None
+        (said,) = (event for event in parts.events if event.type == "SpoolUnread")
+        assert said.warning and f"{parts.spool} cannot be read: Not a directory" in said.message
+        parts.spool.unlink()
+        if kept is not None:
+            kept.rename(parts.spool)
+        running.once()
+        assert "SpoolRead" not in conditions(parts)
+
+
+def test_garbage_is_looked_for_again_after_what_makes_none_however_that_ends() -> None:
+    seen: list[bool] = []
+
+    def fail() -> None:
+        with uncollected(), uncollected():
+            seen.append(gc.isenabled())
+            raise KeyError
+
+    assert gc.isenabled()
+    with pytest.raises(KeyError):
+        fail()
+    assert seen == [False]
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()  # whoever has said so goes on
+    finally:
+        gc.enable()
+
+
+def test_each_stage_of_a_reconcile_is_measured_and_said_in_the_status(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(SEED)})
+    with in_process(tmp_path, repository.bare) as parts:
+        running = loop(parts, [])
+        running.once()
+        running.once()
+    said = json.loads((tmp_path / "output" / STATUS).read_bytes())["stages"]
+    stages = {str(each) for each in Stage} - {"bmc", "evaluate"}  # no server has a BMC; commits are evaluated here
+    assert said.keys() == stages
+    # What is said is what was measured before it was said.
+    assert {name: sum(each["counts"]) for name, each in said.items()} == {
+        **dict.fromkeys(stages, 2),
+        "report": 1,
+        "reconcile": 1,
+    }
+    assert said["reconcile"]["seconds"] >= said["publish"]["seconds"] > 0
+
+
+def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(SEED)})
+    events: list[Event] = []
+    with in_process(tmp_path, repository.bare) as parts:
+        running = loop(parts, events)
+        running.once()
+        away = repository.bare.rename(tmp_path / "away")
+        running.once()
+        running.once()
+        assert [event.type for event in events] == ["Fetched", "FetchFailed"]
+        assert conditions(parts)["SourceReady"] is False
+        assert parts.reconciler.status.planned_at is not None
+        away.rename(repository.bare)
+        running.once()
+        assert conditions(parts)["SourceReady"] is True
+
+
+def test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = Repository.create(tmp_path / "git")
+    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    bell, is_free = HeardBell(), threading.Event()
+    with in_process(tmp_path, repository.bare, wake=bell.ring) as parts, looping(parts, bell):
+        until_applied(parts, first, bell)
+        assert conditions(parts)["SourceReady"] is True
+        fetch = parts.source.fetch
+
+        def fetch_slowly() -> Revision:
+            is_free.wait()
+            return fetch()
+
+        monkeypatch.setattr("gitboot.controller.loop.SLOW_S", 0)
+        monkeypatch.setattr(parts.source, "fetch", fetch_slowly)
+        git(repository.bare, "branch", "other")  # a fetch follows that brings nothing new
+        eventually(lambda: not conditions(parts)["SourceReady"])
+        (found,) = (each for each in parts.reconciler.status.conditions if each.type == "SourceReady")
+        assert found.reason == "SlowFetch"
+        is_free.set()
+        eventually(lambda: conditions(parts)["SourceReady"])
+
+
+def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gitboot.controller.loop._EVALUATION_S", 3600)  # by when it is evaluated on any machine
+    asked: list[bool] = []
+    has_asked = Reconciler.has_asked
+
+    def noted(self: Reconciler, fetched: Fetched | None, at: datetime) -> bool:
+        asked.append(has_asked(self, fetched, at))
+        return asked[-1]
+
+    monkeypatch.setattr(Reconciler, "has_asked", noted)
+    repository = Repository.create(tmp_path / "git")
+    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    bell = HeardBell()
+    with in_process(tmp_path, repository.bare, apart=True, wake=bell.ring) as parts, looping(parts, bell) as running:
+        until_applied(parts, first, bell)
+        before = reconciles(parts)
+        asked.clear()
+        for number in range(4):
+            until_applied(parts, repository.push({"README.md": f"{number}"}), bell)
+        assert any(asked)
+        rings_late = 5 - asked.count(True)  # commits that were evaluated before the loop waited; the first may be one
+        assert 4 <= reconciles(parts) - before <= 4 + rings_late
+        before = reconciles(parts)
+        running.fetch_now()  # a person asks for it: a reconcile follows, whether there is a commit or not
+        eventually(lambda: reconciles(parts) > before)
+
+
+def test_a_commit_that_is_long_evaluated_is_said_to_have_come_meanwhile(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    bell = HeardBell()
+    with in_process(tmp_path, repository.bare, evaluates=False) as parts, looping(parts, bell):
+        until_applied(parts, first, bell)
+        before = reconciles(parts)
+        repository.push({"README.md": "one"})
+        eventually(lambda: reconciles(parts) == before + 1)
+
+
+def test_an_instance_with_a_long_poll_writes_its_status_at_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gitboot.controller.loop.WRITTEN_EVERY_S", 0.01)
+    repository = Repository.create(tmp_path / "git")
+    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    bell = HeardBell()
+    with in_process(tmp_path, repository.bare, wake=bell.ring) as parts, looping(parts, bell):
+        until_applied(parts, first, bell)
+        before = reconciles(parts)
+        eventually(lambda: reconciles(parts) > before + 3)

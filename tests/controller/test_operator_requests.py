@@ -1,0 +1,312 @@
+"""What operators order: carried out once by the next pass, or refused with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gitboot.bmc.override_state import State
+from gitboot.errors import LedgerError
+from gitboot.ledger import instance_tables
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.provisioning_record import Record, last_word, record_facts
+from gitboot.resolve.server_plan import Cause, Phase
+from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
+from tests.helpers.fleets import uuid_of
+from tests.helpers.redfish_double.faults import Drop
+from tests.helpers.redfish_double.profiles import SUPERMICRO_X10
+
+__all__ = ["make_site", "site"]  # fixtures
+
+WEB01 = SystemUuid(uuid_of("web01"))
+
+
+def records(site: Site, record: Record, *, server: str = "web01", **more: Any) -> int:
+    item = {"uuid": WEB01, "server": server, **record_facts(record)}
+    return site.bench.request("records", items=[item], reason="INC-1", **more)
+
+
+def pending(site: Site, seen: Record | None = None) -> int:
+    """``seen``: what whoever asks has seen of the server; what is known by now, if nothing is said."""
+    known = last_word(seen or site.bench.knowledge.records.get(WEB01, Record()))
+    item = {"uuid": WEB01, "server": "web01", **record_facts(Record(provisioned_at=site.bench.now))}
+    return site.bench.request("records", items=[{**item, "seen": known}], reason="INC-1")
+
+
+def installed(site: Site) -> None:
+    """web01 was installed, an hour ago."""
+    site.decide()
+    plan = site.bench.reconcile()
+    site.boot()
+    site.bench.fetch(plan)
+    for _ in range(2):
+        site.bench.reconcile()
+    site.wait(3600)
+    assert shown(site.bench.reconcile()) == INSTALLED
+
+
+# Records
+
+
+def test_a_record_that_is_set_pending_installs_the_machine_once_more(site: Site) -> None:
+    installed(site)
+    number = pending(site)
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert site.bench.outcome(number) == "web01 is pending: it is installed as soon as its plan wants it (INC-1)"
+    assert (site.shown, site.patches) == ("Once Pxe", 2)
+    site.boot()
+    site.bench.fetch(site.bench.plan())
+    for _ in range(2):
+        site.bench.reconcile()
+    site.wait(3600)
+    assert shown(site.bench.reconcile()) == INSTALLED
+    assert site.patches == 2
+    assert site.bench.told("Requested") == ["Requested"]
+
+
+def test_a_record_that_is_set_provisioned_withdraws_what_was_set(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    number = records(site, Record(provision=1, image="flatcar-1", evidence="Operator", provisioned_at=site.bench.now))
+    assert shown(site.bench.reconcile()) == INSTALLED
+    assert site.shown == "Disabled Pxe"
+    assert site.bench.outcome(number) == "web01 is provisioned: provision 1 with BootImage/flatcar-1 (INC-1)"
+
+
+def test_what_was_fetched_before_a_record_was_set_pending_says_nothing(site: Site) -> None:
+    site.decide(bmc=False)
+    plan = site.bench.reconcile()
+    fetched_at = site.bench.now
+    site.wait(600)
+    pending(site)
+    site.bench.reconcile()
+    site.bench.fetch(plan, at=fetched_at)  # its news comes late
+    site.bench.reconcile()
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+
+
+def test_an_order_that_a_boot_has_overtaken_is_refused(site: Site) -> None:
+    """It waited for an instance, and the machine was installed meanwhile."""
+    site.decide(bmc=False)
+    plan = site.bench.reconcile()
+    site.wait(600)
+    site.bench.fetch(plan)
+    site.bench.reconcile()
+    number = pending(site, seen=Record())
+    site.bench.reconcile()
+    assert site.bench.outcome(number).startswith("refused: web01 was provisioned after that")
+    site.wait(60)
+    assert shown(site.bench.reconcile()) == INSTALLED
+
+
+def test_while_the_ledger_is_in_doubt_that_is_why_nothing_is_said_of_a_server(site: Site) -> None:
+    """Who asks for it anew would be told the same again."""
+    installed(site)
+    site.restart(doubt="RestoredLedger")
+    number = pending(site, seen=Record())
+    site.bench.reconcile()
+    assert site.bench.outcome(number).startswith("refused: nothing in this ledger is trusted before it is said")
+
+
+def test_a_request_is_carried_out_whole_or_not_at_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(site)
+    site.decide(bmc=False)
+    number = pending(site)
+
+    def refuse(*_: object) -> None:
+        raise LedgerError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(instance_tables, "carry_out", refuse)
+        assert shown(site.bench.reconcile()) == INSTALLED
+        assert site.bench.condition("LedgerWritable") == (False, "Failed", "the disk is full")
+        assert (site.bench.told("Requested"), site.bench.outcome(number)) == ([], "")
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert site.bench.outcome(number).startswith("web01 is pending")
+    assert site.bench.told("Requested") == ["Requested"]
+
+
+def test_a_restart_carries_out_what_was_left_and_nothing_twice(site: Site) -> None:
+    installed(site)
+    numbers = [pending(site)]
+    site.restart()
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    numbers.append(site.bench.request("retry", uuids=[WEB01]))
+    site.restart()
+    site.bench.reconcile()
+    assert [site.bench.outcome(number) for number in numbers][1] == "1 BMC is asked now"
+    assert site.bench.told("Requested") == ["Requested"]
+    assert site.patches == 2
+
+
+def test_records_are_set_all_or_none(site: Site) -> None:
+    site.decide(bmc=False)
+    good = {"uuid": WEB01, "server": "web01", **record_facts(Record(provision=1))}
+    bad = {"uuid": uuid_of("web02"), "server": "web02", **record_facts(Record(provision=1)), "provision": "1"}
+    number = site.bench.request("records", items=[good, bad])
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert site.bench.outcome(number).startswith("refused: ")
+
+
+# Resolve
+
+
+def unsure(site: Site) -> None:
+    """A PATCH was lost, and the BMC has no marks by which it could be told what became of it."""
+    site.bmc.fault(Drop(applied=False), on="PATCH")
+    site.decide()
+    site.bench.reconcile()
+    site.wait(120)
+    site.bench.reconcile()
+    condition = site.bench.condition("Bmc/web01")
+    assert condition is not None and condition[2].startswith("NeedsOperator: Once Pxe was to be set for provision/1")
+    assert (site.patches, site.states) == (1, {"provision/1": State.RECORDED})
+
+
+def resolve(site: Site, *, consumed: bool) -> int:
+    place = [site.bmc.url, site.machine.path]
+    return site.bench.request(
+        "resolve", uuid=WEB01, server="web01", consumed=consumed, key="provision/1", bmc=place, reason="INC-1"
+    )
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
+def test_what_was_never_set_as_an_operator_says_is_set(make_site: MakeSite, again: bool) -> None:
+    site = make_site(profile=SUPERMICRO_X10)
+    unsure(site)
+    number = resolve(site, consumed=False)
+    if again:
+        site.restart()
+    site.bench.reconcile()
+    assert (site.shown, site.patches, site.states) == ("Once Pxe", 2, {"provision/1": State.CONFIRMED})
+    assert "was never set" in site.bench.outcome(number)
+
+
+def test_what_was_consumed_as_an_operator_says_is_never_set_again(make_site: MakeSite) -> None:
+    site = make_site(profile=SUPERMICRO_X10)
+    unsure(site)
+    resolve(site, consumed=True)
+    for _ in range(5):
+        site.bench.reconcile()
+        site.wait(600)
+    plan = site.bench.reconcile()
+    assert plan is not None and (plan.phase, plan.cause) == (Phase.DISK, Cause.CONSUMED)
+    assert (site.patches, site.states) == (1, {"provision/1": State.LOST})
+    resolve(site, consumed=False)  # and then it had not been, after all
+    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert (site.shown, site.patches) == ("Once Pxe", 2)
+
+
+def test_what_a_person_accepts_is_set_and_stays_accepted(site: Site) -> None:
+    site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    site.decide()
+    site.bench.reconcile()
+    shown = [uuid_of("another"), "CZ29200XYZ"]
+    number = site.bench.request("accept", uuid=WEB01, server="web01", shown=shown, reason="INC-1")
+    site.bench.reconcile()
+    assert site.bench.outcome(number) == (
+        f'web01: it is the machine whose BMC shows UUID {uuid_of("another")}, serial "CZ29200XYZ" (INC-1)'
+    )
+    assert site.shown == "Once Pxe"
+    site.restart()
+    site.decide(spec="provision: 1, lifecycle: Parked")
+    site.bench.reconcile()
+    assert site.shown == "Disabled Pxe"
+
+
+def test_what_a_person_has_not_seen_is_not_accepted(site: Site) -> None:
+    site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    site.decide()
+    site.bench.reconcile()
+    number = site.bench.request("accept", uuid=WEB01, server="web01", shown=[WEB01, "X6DCP93"], reason="INC-1")
+    site.bench.reconcile()
+    assert site.bench.outcome(number).startswith("refused: the BMC of web01 shows UUID")
+    assert site.patches == 0
+
+
+def test_an_override_on_a_machine_that_is_gone_is_settled_by_a_word(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    site.wait(60)
+    site.bench.reconcile()
+    number = resolve(site, consumed=True)
+    site.bench.reconcile()
+    assert "is consumed, and is not set again" in site.bench.outcome(number)
+    assert site.states == {"provision/1": State.LOST}
+
+
+def test_what_somebody_else_has_set_is_replaced_when_a_person_says_so(site: Site) -> None:
+    site.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Hdd")
+    site.decide()
+    site.bench.reconcile()
+    assert site.shown == "Continuous Hdd"
+    number = site.bench.request("replace", uuid=WEB01, server="web01", key="provision/1", reason="old installer")
+    site.bench.reconcile()
+    assert site.bench.outcome(number) == "web01: whatever its BMC shows gives way to provision/1 (old installer)"
+    assert (site.shown, site.states) == ("Once Pxe", {"provision/1": State.CONFIRMED})
+
+
+@pytest.mark.parametrize("consumed", [True, False])
+def test_where_nothing_is_in_doubt_there_is_nothing_to_resolve(site: Site, consumed: bool) -> None:
+    site.decide()
+    site.bench.reconcile()
+    number = resolve(site, consumed=consumed)
+    site.bench.reconcile()
+    assert site.bench.outcome(number) == "web01: there was nothing to resolve"
+    number = site.bench.request("replace", uuid=WEB01, server="web01", key="provision/1", reason="x")
+    site.bench.reconcile()
+    assert site.bench.outcome(number) == "web01: there was nothing to replace"
+    assert (site.shown, site.patches) == ("Once Pxe", 1)
+
+
+# Retry
+
+
+def test_a_retry_asks_at_once_whom_it_names(site: Site) -> None:
+    site.bmc.fault(Drop(applied=False), times=5)
+    site.decide()
+    for _ in range(5):
+        site.bench.reconcile()
+        site.wait(site.due_in_s or 0)
+    requests = len(site.machine.requests)
+    site.wait(-1)
+    site.bench.request("retry", uuids=[uuid_of("web02")])
+    site.bench.reconcile()
+    assert len(site.machine.requests) == requests
+    site.bench.request("retry", uuids=[WEB01])
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+
+
+# What makes no sense
+
+
+@pytest.mark.parametrize(
+    ("what", "facts"),
+    [
+        ("dance", {}),
+        ("records", {}),
+        ("records", {"items": None}),
+        ("records", {"items": ["web01"]}),
+        ("records", {"items": [{"uuid": "web01", "server": "web01", **record_facts(Record())}]}),
+        ("records", {"items": [{"uuid": 7, "server": "web01", **record_facts(Record())}]}),
+        ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "runs": []}]}),
+        ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "provision": 2**70}]}),
+        ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "consumedKey": 7}]}),
+        ("resolve", {"uuid": WEB01}),
+        ("resolve", {"uuid": None, "server": "web01", "consumed": True, "key": None, "bmc": None, "reason": ""}),
+        ("retry", {"uuids": 7}),
+        ("retry", {"uuids": [7]}),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused_and_holds_nothing_up(site: Site, what: str, facts: Any) -> None:
+    site.decide(bmc=False)
+    numbers = [site.bench.request(what, **facts), site.bench.request("retry", uuids=[WEB01])]
+    site.bench.reconcile()
+    refused, done = (site.bench.outcome(number) for number in numbers)
+    assert (refused or "").startswith("refused: ")
+    assert done == "1 BMC is asked now"
+    assert instance_tables.read_requests(site.bench.ledger) == ()
+    assert site.bench.record == Record()

@@ -1,0 +1,169 @@
+"""Unknown machines: from a request at an endpoint or a mirror to the API and `gitboot unknown-machines`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gitboot.controller.reconcile_inputs import KeptUnknown, read_unknown
+from gitboot.endpoint.app import Clients
+from gitboot.fetchlog.unknown_machines import UnknownAsked, UnknownMachine, UnknownMachines, inventoried
+from gitboot.model.scalars import SystemUuid, parse_mac
+from gitboot.publish.manifest import UNKNOWN
+from gitboot.publish.publisher import Directory
+from tests.fetchlog.test_access_logs import NGINX
+from tests.fetchlog.test_unknown_machines_components import SENT
+from tests.helpers import httpx_client
+from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.forked_commands import captured
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.served_tree import ALWAYS, BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, planned
+from tests.helpers.served_tree import site as new_site
+
+STRANGER = "/v1/boot/52-54-00-99-99-99/boot.ipxe"
+OTHER = uuid_of("stranger")
+_MACHINE = UnknownMachine(client="10.0.0.7", path="", first=BEFORE, last=BEFORE)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with new_site(planned(*ALWAYS, REPAIR)) as made:
+        yield made
+
+
+def asks(site: Site, *paths: str, headers: dict[str, str] = LOADER, method: str = "GET") -> list[int]:
+    """What somebody is answered, which leaves what it has noted in the spool."""
+    asked = UnknownAsked(site.spool)
+    with site.serve(asked=asked) as url, httpx_client.Client(base_url=url, headers=headers) as client:
+        codes = [client.request(method, path).status_code for path in paths]
+    asked.leave()
+    return codes
+
+
+def taken_in(site: Site, applied: str = "c0ffee") -> tuple[tuple[UnknownMachine, ...], list[str]]:
+    """What an instance keeps then, and what it tells."""
+    state = site.root.parent / "state"
+    state.mkdir(exist_ok=True)
+    kept = KeptUnknown(state, site.spool, site.root, lambda: site.now)
+    found = kept.take_in(applied, BEFORE)
+    if found is None:
+        return read_unknown(state).machines, []
+    with Directory.open(site.root, ledger="test") as directory:
+        directory.write_status(found[0], BEFORE, UNKNOWN)
+    return read_unknown(state).machines, [event.message for event in found[1]]
+
+
+def test_who_asks_and_is_not_known_is_kept_once_and_told_once(site: Site) -> None:
+    query = f"?uuid={OTHER}&serial=4J8VM72"
+    assert asks(site, STRANGER + query, f"/ipxe/{OTHER}{query}", ENTRY) == [404, 404, 200]
+    [one], told = taken_in(site)
+    assert (one.macs, one.uuid, one.serial) == (("52-54-00-99-99-99",), OTHER, "4J8VM72")
+    assert (one.times, one.client, one.server) == (2, "127.0.0.1", None)
+    assert len(told) == 1 and "52-54-00-99-99-99" in told[0]
+    assert asks(site, STRANGER) == [404]
+    [again], told = taken_in(site)
+    assert (again.times, told) == (3, [])
+
+
+@pytest.mark.parametrize(
+    ("headers", "method"),
+    [({"user-agent": "curl/8.5"}, "GET"), (LOADER, "HEAD")],
+    ids=["a person who looks", "who only looks"],
+)
+def test_who_only_looks_is_no_machine(site: Site, headers: dict[str, str], method: str) -> None:
+    assert asks(site, STRANGER, headers=headers, method=method) == [404]
+    assert taken_in(site) == ((), [])
+
+
+def test_another_nic_of_a_known_machine_is_no_unknown_machine(site: Site) -> None:
+    assert asks(site, f"{STRANGER}?uuid={UUID}") == [404]
+    assert taken_in(site) == ((), [])
+
+
+def test_another_uuid_than_the_documents_is_shown_with_the_server(site: Site) -> None:
+    assert asks(site, f"/ipxe/{OTHER}", STRANGER) == [404, 404]
+    asks(site, f"/v1/boot/{MAC}/nothing")
+    asked = UnknownAsked(site.spool)
+    asked.note(replace(_MACHINE, macs=(parse_mac(MAC),), uuid=SystemUuid(OTHER)))
+    asked.leave()
+    found, _ = taken_in(site)
+    assert {each.server for each in found} == {None, "web01"}
+
+
+def test_a_document_of_it_takes_it_off_the_list(site: Site) -> None:
+    asked = UnknownAsked(site.spool)
+    asks(site, STRANGER)
+    asked.note(replace(_MACHINE, macs=(parse_mac(MAC),)))
+    asked.leave()
+    assert [each.macs for each in taken_in(site)[0]] == [("52-54-00-99-99-99",)]
+    described = [each.replace(mac_of("web01"), "52:54:00:99:99:99") for each in ALWAYS]
+    site.publish(planned(*described, REPAIR), commit="c0ffe2")
+    assert taken_in(site, "c0ffe2")[0] == ()
+
+
+def test_a_spool_that_was_read_and_not_written_down_is_read_again(site: Site) -> None:
+    asks(site, STRANGER)
+    state = site.root.parent / "state"
+    kept = KeptUnknown(state, site.spool, site.root, lambda: site.now)
+    assert kept.take_in("c0ffee", BEFORE) is None, "there is no folder to write to"
+    assert [each.times for each in taken_in(site)[0]] == [1]
+
+
+def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    line = {**NGINX, "path": STRANGER, "status": 404, "modified": "", "query": f"uuid={OTHER}&serial=4J8VM72"}
+    log.write_text(json.dumps(line) + "\n" + json.dumps({**line, "path": "/favicon.ico"}) + "\n")
+    done = captured("read-access-logs", log, "--spool", site.spool, "-o", "json")
+    assert json.loads(done.stdout) == {
+        "apiVersion": "gitboot.dev/v1alpha1",
+        "backwards": 0,
+        "ignored": {"of another path": 1},
+        "observed": 0,
+        "read": 2,
+        "unclear": 0,
+        "unknown": 1,
+    }
+    [one], _ = taken_in(site)
+    assert (one.macs, one.uuid, one.serial, one.client) == (("52-54-00-99-99-99",), OTHER, "4J8VM72", "10.12.0.13")
+
+
+def test_the_api_and_the_metrics_have_them(site: Site) -> None:
+    asked = UnknownAsked(site.spool)
+    with site.serve(asked=asked) as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+        assert client.get("/api/v1/seen").json()["items"] == []
+        client.get(STRANGER)
+        asked.leave()
+        taken_in(site)
+        [item] = client.get("/api/v1/seen").json()["items"]
+        page = client.get("/metrics").text
+    assert item["macs"] == ["52-54-00-99-99-99"]
+    assert "gitboot_unknown_requests_total 1.0\n" in page
+    assert "gitboot_unknown_machines 1.0\n" in page
+    assert "99-99" not in page, "no metric has a machine for a label"
+
+
+def test_the_command_shows_and_forgets_them(site: Site, tmp_path: Path) -> None:
+    state = site.root.parent / "state"
+    assert typed("unknown-machines", "--state", state).code != 0, "no instance has run there"
+    asks(site, f"{STRANGER}?uuid={OTHER}&serial=4J8VM72")
+    taken_in(site)
+    (state / "ledger.sqlite").touch()
+    shown = typed("unknown-machines", "--state", state)
+    assert "52:54:00:99:99:99" in shown.out and "SERVER" not in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 100
+    assert typed("unknown-machines", "--state", state, "-o", "json").json["items"][0]["times"] == 1
+    asked = UnknownAsked(site.spool)
+    asked.note(inventoried(SENT, "v1/inventory", "127.0.0.1", BEFORE))
+    asked.leave()
+    told = taken_in(site)[1]
+    shown = typed("unknown-machines", "--state", state)
+    assert "    Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs" in shown.out and "nvme0n1" not in "".join(told)
+    (item,) = typed("unknown-machines", "--state", state, "-o", "json").json["items"]
+    assert item["inventory"]["memoryMiB"] == 262144
+    assert "every machine" in typed("unknown-machines", "--state", state, "--forget").out
+    assert read_unknown(state).machines == UnknownMachines().machines
+    assert Clients().asked.requests == 0

@@ -1,0 +1,1 @@
+"""Tests that do what pages of docs/ say."""

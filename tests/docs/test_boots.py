@@ -1,0 +1,43 @@
+"""docs/boots.md names every boot that there is a test for, and none that there is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.boots.page import key_of, rows
+
+ROOT = Path(__file__).parents[2]
+# Programs that are given what a machine is, and loaders whose kernel is never sent.
+NO_BOOT_OF_A_MACHINE = ("test_scripts.py", "test_first_boots.py", "test_asking.py")
+
+
+def _collected(request: pytest.FixtureRequest) -> set[str]:
+    """Every test of a boot: of what this run has collected, where that is all there is."""
+    config = request.config
+    chosen = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("deselect")
+    if config.args == config.getini("testpaths") and not chosen:
+        return {item.nodeid for item in request.session.items if item.path.parent.name == "boots"}
+    collected = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "tests/boots"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return {line for line in collected.splitlines() if "::" in line}
+
+
+def test_the_page_has_a_row_for_each_boot_and_no_other(request: pytest.FixtureRequest) -> None:
+    tests = {key_of(line) for line in _collected(request)}
+    assert len(tests) > 20
+    assert {row.key for row in rows()} == {key for key in tests if key[0] not in NO_BOOT_OF_A_MACHINE}
+
+
+def test_every_row_shows_what_stood_on_the_console() -> None:
+    for row in rows():
+        assert row.seconds > 0
+        assert "BOOTED " in row.excerpt or "inventory: sent" in row.excerpt, row.words

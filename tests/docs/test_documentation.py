@@ -1,0 +1,362 @@
+"""The documentation: what it types and writes is what gitboot takes, and its site has all pages and no dead link."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import dedent, indent
+from types import ModuleType
+from typing import Any, Final
+
+import click
+import pytest
+import yaml
+
+from gitboot.cli.configuration_file import Setting
+from gitboot.cli.main import cli
+from gitboot.fleet.documents import parse_blob
+from gitboot.problems import Code, Problem
+from tests.helpers.cases import for_each
+from tests.helpers.documentation import ROOT, Block, commands, pages, read
+from tests.helpers.forked_commands import captured
+from tests.helpers.git_servers import program
+from tests.helpers.repositories import Work
+
+PAGES: Final = {name: read(name) for name in pages()}
+
+# Commands
+
+
+def complaint(arguments: Sequence[str], *, whole: bool = True) -> str | None:
+    """What click says of a command's words, or None; "…" stands for others, and half a command may lack some."""
+    command: click.Command = cli
+    context = click.Context(cli, info_name="gitboot")
+    words = [word for word in arguments if word != "…"]
+    whole = whole and len(words) == len(arguments)
+    while isinstance(command, click.Group):
+        if not words:
+            return "no command" if whole and not command.invoke_without_command else None
+        found = command.get_command(context, words[0])
+        if found is None and words[0] not in ("--help", "--version"):
+            return f"no command {words[0]}"
+        if found is None:
+            return None
+        context, command = click.Context(found, info_name=words.pop(0), parent=context), found
+    try:
+        values, more, _ = command.make_parser(context).parse_args(words)
+        for parameter in command.params:
+            given = values.get(parameter.name)
+            if isinstance(parameter, Setting) and given is not None:
+                return f"{parameter.opts[0]} is a setting of the configuration file"
+            for each in given if isinstance(given, list | tuple) else [given]:
+                if isinstance(each, str) and isinstance(parameter.type, click.Choice) and not each.isupper():  # KIND
+                    parameter.type.convert(each, parameter, context)
+            if whole and parameter.required and not isinstance(given, str | tuple | list):
+                return f"without {parameter.human_readable_name}"
+    except click.BadOptionUsage as error:
+        return error.format_message() if whole else None
+    except click.UsageError as error:
+        return error.format_message()
+    return f"more than it takes: {more[0]}" if more else None
+
+
+def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
+    """What gitboot is given by a command of a shell, if it is one of gitboot's."""
+    if words[0] == "gitboot":
+        return words[1:]
+    if words[0] in ("runuser", "sudo", "podman") and "gitboot" in words and "build" not in words:
+        last = len(words) - words[::-1].index("gitboot")
+        return (*words[last:], "…") if words[0] == "podman" else words[last:]  # the image's environment has options
+    return None
+
+
+@for_each(
+    ("line", "said"),
+    [
+        ("gitboot status --state STATE", None),
+        ("gitboot records begin fresh --state STATE && rm -r x", None),
+        ("sudo -u gitboot gitboot stop-installs --reason x --state STATE", None),
+        ("gitboot run … --once", None),
+        ("gitboot run … --bmc-parallel 5", "--bmc-parallel is a setting of the configuration file"),
+        ("gitboot statu", "no command statu"),
+        ("gitboot status --state STATE --nope", "No such option '--nope'"),
+        ("gitboot bmc power", "no command"),
+        ("gitboot bmc power wink web01", "no command wink"),
+        ("gitboot records set web01 perhaps --reason x", "'perhaps' is not one of"),
+        ("gitboot plan", None),
+        ("gitboot boot-script", "without"),
+        ("gitboot validate . more", "more than it takes: more"),
+    ],
+)
+def test_a_command_that_gitboot_does_not_take_is_noticed(line: str, said: str | None) -> None:
+    (arguments,) = filter(None, map(typed, commands(Block(page="x.md", line=1, language="sh", text=line))))
+    found = complaint(arguments)
+    assert found == said if found is None or said is None else said in found
+
+
+def test_each_command_that_a_page_types_is_one_that_gitboot_takes() -> None:
+    asked = [
+        (block, arguments)
+        for page in PAGES.values()
+        for block in page.shown
+        for words in commands(block)
+        if (arguments := typed(words)) is not None
+    ]
+    assert len(asked) > 90
+    assert [f"{block}: {said}: {arguments}" for block, arguments in asked if (said := complaint(arguments))] == []
+
+
+def test_each_command_that_a_page_names_is_one_that_gitboot_has() -> None:
+    named = [
+        (block, words)
+        for page in PAGES.values()
+        for block in page.inline
+        if re.match("gitboot [a-z]", block.text)
+        for words in commands(block)
+        if words[0] == "gitboot"
+    ]
+    assert len(named) > 200
+    assert [f"{block}: {said}: {words}" for block, words in named if (said := complaint(words[1:], whole=False))] == []
+
+
+def test_each_command_that_the_code_names_is_one_that_gitboot_has() -> None:
+    """In messages, help texts, comments and examples: `gitboot COMMAND` in backquotes."""
+    folders = ("gitboot", "packaging", "example-repo", "scripts", "benchmarks", "docs/monitoring")
+    files = [path for each in folders for path in sorted((ROOT / each).rglob("*")) if path.is_file()]
+    named = [
+        (path.relative_to(ROOT), words)
+        for path in files
+        if path.suffix in {"", ".py", ".js", ".md", ".yml", ".yaml", ".service"}
+        for words in re.findall(r"`gitboot ([a-z][\w-]*(?: +[a-z][\w-]*)?)", path.read_text(errors="replace"))
+    ]
+    assert len(named) > 100
+    wrong = [(str(path), words) for path, words in named if complaint(words.split(), whole=False)]
+    assert wrong == []
+
+
+OF_OTHERS: Final = {
+    "--delete",
+    "--inplace",
+    "--keep",
+    "--lives",
+    "--network",
+}  # of other programs
+OF_2FEFE59: Final = {"--forward-to", "--sole-for"}  # named where the page tells how to leave them
+
+
+def test_each_option_that_a_page_names_by_itself_is_one_of_gitboot() -> None:
+    known = set(options(cli, click.Context(cli))) | OF_OTHERS | OF_2FEFE59
+    named = [
+        (block, option)
+        for page in PAGES.values()
+        for block in page.inline
+        if block.text.startswith("--")
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*(?![\w…-])", block.text)
+    ]
+    assert len(named) > 150
+    assert [f"{block}: {option}" for block, option in named if option not in known] == []
+
+
+def options(command: click.Command, context: click.Context) -> Iterator[str]:
+    for parameter in command.params:
+        if isinstance(parameter, Setting):
+            continue
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found
+            yield from options(found, click.Context(found, parent=context))
+
+
+def test_what_the_readme_lets_people_try_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they type it: beside the example, on a branch that changes something."""
+    shutil.copytree(ROOT / "example-repo", tmp_path / "example-repo")
+    work = Work(tmp_path)
+    work.commit(message="Begin")
+    work.git("switch", "--quiet", "--create", "my-branch")
+    work.commit({"example-repo/README.md": "What our servers boot"})
+    monkeypatch.chdir(tmp_path)
+    (block,) = (each for each in PAGES["README.md"].fenced if "gitboot validate" in each.text)
+    asked = [words for line in commands(block) if (words := typed(line))]
+    assert [words[0] for words in asked] == ["validate", "plan", "plan", "explain", "diff", "images", "render"]
+    for words in asked:
+        done = captured(*(word.replace("/tmp/", f"{tmp_path}/") for word in words))
+        assert done.returncode == 0 and done.stdout + done.stderr, (words, done)
+    assert (tmp_path / "tree" / "boot" / "boot.ipxe").is_file()
+
+
+def test_the_page_about_audits_shows_what_images_prints_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    shown = next(each for each in PAGES["docs/audit.md"].indented if "gitboot images" in each.text)
+    command, *lines = dedent(shown.text).strip().splitlines()
+    printed = captured(*shlex.split(command)[2:]).stdout
+    assert [line for line in lines if line.rstrip("…") not in printed] == []
+
+
+# YAML
+
+
+def fragment(of: str, text: str) -> str:
+    """A part of a document as one: ``of`` is its kind, and the field below which it stands."""
+    kind, _, path = of.partition(" ")
+    keys = path.split(".") if path else []
+    nested = "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys))
+    return f"kind: {kind}\nmetadata: {{name: a}}\n{nested}{indent(dedent(text), '  ' * len(keys))}"
+
+
+def problems(block: Block) -> list[Problem]:
+    """What is wrong with what a fleet has, be it a whole document or a part, which lacks what is required elsewhere."""
+    text = fragment(block.of, block.text) if block.of else block.text
+    text = re.sub(r"\b([0-9a-f]{4})…", lambda found: found[1].ljust(64, "0"), text)  # a digest
+    documents = [
+        each if each.startswith("apiVersion:") else f"apiVersion: gitboot.dev/v1alpha1\n{each}"
+        for each in text.split("---\n")
+    ]
+    return [
+        problem
+        for each in documents
+        for problem in parse_blob(each.encode(), block.page).problems
+        if not (block.of and problem.code is Code.MISSING_FIELD)
+    ]
+
+
+def github_refuses(steps: Any, folder: Path) -> str:
+    """What GitHub's schema of workflows says of some steps."""
+    (folder / "workflow.json").write_text(json.dumps({"on": "push", "jobs": {"a": {"runs-on": "a", "steps": steps}}}))
+    check = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows")
+    done = subprocess.run((*check, folder / "workflow.json"), capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode else ""
+
+
+def prometheus_refuses(text: str, folder: Path) -> str:
+    for name in ("gitboot.token", "gitboot-ca.crt"):
+        (folder / name).write_text("x")
+    (folder / "prometheus.yml").write_text(text.replace("/etc/prometheus/", ""))
+    command = (program("promtool", "prometheus"), "check", "config", "--syntax-only", folder / "prometheus.yml")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr if done.returncode else ""
+
+
+def kustomize_refuses(text: str, folder: Path) -> str:
+    """What kustomize says, of the manifests that lie here."""
+    shutil.copytree(ROOT / "packaging" / "kubernetes", folder / "base")
+    for name in ("run.toml", "tokens"):
+        (folder / name).write_text("")
+    (folder / "kustomization.yaml").write_text(re.sub(r'resources: \[".*"\]', "resources: [base]", text))
+    command = (program("kubectl", "kubernetes-client"), "kustomize", folder)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr if done.returncode else ""
+
+
+def yaml_refused(block: Block, folder: Path) -> str:
+    """Why whoever reads a block of YAML would not take it: it says itself who that is, or a comment above it does."""
+    folder.mkdir()
+    if block.of == "a workflow":
+        return github_refuses(yaml.safe_load(dedent(block.text)), folder)
+    if block.of:
+        return "; ".join(f"{each.code}: {each.message}" for each in problems(block))
+    content = next(yaml.safe_load_all(block.text))
+    if "scrape_configs" in content:
+        return prometheus_refuses(block.text, folder)
+    if "repos" in content:  # of pre-commit
+        hooks = [each["id"] for each in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())]
+        return "" if [each["id"] for each in content["repos"][0]["hooks"]] == hooks else "no such hook"
+    if "kind" not in content:
+        return "of which kind? A comment above it says so: <!-- of Fleet spec -->"
+    if content["kind"] == "Kustomization":
+        return kustomize_refuses(block.text, folder)
+    return "; ".join(f"{each.code}: {each.message}" for each in problems(block))
+
+
+def test_each_block_of_yaml_is_taken_by_whoever_reads_it(tmp_path: Path) -> None:
+    blocks = [each for page in PAGES.values() for each in page.fenced if each.language == "yaml"]
+    assert len(blocks) > 12
+    assert all(each.language == "yaml" for page in PAGES.values() for each in page.fenced if each.of)
+    found = [(each, yaml_refused(each, tmp_path / str(number))) for number, each in enumerate(blocks)]
+    assert [f"{block}: {refused}" for block, refused in found if refused] == []
+
+
+@pytest.mark.parametrize(
+    ("of", "text", "said"),
+    [
+        pytest.param("Server spec", "provisoin: 1\n", "GB1022", id="a field misspelt in a part"),
+        pytest.param("BootImage spec.architectures.x86_64", "kernel: {url: 1, sha256: 7}\n", "GB10", id="a value"),
+        pytest.param(None, "kind: BootPolicy\nmetadata: {name: a}\nspec: {profiles: a}\n", "GB1022", id="a document"),
+        pytest.param(None, "kind: BootPolicy\nmetadata: {name: a}\n", "GB1023", id="a document that is not whole"),
+        pytest.param("a workflow", "- {name: a, runs: b}\n", "runs", id="a step"),
+        pytest.param(None, "scrape_configs:\n- {job_names: a}\n", "job_names", id="Prometheus"),
+        pytest.param(None, "repos: [{hooks: [{id: gitboot}]}]\n", "no such hook", id="pre-commit"),
+        pytest.param(None, 'kind: Kustomization\nresources: ["x"]\nimage: a\n', "image", id="kustomize"),
+    ],
+)
+def test_what_would_not_be_taken_is_noticed(tmp_path: Path, of: str | None, text: str, said: str) -> None:
+    block = Block(page="x.md", line=1, language="yaml", text=text, of=of)
+    assert said in yaml_refused(block, tmp_path / "x")
+
+
+# The site
+
+
+def _named(navigation: list[Any]) -> Iterator[str]:
+    for each in navigation:
+        if isinstance(each, str):
+            yield each
+        else:
+            for inner in each.values():
+                yield from _named([inner] if isinstance(inner, str) else inner)
+
+
+def test_each_page_is_in_the_navigation_but_decisions_which_their_list_names() -> None:
+    named = list(_named(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"}
+    assert len(named) == len(set(named))
+    assert all((ROOT / name).is_file() for name in named)
+    assert pages - set(named) == set()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """scripts/site.py, with a site of one page."""
+    spec = importlib.util.spec_from_file_location("site_script", ROOT / "scripts" / "site.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "SITE", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a page.html").write_text("")
+    return module
+
+
+@pytest.mark.parametrize(
+    ("markup", "said"),
+    [
+        pytest.param('<a href="docs/a%20page.html#x">', [], id="a page"),
+        pytest.param('<a href="docs/">', [], id="a folder"),
+        pytest.param('<a href="https://example.net/"><a href="#x">', [], id="elsewhere, and here"),
+        pytest.param('<a href="docs/b.html">', ["x.html: links to docs/b.html, which is not there"], id="no page"),
+        pytest.param('<img src="a.png">', ["x.html: links to a.png, which is not there"], id="no image"),
+        pytest.param('<script src="//cdn.example/x.js">', ["x.html: fetches //cdn.example/x.js"], id="a CDN's script"),
+        pytest.param('<link href="https://f.example/">', ["x.html: fetches https://f.example/"], id="a CDN's font"),
+    ],
+)
+def test_a_link_of_the_site_leads_to_a_file_and_nothing_is_fetched_from_elsewhere(
+    site: ModuleType, markup: str, said: list[str]
+) -> None:
+    (site.SITE / "x.html").write_text(markup)
+    assert list(site.faults()) == said
+
+
+def test_a_folder_without_a_page_lists_its_files(site: ModuleType) -> None:
+    site.list_folders()
+    assert '<a href="docs/">' in (site.SITE / "index.html").read_text()
+    assert '<a href="a page.html">' in (site.SITE / "docs" / "index.html").read_text()
+    assert list(site.faults()) == []

@@ -1,0 +1,57 @@
+"""docs/first-server.md, followed to a machine that boots late: nobody who only looks spends its boot."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Final
+
+from tests.helpers import httpx_client
+from tests.helpers.first_server_page import followed, script
+from tests.helpers.forked_commands import captured, for_shells
+from tests.helpers.git_servers import free_port
+from tests.helpers.instance_process import eventually
+from tests.helpers.repositories import Work
+from tests.helpers.served_tree import IPXE
+
+ROOT: Final = Path(__file__).parents[2]
+ENTRY: Final = "v1/boot/52-54-00-12-34-56/boot.ipxe"
+LOOKS: Final = ("curl/7.88.1", "Wget/1.21.3", "Mozilla/5.0 (X11; Linux x86_64) Chrome/142.0.0.0")
+
+
+def test_a_person_who_looks_spends_nothing_and_the_machine_boots_late(tmp_path: Path) -> None:
+    installer = tmp_path / "installer"
+    installer.mkdir()
+    for name in ("linux", "initrd.gz"):
+        (installer / name).write_text(name)
+    (tmp_path / "srv").mkdir()
+    url = f"127.0.0.1:{free_port()}"
+    text = script(
+        tmp_path, installer, without={"Loaders", "DHCP and TFTP"}
+    )  # they are for root, and boot in tests/boots
+    text = text.replace("ADDRESS=192.0.2.1", "ADDRESS=127.0.0.1").replace("$ADDRESS:8080", url)
+    state = ("--state", tmp_path / "var" / "lib" / "gitboot")
+
+    def asked_by(agent: str) -> str:
+        return httpx_client.get(f"http://{url}/{ENTRY}", headers={"User-Agent": agent}).text
+
+    with followed(tmp_path, text, for_shells()):
+        for agent in LOOKS:
+            assert "not given" in asked_by(agent) and "debian-12" not in asked_by(agent)
+        assert "echo gitboot: web01 boots debian-12 (Network)" in asked_by(IPXE)
+        eventually(lambda: '"type": "Provisioned"' in captured("events", *state).stdout)
+        reason = ("--reason", "the power went")
+        assert captured("records", "set", "web01", "pending", *state, *reason).returncode == 0
+        eventually(lambda: "boots debian-12" in asked_by(IPXE))
+
+
+def test_the_examples_maintenance_goes_by_the_line_that_the_page_has(tmp_path: Path) -> None:
+    (line,) = (each for each in (ROOT / "docs" / "first-server.md").read_text().split("`") if each.startswith("git rm"))
+    captured("init", tmp_path / "fleet")
+    work = Work(tmp_path / "fleet")
+    work.commit(message="Begin")
+    work.git(*shlex.split(line)[1:])
+    done = captured("validate", tmp_path / "fleet")
+    warning, *_, summary = (done.stdout + done.stderr).splitlines()
+    assert done.returncode == 0 and "GB2029" in warning  # the image of `init` has no digests of its own
+    assert summary == f"{tmp_path}/fleet: 1 server, 1 image, 1 warning"

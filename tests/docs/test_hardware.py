@@ -1,0 +1,463 @@
+"""docs/hardware.md, walked: each commit applied, what `diff` prints of it compared, and an instance with a BMC.
+
+If `diff` prints something else, run ``pytest tests/docs/test_hardware.py --write-hardware``, and read the page.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.cli.main import Exit
+from gitboot.controller.instance_state import Fetched
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.model.scalars import SystemUuid
+from gitboot.render.endpoint_files import parse, turn_of
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_plan import BootPlan
+from gitboot.review.guards import Limits
+from gitboot.status.conditions import Condition, with_state
+from tests.helpers.configuration import give_credentials
+from tests.helpers.fleets import at
+from tests.helpers.instance_doubles import note_fetch
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import ledger_in
+from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import ENABLED, TARGET
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+from tests.helpers.repositories import Work
+from tests.scenarios.test_run import images_in
+
+PAGE = Path(__file__).parents[2] / "docs" / "hardware.md"
+FLEET = Path(__file__).parents[1] / "hardware"
+OLD, NEW = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3733")
+MAC, NEW_MAC = "52-54-00-12-34-56", "52-54-00-12-34-99"
+OPEN, END = at("2026-12-01T14:00"), at("2026-12-01T18:00")
+SHOWN = ("GUARDS", "LOOK AT THIS FIRST", "CAUSE AND EFFECT", "PRESENTATION ONLY")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of the page."""
+
+    title: str
+    commit: str  # a patch
+    review: str
+
+
+def sections() -> dict[str, Section]:
+    found = re.findall(r"^## (.+?)$.*?^```diff$(.*?)^```$.*?^```text$(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    return {title: Section(title, commit.lstrip(), review.strip()) for title, commit, review in found}
+
+
+SECTIONS = sections()
+
+
+def apply(work: Work, commit: str) -> None:
+    work.git("apply", "--index", "-", text=commit)
+
+
+def excerpt(output: str) -> str:
+    """Return what the page shows of a review: headline, counts, dangers, cause and effect; each commit has one id."""
+    head, *blocks = output.split("\n\n")
+    first, *lines = head.splitlines()
+    counts = next(line for line in lines if " added · " in line)
+    shown = (each.partition("\n  as for ")[0] for each in blocks if each.startswith(SHOWN))
+    return re.sub(
+        r"(?<= in )[0-9a-f]{12}$", "7dbb16ded10f", "\n\n".join(("\n".join((first, counts)), *shown)), flags=re.M
+    )
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    """The page's fleet on main, and a topic branch."""
+    shutil.copytree(FLEET, tmp_path / "fleet")
+    work = Work(tmp_path / "fleet")
+    work.commit(message="Begin")
+    work.git("switch", "--quiet", "--create", "topic")
+    return work
+
+
+# The page
+
+
+def test_the_page_shows_the_machine_that_the_fleet_has() -> None:
+    assert (FLEET / "servers" / "web01.yaml").read_text() in PAGE.read_text()
+
+
+def test_every_section_of_the_page_is_walked() -> None:
+    assert list(SECTIONS) == re.findall(r"^## (.+)$", PAGE.read_text(), re.M)
+    assert list(WALKS) == list(SECTIONS)
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_diff_says_of_the_commit_what_the_page_shows(
+    title: str, work: Work, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    apply(work, SECTIONS[title].commit)
+    work.commit(message=title)
+    monkeypatch.chdir(work.path)
+    done = typed("diff", "main..topic")
+    assert done.code in (0, 4), done
+    if request.config.getoption("--write-hardware"):
+        head, block, rest = re.split(
+            rf"(^## {re.escape(title)}$.*?^```text$).*?(?=^```$)", PAGE.read_text(), maxsplit=1, flags=re.M | re.S
+        )
+        PAGE.write_text(f"{head}{block}\n{excerpt(done.out)}\n{rest}")
+        return
+    assert excerpt(done.out) == SECTIONS[title].review
+
+
+# The instance
+
+
+class Hall:
+    """The instance that follows the page's fleet, and the machine web01 with its BMC."""
+
+    def __init__(self, folder: Path, opened: ExitStack) -> None:
+        self.folder, self._opened = folder, opened
+        self.addresses: dict[str, str] = {}  # of BMCs: on the page, and here
+        self.machines: list[Machine] = []
+        self.machine = self.bmc("https://10.112.0.13")
+        give_credentials(folder / "credentials", password="root")
+        shutil.copytree(FLEET, folder / "work")
+        self.work = Work(folder / "work")
+        web01 = self.work.path / "servers" / "web01.yaml"
+        web01.write_text(self.here(web01.read_text()))
+        named = f"  provisioning: {{ledger: {ledger_in(folder / 'state')}}}\n"
+        (self.work.path / "fleet.yaml").write_text((FLEET / "fleet.yaml").read_text() + named)
+        self.work.commit(message="Begin")
+        credentials, bare = folder / "credentials", self.work.bare(folder / "fleet.git")
+        self.parts: Parts = opened.enter_context(
+            in_process(
+                folder,
+                bare,
+                limits=Limits(),
+                initial="adopt",
+                credentials=credentials,
+                clock=lambda: self.now,
+            )
+        )
+        self.reconcile()
+
+    @property
+    def now(self) -> datetime:
+        return self.machine.now
+
+    def bmc(self, address: str, **machine: Any) -> Machine:
+        """A machine behind a BMC at an address of the page."""
+        made = Machine("web01", **{"uuid": OLD, "serial": "7M2XKQ3", "sku": "", **machine})
+        made.now = self.machines[0].now if self.machines else made.now
+        self._server = self._opened.enter_context(RedfishServer(Service(made, credentials={"root": "root"})))
+        self.addresses[address] = self._server.url
+        self.machines.append(made)
+        return made
+
+    def here(self, text: str) -> str:
+        return re.sub(r"(?<=address: )\S+", lambda found: self.addresses.get(found[0], found[0]), text)
+
+    def unplug(self) -> None:
+        """Take web01's BMC away."""
+        self._server.__exit__(None, None, None)
+
+    def merge(self, title: str) -> None:
+        """Merge a section's commit, acknowledged as `diff` says where a guard holds it."""
+        apply(self.work, self.here(SECTIONS[title].commit))
+        self.work.commit(message=title)
+        held = typed("diff", "HEAD^..HEAD", self.work.path)
+        if held.code == 4:
+            lines = "\n".join(re.findall(r"Gitboot-Ack: \S+ \w+", held.out))
+            self.work.git("commit", "--quiet", "--amend", f"--message={title}\n\n{lines}")
+        self.work.git("push", "--quiet", "origin", "main")
+        self.reconcile()
+        status = self.parts.reconciler.status
+        assert status.applied == self.work.head, status.conditions
+
+    def wait(self, until: datetime) -> None:
+        """Let time pass, and the instance do what is due."""
+        for machine in self.machines:
+            machine.advance((until - machine.now).total_seconds())
+        self.reconcile()
+
+    def reconcile(self) -> None:
+        """Until nothing is left to do now."""
+        for _ in range(3):
+            self.parts.source.fetch()
+            self.parts.reconciler.reconcile(self.now, fetched=Fetched(), wait=True)
+
+    def boot(self, mac: str = MAC) -> str:
+        """Reset web01, let it fetch its entry if its override leads to the network, and say what that booted."""
+        self.machine.run_through()
+        if self.machine.boots[-1].target == "None":
+            return "disk"
+        image, plan = self.entry(mac), self.plan()
+        assert plan is not None
+        path = f"boot/v1/boot/{mac}/boot.ipxe"
+        fetched = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=self.now)
+        note_fetch(self.parts.spool, fetched)
+        self.wait(self.now + timedelta(seconds=90))
+        return image
+
+    # What is so
+
+    def entry(self, mac: str = MAC) -> str:
+        """The image that the entry of an address boots now, "disk", or "nothing" where there is none."""
+        for file in sorted((self.folder / "output" / "ops" / "servers").glob("*.json")):
+            state = parse(file.read_bytes())
+            if (turns := state.paths.get(f"boot/v1/boot/{mac}/boot.ipxe")) is None:
+                continue
+            turn, _ = turn_of(turns, self.now)
+            if turn is None or turn.content is None:
+                return "nothing"
+            stored = state.stored.get(turn.content)
+            script = (self.folder / "output" / stored).read_text() if stored else state.contents[turn.content]
+            return images_in(script)
+        return "nothing"
+
+    def plan(self, name: str = "web01") -> BootPlan | None:
+        state = self.parts.reconciler.standing.plans.servers.get(name)
+        return state.plan if state is not None else None
+
+    def record(self, uuid: SystemUuid = OLD) -> Record | None:
+        """What is known of a machine; None where it is unknown."""
+        return self.parts.reconciler.standing.knowledge.record(uuid)
+
+    @property
+    def override(self) -> str:
+        enabled = self.machine.override[ENABLED]
+        return "Disabled" if enabled == "Disabled" else f"{enabled} {self.machine.override[TARGET]}"
+
+    def condition(self, type: str) -> Condition | None:
+        return next((each for each in self.parts.reconciler.status.conditions if each.type == type), None)
+
+    @property
+    def unknown(self) -> str:
+        """Why somebody has to say what is installed, with the line for it; empty where all is known."""
+        found = self.condition("RecordsKnown")
+        assert found is not None
+        return "" if found.status else f"{found.message}\n{found.remedy}"
+
+
+LEFT = Exit.PARTIAL  # what is asked for by then: this process takes it up when it reconciles
+
+
+@pytest.fixture
+def hall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hall]:
+    monkeypatch.setattr("gitboot.cli.instance_client._PATIENCE_S", 0)  # it is this process that would take a request up
+    with ExitStack() as opened:
+        handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which commands wake the instance: this process
+        opened.callback(signal.signal, signal.SIGUSR1, handler)
+        made = Hall(tmp_path, opened)
+        assert (made.entry(), made.override, made.unknown) == ("disk", "Disabled", "")
+        assert made.record() is not None
+        yield made
+
+
+def test_e12_a_new_board_and_an_empty_disk(hall: Hall) -> None:
+    hall.machine.uuid = NEW
+    hall.merge("A new board, and an empty disk")
+    assert (hall.override, hall.entry(NEW_MAC), hall.entry()) == ("Once Pxe", "flatcar", "nothing")
+    assert (hall.unknown, hall.condition("Bmc/web01")) == ("", None)
+    assert hall.boot(NEW_MAC) == "flatcar"
+    record = hall.record(NEW)
+    assert record is not None and (record.provision, record.evidence) == (2, "Fetched")
+    assert (hall.entry(NEW_MAC), hall.override, len(hall.machine.writes)) == ("disk", "Disabled", 1)
+
+
+def test_e12_a_new_board_and_the_old_disks(hall: Hall) -> None:
+    hall.machine.uuid = NEW
+    hall.merge("A new board, and the old disks")
+    assert (hall.record(NEW), hall.entry(NEW_MAC), hall.override) == (None, "disk", "Disabled")
+    assert "gitboot records set web01 provisioned" in hall.unknown
+    done = typed("records", "set", "web01", "provisioned", "--state", hall.folder / "state", "--reason", "looked")
+    assert done.code == LEFT, done
+    hall.reconcile()
+    assert (hall.unknown, hall.entry(NEW_MAC), hall.machine.writes) == ("", "disk", [])
+
+
+def test_another_network_card(hall: Hall) -> None:
+    before = hall.record()
+    hall.merge("Another network card")
+    assert (hall.entry(NEW_MAC), hall.entry()) == ("disk", "nothing")
+    assert (hall.record(), hall.machine.writes, hall.unknown) == (before, [], "")
+
+
+def test_another_rack(hall: Hall) -> None:
+    before, old = hall.record(), hall.machine
+    hall.machine = hall.bmc("https://10.112.2.13")
+    hall.merge("Another rack")
+    assert (hall.record(), hall.entry(), hall.unknown) == (before, "disk", "")
+    assert (old.writes, hall.machine.writes) == ([], [])
+
+
+def test_another_name(hall: Hall) -> None:
+    before = hall.record()
+    hall.merge("Another name")
+    assert (hall.record(), hall.entry(), hall.machine.writes, hall.unknown) == (before, "disk", [], "")
+    assert [hall.plan("web01"), hall.plan("shop01") is None] == [None, False]
+
+
+def test_retired(hall: Hall) -> None:
+    hall.merge("Rescued")
+    hall.wait(OPEN)
+    assert hall.override == "Continuous Pxe"
+    hall.merge("Retired")
+    assert (hall.plan(), hall.entry(), hall.override) == (None, "disk", "Disabled")
+
+
+def test_out_of_the_fleet(hall: Hall) -> None:
+    before = hall.record()
+    hall.merge("Rescued")
+    hall.wait(OPEN)
+    (hall.work.path / "maintenances" / "rescue-web01.yaml").unlink()
+    hall.merge("Out of the fleet")
+    assert (hall.plan(), hall.entry(), hall.override) == (None, "nothing", "Disabled")
+    hall.work.git("checkout", "--quiet", "HEAD^", "servers/web01.yaml")
+    hall.work.commit(message="Bring it back")
+    hall.work.git("push", "--quiet", "origin", "main")
+    hall.reconcile()
+    assert (hall.record(), hall.entry(), hall.override) == (before, "disk", "Disabled")
+
+
+def test_e12_wiped(hall: Hall) -> None:
+    hall.merge("Wiped")
+    assert (hall.entry(), hall.override) == ("disk", "Disabled")
+    hall.wait(OPEN)
+    assert (hall.entry(), hall.override) == ("nwipe-0.36", "Once Pxe")
+    assert hall.boot() == "nwipe-0.36"
+    for _ in range(2):
+        assert (hall.entry(), hall.override, hall.boot()) == ("disk", "Disabled", "disk")
+    hall.wait(END + timedelta(days=1))
+    record = hall.record()
+    assert record is not None and record.overwritten_by == "wipe-web01"
+    assert (hall.entry(), hall.override, len(hall.machine.writes)) == ("disk", "Disabled", 1)
+    assert "web01" in hall.unknown
+
+
+def test_rescued(hall: Hall) -> None:
+    before = hall.record()
+    hall.merge("Rescued")
+    hall.wait(OPEN)
+    for _ in range(2):
+        assert (hall.override, hall.entry()) == ("Continuous Pxe", "rescue-11.02")
+        hall.boot()
+    assert hall.now < END
+    hall.wait(END)
+    assert (hall.override, hall.entry(), hall.record()) == ("Disabled", "disk", before)
+
+
+def test_a_bios_update(hall: Hall) -> None:
+    hall.merge("A BIOS update")
+    hall.wait(OPEN)
+    assert (hall.override, hall.entry()) == ("Once Pxe", "bios-2.19")
+    assert hall.boot() == "bios-2.19"
+    assert [hall.boot(), hall.boot()] == ["disk", "disk"]
+    assert (hall.override, hall.entry(), hall.unknown) == ("Disabled", "disk", "")
+    assert len(hall.machine.writes) == 1
+
+
+def test_from_another_repository(hall: Hall) -> None:
+    hall.merge("From another repository")
+    assert hall.entry("52-54-00-12-35-0d") == "disk"
+    assert "gitboot records set web13 provisioned" in hall.unknown
+
+
+def test_another_bmc(hall: Hall) -> None:
+    hall.merge("Rescued")
+    hall.wait(OPEN)
+    old = hall.machine
+    assert hall.override == "Continuous Pxe"
+    hall.machine = hall.bmc("https://10.112.0.113", uuid="8d1f0c5e-7a42-4b7e-9a55-0c6f5e2b9d10", serial="")
+    hall.merge("Another BMC")
+    assert (old.override[ENABLED], hall.override, hall.condition("Bmc/web01")) == ("Disabled", "Continuous Pxe", None)
+
+
+def test_another_bmc_that_the_document_does_not_name_so_is_another_machine(hall: Hall) -> None:
+    hall.merge("Rescued")
+    hall.wait(OPEN)
+    hall.machine = hall.bmc("https://10.112.0.113", uuid="8d1f0c5e-7a42-4b7e-9a55-0c6f5e2b9d10", serial="")
+    commit = SECTIONS["Another BMC"].commit
+    apply(hall.work, hall.here(commit))
+    document = hall.work.path / "servers" / "web01.yaml"
+    (line,) = re.findall(r"^    (reports: .*)$", document.read_text(), re.MULTILINE)
+    document.write_text(document.read_text().replace(f"    {line}\n", ""))
+    hall.work.commit(message="Another BMC")
+    hall.work.git("push", "--quiet", "origin", "main")
+    hall.reconcile()
+    found = hall.condition("Bmc/web01")
+    assert found is not None and found.reason == "AnotherMachine"
+    assert line in found.message
+    assert hall.machine.writes == []
+
+
+# What stays behind
+
+
+def settled(hall: Hall, reason: str) -> Done:
+    """The way out that status prints for web01's BMC, typed."""
+    found = hall.condition("Bmc/web01")
+    assert found is not None and (found.status, found.reason) == (False, reason), found
+    assert found.remedy is not None
+    words = shlex.split(with_state(found.remedy, str(hall.folder / "state")), comments=True)
+    return typed(*words[1:])
+
+
+def test_a_machine_that_was_taken_away_with_its_bmc_while_an_override_stood_can_be_forgotten(hall: Hall) -> None:
+    hall.merge("Rescued")
+    hall.wait(OPEN)
+    hall.unplug()
+    (hall.work.path / "maintenances" / "rescue-web01.yaml").unlink()
+    hall.merge("Out of the fleet")
+    hall.wait(hall.now + timedelta(minutes=10))
+    asked = settled(hall, "Overdue")
+    assert asked.code == LEFT, asked
+    done = typed("bmc", "resolve", "web01", "--consumed", "--state", hall.folder / "state", "--reason", "scrapped")
+    assert done.code == LEFT, done
+    hall.reconcile()
+    assert hall.condition("Bmc/web01") is None
+    gone = typed("bmc", "resolve", "web01", "--consumed", "--state", hall.folder / "state", "--reason", "again")
+    assert (gone.code, "no server 'web01'" in gone.err) == (64, True)
+
+
+@pytest.mark.parametrize("word", ["--same", "--consumed", "--not-set"])
+def test_a_board_that_left_with_its_override_does_not_keep_the_new_one_waiting(hall: Hall, word: str) -> None:
+    hall.merge("Rescued")
+    hall.wait(OPEN)
+    hall.machine.uuid, hall.machine.serial = NEW, "9ZZ1QQ7"  # and nobody wrote the old one into it
+    hall.machine.write(**{ENABLED: "Disabled", TARGET: "None"})
+    hall.merge("A new board, and an empty disk")
+    found = hall.condition("Bmc/web01")
+    assert found is not None and found.reason == "AnotherMachine"
+    assert hall.override == "Disabled"
+    done = typed("bmc", "resolve", "web01", word, "--state", hall.folder / "state", "--reason", "scrapped")
+    assert done.code == LEFT, done
+    hall.reconcile()
+    assert (hall.override, hall.condition("Bmc/web01")) == ("Continuous Pxe", None)
+
+
+WALKS: dict[str, Callable[[Hall], None]] = {
+    "A new board, and an empty disk": test_e12_a_new_board_and_an_empty_disk,
+    "A new board, and the old disks": test_e12_a_new_board_and_the_old_disks,
+    "Another network card": test_another_network_card,
+    "Another rack": test_another_rack,
+    "Another name": test_another_name,
+    "Retired": test_retired,
+    "Out of the fleet": test_out_of_the_fleet,
+    "Wiped": test_e12_wiped,
+    "Rescued": test_rescued,
+    "A BIOS update": test_a_bios_update,
+    "From another repository": test_from_another_repository,
+    "Another BMC": test_another_bmc,
+}

@@ -1,0 +1,343 @@
+"""What docs/monitoring/alerts.yml wakes an operator for: each rule by promtool, over what an endpoint really shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from prometheus_client import parser
+
+from gitboot.status.conditions import ANY, BMC, REMEDIES, Condition
+from tests.helpers.cases import for_each
+from tests.helpers.git_servers import program
+from tests.helpers.monitored_endpoint import FULL, full
+from tests.helpers.served_tree import BEFORE, get
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+RULES_FILE: Final = DOCS / "monitoring" / "alerts.yml"
+RULES: Final[dict[str, dict[str, Any]]] = {
+    rule["alert"]: rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]
+}
+
+# States of conditions for which nobody is woken, and why.
+SILENT: Final = {
+    ("LedgerNamed", "AnotherLedger"): "an instance that stands by says so for as long as it does",
+    (BMC, "Waiting"): "a BMC that cannot be asked just now is asked again; where it goes on, it says Overdue",
+}
+
+# Where a condition has several alerts: which is for a reason.
+FOR_REASON: Final = {
+    ("CommitAccepted", "GuardTripped"): "GitbootCommitHeld",
+    ("RecordsKnown", "UnknownServers"): "GitbootServersUnknown",
+    ("TargetsCurrent", "TransitionOverdue"): "GitbootTransitionOverdueAtTarget",
+}
+
+Series = dict[str, str]  # by metric and labels: a value, a first value and what each minute adds, or _ for no value
+
+ENDS: Final = "gitboot_operators_certificate_expiration_timestamp_seconds{}"
+TRANSITION: Final = "gitboot_next_transition_timestamp_seconds{}"
+AT: Final = "gitboot_status_timestamp_seconds{}"
+LATER: Final = "100000000"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is wrong, from the beginning on, and the alert that says so after so many minutes, and not before."""
+
+    says: str
+    alert: str
+    series: Series
+    minutes: int
+
+
+def condition(type: str, reason: str, *, status: bool = False) -> Series:
+    """The series of a condition."""
+    return {
+        f'gitboot_condition{{status="false",type="{type}"}}': str(int(not status)),
+        f'gitboot_condition{{status="true",type="{type}"}}': str(int(status)),
+        f'gitboot_condition_reason{{reason="{reason}",type="{type}"}}': "1",
+    }
+
+
+def _minutes(alert: str) -> int:
+    amount, unit = int(RULES[alert]["for"][:-1]), RULES[alert]["for"][-1]
+    return amount * {"m": 1, "h": 60}[unit]
+
+
+def _alert_for(type: str, reason: str) -> str:
+    named = [name for name, rule in RULES.items() if rule["labels"].get("condition") == type]
+    assert named, f"{type} has neither an alert nor a reason for none"
+    return FOR_REASON.get((type, reason), named[0])
+
+
+def _of_states() -> Iterator[Case]:
+    """Each state of a condition that does not hold, and that is not silent."""
+    for type, reasons in REMEDIES.items():
+        for reason in reasons:
+            if (type, reason) not in SILENT:
+                alert, named = _alert_for(type, reason), "SomeError" if reason == ANY else reason
+                of_bmcs = {f'gitboot_bmc_conditions{{reason="{named}"}}': "1"}
+                series = of_bmcs if type == BMC else condition(type, named)
+                yield Case(f"{type} {named}", alert, series, _minutes(alert))
+
+
+OF_STATES: Final = tuple(_of_states())
+OTHERS: Final = (
+    Case("no instance has left a status", "GitbootStatusAbsent", {AT: "_"}, 10),
+    Case("a transition is past", "GitbootTransitionLate", {TRANSITION: "0"}, 6 + 5),
+    Case(
+        "reconciles take two minutes",
+        "GitbootReconcileSlow",
+        {
+            **{f'gitboot_reconcile_duration_seconds_bucket{{le="{le}"}}': "0" for le in ("30.0", "60.0")},
+            **{f'gitboot_reconcile_duration_seconds_bucket{{le="{le}"}}': "0+1" for le in ("120.0", "+Inf")},
+        },
+        1 + 30,
+    ),
+    Case(
+        "servers are below their minimum",
+        "GitbootServersBelowMinimum",
+        {'gitboot_servers_below_minimum_version{stream="web"}': "2"},
+        6 * 60,
+    ),
+    Case("it is not there", "GitbootDown", {"up{}": "0"}, 5),
+    Case("it is not ready", "GitbootNotReady", {"gitboot_ready{}": "0"}, 5),
+    Case("nothing can be recorded", "GitbootNotRecording", {"gitboot_recording{}": "0"}, 2),
+    Case("its clock is behind", "GitbootEndpointClockOff", {"gitboot_clock_off_seconds{}": "-31"}, 5),
+    Case("its clock is ahead", "GitbootEndpointClockOff", {"gitboot_clock_off_seconds{}": "31"}, 5),
+    Case("its files", "GitbootCertificateNotRead", {"gitboot_operators_certificate_read{}": "0"}, 15),
+    # The clock begins at 0: what ends in 10 days is within 14 at once, and within one after nine.
+    Case("it ends in days", "GitbootCertificateEndsSoon", {ENDS: str(10 * 86400)}, 60),
+    Case(
+        "a fault",
+        "GitbootFaults",
+        {'gitboot_http_requests_total{kind="nothing",status="500"}': "0+1"},
+        1,
+    ),
+    Case("tokens", "GitbootTokensGuessed", {'gitboot_operators_refused_total{reason="Token"}': "0+10"}, 3),
+)
+
+
+_READ: Final = frozenset(re.findall(r"gitboot_\w+", RULES_FILE.read_text()))  # the metrics that any of them looks at
+
+
+def _shown(page: str) -> Iterator[tuple[str, str]]:
+    for family in parser.text_string_to_metric_families(page):
+        for each in family.samples:
+            labels = ",".join(f"{key}={json.dumps(value)}" for key, value in sorted(each.labels.items()))
+            if each.name in _READ and "_duration_seconds" not in each.name:
+                yield f"{each.name}{{{labels}}}", f"{each.value:.0f}"
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Series:
+    """What an endpoint shows where nothing is wrong, looked at from the beginning of all time on."""
+    types = sorted(REMEDIES.keys() - {BMC, "TreeRead"})
+    fine = tuple(Condition(type=each, status=True, reason="Fine", message="", since=BEFORE) for each in types)
+    status = replace(FULL, conditions=fine, problems=(), below_minimum_version={"web": 0})
+    with full(tmp_path_factory.mktemp("certificates"), status) as url:
+        found = dict(_shown(get(f"{url}/metrics").text))
+    assert found.keys() >= {ENDS, TRANSITION, AT}
+    return {**found, ENDS: LATER, TRANSITION: LATER, AT: "0+60", "up{}": "1"}
+
+
+def _with(healthy: Series, series: Series) -> Series:
+    """All series, where some are wrong: of a condition's reasons there is one."""
+    types = {found[1] for each in series if (found := re.search('_reason{.*(type="[^"]+")', each))}
+    kept = {each: value for each, value in healthy.items() if not any(t in each and "_reason{" in each for t in types)}
+    return {**kept, **series}
+
+
+HERE: Final = "boot:8080"
+
+
+def _given(series: Series, minutes: int, instance: str) -> Iterator[dict[str, str]]:
+    for name, value in series.items():
+        target = f'{{instance="{instance}",job="gitboot",'
+        yield {
+            "series": name.replace("{", target, 1),
+            "values": f"{value if '+' in value or value == '_' else f'{value}+0'}x{minutes}",
+        }
+
+
+def _test(series: Series, minutes: int, **asserted: object) -> dict[str, object]:
+    """A test as promtool reads it."""
+    return {"interval": "1m", "input_series": list(_given(series, minutes, HERE)), **asserted}
+
+
+def _fires(minutes: int, *alerts: str, instance: str = HERE) -> dict[str, object]:
+    samples = [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in alerts]
+    expr = f'count by (alertname) (ALERTS{{alertstate="firing",instance="{instance}"}})'
+    return {"expr": expr, "eval_time": f"{minutes}m", "exp_samples": samples}
+
+
+def promtool(folder: Path, tests: list[dict[str, object]]) -> None:
+    """Have all of them tested at once."""
+    file = folder / "alerts.test.yml"
+    file.write_text(json.dumps({"rule_files": [str(RULES_FILE)], "evaluation_interval": "1m", "tests": tests}))
+    done = subprocess.run(
+        [program("promtool", "prometheus"), "test", "rules", file], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_rules_are_rules() -> None:
+    tool = program("promtool", "prometheus")
+    done = subprocess.run([tool, "check", "rules", "--lint-fatal", RULES_FILE], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nobody_is_woken_where_nothing_is_wrong(healthy: Series, tmp_path: Path) -> None:
+    none: dict[str, object] = {"expr": "ALERTS", "eval_time": "20m", "exp_samples": []}  # not even one that waits
+    promtool(tmp_path, [_test(healthy, 20, promql_expr_test=[none])])
+
+
+def test_each_state_that_waits_fires_its_alert_in_time_and_no_other(healthy: Series, tmp_path: Path) -> None:
+    """Each is an endpoint of its own, and those that take as long are looked at by one Prometheus."""
+    tests: list[dict[str, object]] = []
+    minutes = attrgetter("minutes")
+    for _, cases in groupby(sorted((*OF_STATES, *OTHERS), key=minutes), minutes):
+        given: list[dict[str, str]] = []
+        asserted: list[dict[str, object]] = []
+        for number, case in enumerate(cases):
+            instance = f"{number} {case.says}"
+            given += _given(_with(healthy, case.series), case.minutes, instance)
+            asserted += [_fires(case.minutes - 1, instance=instance)] if case.minutes > 1 else []
+            asserted.append(_fires(case.minutes, case.alert, instance=instance))
+        tests.append({"interval": "1m", "input_series": given, "promql_expr_test": asserted})
+    promtool(tmp_path, tests)
+
+
+def test_a_certificate_that_ends_tomorrow_is_worse(healthy: Series, tmp_path: Path) -> None:
+    series = {**healthy, ENDS: str(86400)}
+    asserted = [_fires(6, "GitbootCertificateEnds"), _fires(60, "GitbootCertificateEnds", "GitbootCertificateEndsSoon")]
+    promtool(tmp_path, [_test(series, 60, promql_expr_test=asserted)])
+
+
+def _site(healthy: Series, site: str, commit: str, committed: int) -> Series:
+    """Return the series of a healthy site that has accepted this commit."""
+    kept = {name: value for name, value in healthy.items() if "accepted" not in name}
+    shown = {
+        **kept,
+        f'gitboot_commit_info{{commit="{commit}",state="accepted"}}': "1",
+        "gitboot_accepted_commit_timestamp_seconds{}": str(committed),
+    }
+    return {name.replace("}", f',site="{site}"}}').replace("{,", "{"): value for name, value in shown.items()}
+
+
+DIFFER: Final = "GitbootSitesOnDifferentCommits"
+Accepted = dict[str, tuple[str, int]]  # the commit that a site has accepted, and its committer time, by site
+
+
+def _sites(healthy: Series, accepted: Accepted, job: str = "gitboot") -> list[dict[str, str]]:
+    """Return the series of several healthy sites over 70 minutes."""
+    found = [each for site, of in accepted.items() for each in _given(_site(healthy, site, *of), 70, f"{site}:8080")]
+    return [{**each, "series": each["series"].replace('job="gitboot"', f'job="{job}"')} for each in found]
+
+
+@for_each(
+    ("accepted", "fires"),
+    [
+        ({"ams2": ("aaaa", 200), "fra1": ("bbbb", 100)}, 1),
+        ({"ams2": ("aaaa", 100), "fra1": ("bbbb", 100)}, 1),
+        ({"ams2": ("aaaa", 100), "fra1": ("aaaa", 100)}, 0),
+    ],
+)
+def test_sites_that_are_on_different_commits_for_an_hour_fire_one_alert(
+    healthy: Series, tmp_path: Path, accepted: Accepted, fires: int
+) -> None:
+    asserted = [
+        {
+            "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+            "eval_time": f"{minutes}m",
+            "exp_samples": [{"labels": f'{{alertname="{DIFFER}"}}', "value": 1}] * expected,
+        }
+        for minutes, expected in ((59, 0), (60, fires))
+    ]
+    given = _sites(healthy, accepted)
+    promtool(tmp_path, [{"interval": "1m", "input_series": given, "promql_expr_test": asserted}])
+
+
+def test_the_alert_for_different_commits_names_the_sites_and_the_oldest_commit_first(
+    healthy: Series, tmp_path: Path
+) -> None:
+    rule = RULES[DIFFER]
+    annotations = {
+        **rule["annotations"],
+        "summary": "Sites of gitboot have accepted 2 different commits for an hour",
+        "oldest": "fra1 bbbb ams2 aaaa ",
+    }
+    fires = {
+        "eval_time": "60m",
+        "alertname": DIFFER,
+        "exp_alerts": [{"exp_labels": {**rule["labels"], "job": "gitboot"}, "exp_annotations": annotations}],
+    }
+    given = _sites(healthy, {"ams2": ("aaaa", 200), "fra1": ("bbbb", 100)})
+    promtool(tmp_path, [{"interval": "1m", "input_series": given, "alert_rule_test": [fires]}])
+
+
+def test_two_jobs_may_have_different_commits(healthy: Series, tmp_path: Path) -> None:
+    given = _sites(healthy, {"ams2": ("aaaa", 200)}) + _sites(healthy, {"ams2": ("bbbb", 100)}, "gitboot-lab")
+    none: dict[str, object] = {"eval_time": "70m", "alertname": DIFFER, "exp_alerts": []}
+    promtool(tmp_path, [{"interval": "1m", "input_series": given, "alert_rule_test": [none]}])
+
+
+def test_a_tree_that_cannot_be_read_fires_one_alert_and_not_a_second_for_its_status(
+    healthy: Series, tmp_path: Path
+) -> None:
+    series = {**_with(healthy, condition("TreeRead", "Absent")), AT: "_"}
+    promtool(tmp_path, [_test(series, 30, promql_expr_test=[_fires(30, "GitbootTreeNotRead")])])
+
+
+def test_no_alert_is_left_untested() -> None:
+    alone = {"GitbootCertificateEnds", DIFFER}
+    assert {case.alert for case in (*OF_STATES, *OTHERS)} | alone == RULES.keys()
+
+
+def test_every_condition_has_alerts_or_a_reason_for_none() -> None:
+    labelled = {rule["labels"]["condition"] for rule in RULES.values() if "condition" in rule["labels"]}
+    assert labelled == REMEDIES.keys()
+    assert all(reason in REMEDIES[type] for type, reason in SILENT)
+
+
+def test_who_is_silent_wakes_nobody(healthy: Series, tmp_path: Path) -> None:
+    waiting = {'gitboot_bmc_conditions{reason="Waiting"}': "3"}
+    series = {**_with(healthy, condition("LedgerNamed", "AnotherLedger")), **waiting}
+    promtool(tmp_path, [_test(series, 120, promql_expr_test=[_fires(120)])])
+
+
+def test_an_alert_says_what_to_do_and_why_it_fires(healthy: Series, tmp_path: Path) -> None:
+    rule = RULES["GitbootNotPublished"]
+    target = {"instance": "boot:8080", "job": "gitboot", "type": "Published", "status": "false"}
+    fires = {
+        "eval_time": "5m",
+        "alertname": "GitbootNotPublished",
+        "exp_alerts": [
+            {
+                "exp_labels": {**rule["labels"], **target},
+                "exp_annotations": {**rule["annotations"], "reason": "PublishError"},
+            }
+        ],
+    }
+    series = _with(healthy, condition("Published", "PublishError"))
+    promtool(tmp_path, [_test(series, 10, alert_rule_test=[fires])])
+
+
+@for_each("alert", sorted(RULES))
+def test_each_rule_is_whole(alert: str) -> None:
+    rule = RULES[alert]
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert {"summary", "description", "runbook"} <= rule["annotations"].keys()
+    file, _, anchor = rule["annotations"]["runbook"].partition("#")
+    headings = re.findall("^#+ (.+)$", (DOCS / file).read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+    assert anchor in anchors

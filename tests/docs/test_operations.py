@@ -1,0 +1,450 @@
+"""Each drill of docs/operations.md, done: an instance in a process, BMCs over HTTP, the commands as they are typed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.cli.main import Exit
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import uuid_of
+from tests.helpers.instance_doubles import published_records
+from tests.helpers.instance_process import Instance, eventually, running
+from tests.helpers.instance_with_bmcs import BASE_URL, PASSWORD, Blade, Rack, boots, condition, until_condition
+from tests.helpers.redfish_double.faults import Status
+
+ONCE = ("Once", "Pxe")
+REASON = ("--reason", "INC-4711")
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    with Rack(tmp_path) as made:
+        yield made
+
+
+def noted(instance: Instance, type: str) -> list[str]:
+    """The messages of the events of a type, so far."""
+    return [event["message"] for event in instance.events if event["type"] == type]
+
+
+def until_applied(instance: Instance, commit: str) -> None:
+    eventually(lambda: instance.status()["applied"]["commit"] == commit)
+
+
+def until_confirmed(instance: Instance, blade: Blade) -> None:
+    eventually(lambda: blade.override == ONCE and noted(instance, "OverrideConfirmed"))
+
+
+def install(instance: Instance, blade: Blade) -> None:
+    """Reset a machine whose override stands, and let it fetch what it boots."""
+    until_confirmed(instance, blade)
+    blade.machine.run_through()
+    assert blade.machine.boots[-1].target == "Pxe"
+    assert boots(instance, blade) == "flatcar-1"
+    eventually(lambda: noted(instance, "Provisioned"))
+
+
+def _attempted(instance: Instance, name: str) -> dict[str, Any] | None:
+    """What the API shows of a server, once an attempt to install it is shown."""
+    shown: dict[str, Any] = instance.get(f"/api/v1/servers/{name}").json()
+    return shown if shown["provisioned"]["attempts"] else None
+
+
+def record(rack: Rack, blade: Blade) -> tuple[int | None, str | None] | None:
+    """What `gitboot records show` has of a server: its number and its evidence; None where it is unknown."""
+    (item,) = json.loads(rack.said("records", "show", blade.name, "-o", "json"))["items"]
+    return (item["record"]["provision"], item["record"]["evidence"]) if item["known"] else None
+
+
+def consumed(rack: Rack) -> bool:
+    (item,) = json.loads(rack.said("records", "show", "-o", "json"))["items"]
+    return item["record"]["consumedAt"] is not None
+
+
+def tree(rack: Rack) -> dict[str, bytes]:
+    """What mirrors serve."""
+    files = (path for path in sorted(rack.output.rglob("*")) if path.is_file() and ".gitboot" not in path.parts)
+    return {str(path): path.read_bytes() for path in files}
+
+
+# A machine is to be reinstalled
+
+
+def test_a_machine_is_reinstalled_once_on_purpose_and_that_is_acknowledged(rack: Rack) -> None:
+    web, db = rack.add("web01", provision=1), rack.add("db01", provision=1)
+    rack.push()
+    with rack.running(records="adopt") as instance:
+        assert (boots(instance, web), web.times_set) == ("disk", 0)
+        web.provision = 2
+        commit = rack.push("Reinstall web01")
+        until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
+        assert (boots(instance, web), web.times_set) == ("disk", 0)
+        digest = instance.status()["attempted"]["held"]["digest"]
+        rack.said("approve", digest, "--guard", "maxReinstalls", *REASON)
+        until_applied(instance, commit)
+        install(instance, web)
+        shown = eventually(lambda: _attempted(instance, "web01"))  # once what was noted is published, too
+        given = datetime.fromisoformat(shown["provisioned"]["attempts"][0]["boots"][0]["at"])
+        assert shown["phase"] == "Network"
+        assert datetime.fromisoformat(shown["nextTransition"]) == given + timedelta(minutes=1)
+        rack.said("bmc", "apply")
+        eventually(lambda: rack.bmc_get()["web01"]["next"] == "Leave")
+        assert (web.times_set, db.times_set, web.stands) == (1, 0, False)
+
+
+def test_an_installation_that_broke_off_is_made_again_by_a_persons_word(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running(records="fresh") as instance:
+        install(instance, web)
+        rack.said("records", "set", "web01", "pending", *REASON)
+        eventually(lambda: web.override == ONCE)
+        assert (web.times_set, boots(instance, web)) == (2, "flatcar-1")
+
+
+def test_a_machine_that_was_installed_by_hand_is_left_alone(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running(records="fresh") as instance:
+        until_confirmed(instance, web)
+        rack.said("records", "set", "web01", "provisioned", *REASON)
+        eventually(lambda: not web.stands)
+        assert (web.times_set, boots(instance, web)) == (1, "disk")
+        web.machine.run_through()
+        assert [boot.target for boot in web.machine.boots] == ["None"]
+        assert record(rack, web) == (1, "Operator")
+
+
+# The condition says NeedsOperator
+
+
+@pytest.mark.parametrize(("word", "times_set"), [("--not-set", 1), ("--consumed", 0)])
+def test_what_became_of_an_override_is_asked_of_a_person(rack: Rack, word: str, times_set: int) -> None:
+    web = rack.leave_in_doubt("web01")
+    with rack.running() as instance:
+        until_condition(instance, "Bmc/web01", status=False, reason="NeedsOperator")
+        shown = rack.bmc_get()["web01"]
+        assert (shown["next"], shown["why"].partition(":")[0]) == ("AskOperator", "NeedsOperator")
+        rack.said("bmc", "resolve", "web01", word, *REASON)
+        eventually(lambda: condition(instance, "Bmc/web01") == {})
+        assert (web.times_set, web.stands) == (times_set, bool(times_set))
+        assert rack.bmc_get()["web01"]["next"] == "Leave"
+        assert boots(instance, web) == "flatcar-1"  # either way it may still ask for what it began
+
+
+@pytest.mark.parametrize(("word", "entry"), [("provisioned", "disk"), ("pending", "flatcar-1")])
+def test_an_override_that_was_consumed_without_evidence_waits_for_a_person(rack: Rack, word: str, entry: str) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running(records="fresh") as instance:
+        until_confirmed(instance, web)
+        web.machine.run_through()  # and its loader fetches nothing
+        rack.said("bmc", "apply")
+        eventually(lambda: consumed(rack))
+    rack.age("UPDATE records SET consumed_at = '2026-11-01T00:00:00Z'")
+    with rack.running() as instance:
+        found = until_condition(instance, "BootsProven", status=False, reason="NeedsOperator")
+        assert "web01" in found["message"]
+        assert (web.times_set, boots(instance, web)) == (1, "disk")
+        rack.said("records", "set", "web01", word, *REASON)
+        eventually(lambda: boots(instance, web) == entry)
+        until_condition(instance, "BootsProven", status=True, reason="Proven")
+        if word == "pending":
+            eventually(lambda: web.times_set == 2)
+        assert web.times_set == (1 if word == "provisioned" else 2)
+
+
+# A BMC or a motherboard was replaced
+
+
+def replace_bmc(rack: Rack, blade: Blade) -> Blade:
+    """Push another BMC of the same machine; return what the old one is from now on."""
+    old = Blade(name=blade.name, machine=blade.machine, bmc=blade.bmc, uuid=blade.uuid)
+    blade.machine, blade.bmc = rack.bmc(blade.name)
+    rack.push("Replace the BMC of web01")
+    return old
+
+
+def test_nothing_is_set_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running(records="fresh") as instance:
+        until_confirmed(instance, web)
+        web.bmc.fault(Status(status=503), times=1000)
+        old = replace_bmc(rack, web)
+        until_condition(instance, "Bmc/web01", status=False, reason="Waiting")
+        assert (web.machine.requests, old.override) == ([], ONCE)
+        old.bmc.heal()
+        rack.said("bmc", "apply")
+        eventually(lambda: web.override == ONCE)
+        assert (old.stands, old.times_set, web.times_set) == (False, 1, 1)
+
+
+@pytest.mark.parametrize(("word", "times_set"), [("--not-set", 1), ("--consumed", 0)])
+def test_of_an_old_bmc_that_is_gone_for_good_a_person_says_what_became(rack: Rack, word: str, times_set: int) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running(records="fresh") as instance:
+        until_confirmed(instance, web)
+        web.bmc.__exit__(None, None, None)
+        old = replace_bmc(rack, web)
+        until_condition(instance, "Bmc/web01", status=False, reason="Waiting")
+        assert web.machine.requests == []
+        rack.said("bmc", "resolve", "web01", word, *REASON)
+        eventually(lambda: condition(instance, "Bmc/web01") == {})
+        rack.said("bmc", "apply")
+        eventually(lambda: web.machine.requests)
+        eventually(lambda: rack.bmc_get()["web01"]["next"] == "Leave")
+        assert (web.times_set, old.times_set, boots(instance, web)) == (times_set, 1, "flatcar-1")
+
+
+@pytest.mark.parametrize(("word", "times_set", "entry"), [("provisioned", 0, "disk"), ("pending", 1, "flatcar-1")])
+def test_a_new_motherboard_makes_its_server_unknown_until_a_person_says(
+    rack: Rack, word: str, times_set: int, entry: str
+) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running(records="adopt") as instance:
+        web.uuid = web.machine.uuid = uuid_of("another board")
+        until_applied(instance, rack.push("Replace the motherboard of web01"))
+        found = until_condition(instance, "RecordsKnown", status=False, reason="UnknownServers")
+        assert "web01" in found["message"] and "records set" in found["message"]
+        assert (record(rack, web), web.times_set, boots(instance, web)) == (None, 0, "disk")
+        assert "new motherboard" in noted(instance, "ServerUnknown")[0]
+        rack.said("records", "set", "web01", word, *REASON)
+        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        eventually(lambda: (web.times_set, boots(instance, web)) == (times_set, entry))
+
+
+# A machine is renamed
+
+
+def lines(instance: Instance, blade: Blade) -> list[str]:
+    """An entry without its comments, which name the server and its plan."""
+    return [line for line in instance.get(blade.entry).text.splitlines() if not line.startswith("# ")]
+
+
+def test_a_renamed_machine_keeps_its_record_and_its_entry_and_nothing_is_set(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running(records="adopt") as instance:
+        before, entry = record(rack, web), lines(instance, web)
+        rack.blades = {"shop01": web}
+        web.name = "shop01"
+        until_applied(instance, rack.push("Rename web01"))
+        renamed = [line.replace("web01", "shop01") for line in entry]  # on the screen
+        assert (boots(instance, web), lines(instance, web)) == ("disk", renamed)
+        assert (record(rack, web), web.machine.writes) == (before, [])
+        assert condition(instance, "RecordsKnown")["status"]
+
+
+# The ledger is lost, older, or damaged
+
+
+def installed(rack: Rack) -> tuple[Blade, Blade]:
+    """One server that is installed, and one that was taken over, by an instance that has ended."""
+    rack.named = False
+    web, db = rack.add("web01", provision=1), rack.add("db01")
+    rack.push()
+    rack.once(records="fresh")
+    rack.said("records", "set", "web01", "provisioned", *REASON)
+    assert rack.once().code == Exit.FINE
+    return web, db
+
+
+def test_a_lost_ledger_leaves_the_tree_alone_until_it_is_told_what_is_installed(rack: Rack) -> None:
+    web, db = installed(rack)
+    before = tree(rack)
+    shutil.rmtree(rack.state)
+    for _ in range(2):
+        with rack.running() as instance:
+            until_condition(instance, "Published", status=False, reason="ForeignTree")
+            until_condition(instance, "RecordsKnown", status=False, reason="ForeignLedger")
+            assert (boots(instance, web), tree(rack)) == ("disk", before)
+            refused = rack.typed("records", "set", "web01", "pending", *REASON)
+            assert (refused.code, "gitboot records begin" in refused.err) == (Exit.USAGE, True)
+            refused = rack.typed("records", "begin", "fresh", "--yes")
+            assert (refused.code, "fresh is for a new ledger" in refused.err) == (Exit.USAGE, True)
+    with rack.running(records=rack.output / "ops" / "records") as instance:
+        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        until_condition(instance, "Published", status=True, reason="Published")
+        assert record(rack, web) == (1, "Operator")
+    assert (web.machine.writes, db.machine.writes) == ([], [])
+
+
+def test_a_lost_ledger_may_be_told_that_all_is_installed(rack: Rack) -> None:
+    web, db = installed(rack)
+    shutil.rmtree(rack.state)
+    with rack.running(records="adopt") as instance:
+        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        assert [boots(instance, blade) for blade in (web, db)] == ["disk", "disk"]
+        assert published_records(rack.output).count(b"Adopted") == 2
+    assert (web.machine.writes, db.machine.writes) == ([], [])
+
+
+def test_e10_records_of_last_week_are_refused_where_the_tree_knows_better(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    rack.once(*rack.spooling, records="fresh")
+    last_week = shutil.copytree(rack.output / "ops" / "records", rack.folder / "last-week")
+    rack.said("records", "set", "web01", "provisioned", *REASON)
+    rack.once(*rack.spooling)
+    shutil.rmtree(rack.state)
+    assert rack.once(*rack.spooling).code == Exit.PARTIAL
+    refused = rack.typed("records", "begin", last_week, "--yes")
+    assert (refused.code, "so it does not act: let the Fleet name it" in refused.err) == (Exit.USAGE, True)
+    rack.push("Name the new one")
+    assert rack.once(*rack.spooling).code == Exit.HELD
+    assert rack.once(*rack.spooling, "--allow-takeover").code == Exit.PARTIAL
+    refused = rack.typed("records", "begin", last_week, "--yes")
+    assert (refused.code, "the published tree knows more, of 1 server: web01" in refused.err) == (Exit.USAGE, True)
+    rack.said("records", "begin", rack.output / "ops" / "records")
+    assert rack.once(*rack.spooling).code == Exit.FINE
+    assert (record(rack, web), web.times_set) == ((1, "Operator"), 1)  # by the first instance, before it was told
+
+
+def test_e33_fresh_shows_which_servers_it_installs_and_asks(rack: Rack) -> None:
+    web, _ = rack.add("web01", provision=1), rack.add("db01")
+    rack.named = False
+    rack.push()
+    assert rack.once(*rack.spooling).code == Exit.PARTIAL
+    asked = rack.typed("records", "begin", "fresh")  # nobody is at a terminal here
+    assert (asked.code, "1 server would be installed: web01" in asked.out) == (Exit.USAGE, True)
+    line = f"provisioning: {{ledger: {rack.ledger()}}} names this one's"
+    assert f"the Fleet names no ledger, and nothing is set at BMCs before it does: {line}" in asked.out
+    assert "--yes" in asked.err
+    assert rack.once(*rack.spooling).code == Exit.PARTIAL
+    assert (record(rack, web), web.times_set) == (None, 0)
+    assert "NewLedger: the ledger begins with" in rack.said("records", "begin", "fresh", "--yes")
+    assert "in no doubt" in rack.said("records", "begin", "adopt")  # it is said once
+    rack.named = True
+    rack.push()
+    rack.once(*rack.spooling)
+    assert (record(rack, web), web.times_set) == ((None, None), 1)
+
+
+@pytest.mark.parametrize("mark", ["stands beside it", "went too"])
+def test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing(rack: Rack, mark: str) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    backup = rack.folder / "backup.sqlite"
+    with rack.running(records="fresh") as instance:
+        with (
+            closing(sqlite3.connect(rack.state / "ledger.sqlite")) as ledger,
+            closing(sqlite3.connect(backup)) as copy,
+        ):
+            ledger.backup(copy)
+        install(instance, web)
+        eventually(lambda: b"Fetched" in published_records(rack.output))
+    for left in rack.state.glob("ledger.sqlite*"):
+        left.unlink()
+    shutil.copy(backup, rack.state / "ledger.sqlite")
+    if mark == "went too":
+        (rack.state / "ledger.mark").unlink()
+    kept = shutil.copytree(rack.output / "ops" / "records", rack.folder / "kept")
+    with rack.running() as instance:
+        until_condition(instance, "RecordsKnown", status=False, reason="RestoredLedger")
+        assert (boots(instance, web), web.times_set) == ("disk", 1)
+    with rack.running(records=kept) as instance:
+        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        assert record(rack, web) == (1, "Fetched")
+    assert web.times_set == 1
+
+
+@pytest.mark.parametrize("said", ["what the tree knew", "what it knew before"])
+def test_an_older_ledger_is_begun_once_though_what_was_given_since_is_still_in_the_spool(rack: Rack, said: str) -> None:
+    """Of whoever was given a boot that nobody has mentioned nothing is known; all others are as it was said."""
+    web, other = rack.add("web01"), rack.add("web02")
+    rack.push()
+    ledger, spool, backup = rack.state / "ledger.sqlite", rack.state / "spool", rack.folder / "backup.sqlite"
+    with rack.running(*configured(max_reinstalls=1), records="fresh") as instance:
+        with closing(sqlite3.connect(ledger)) as theirs, closing(sqlite3.connect(backup)) as copy:
+            theirs.backup(copy)
+        before = shutil.copytree(rack.output / "ops" / "records", rack.folder / "before")
+        web.provision = 1
+        rack.push("Install it")
+        install(instance, web)
+        given = {path.name: path.read_bytes() for path in spool.glob("*.jsonl")}
+        assert any(given.values())
+        eventually(lambda: b"Fetched" in published_records(rack.output))
+    for left in rack.state.glob("ledger.sqlite*"):
+        left.unlink()
+    shutil.copy(backup, ledger)
+    for name, lines in given.items():
+        (spool / name).write_bytes(lines)
+    known = shutil.copytree(rack.output / "ops" / "records", rack.folder / "known")
+    is_told = said == "what the tree knew"
+    if not is_told:
+        shutil.rmtree(rack.output / "ops" / "records")
+    with rack.running(records=known if is_told else before) as instance:
+        until_condition(instance, "RecordsKnown", status=is_told, reason="Known" if is_told else "UnknownServers")
+        eventually(lambda: not any(path.stat().st_size for path in spool.glob("*.jsonl") if path.name in given))
+        assert condition(instance, "RecordsKnown")["status"] is is_told
+        assert record(rack, other) == (0, "Adopted")
+        assert record(rack, web) == ((1, "Fetched") if is_told else None)
+        assert bool(noted(instance, "ServerUnknown")) is not is_told
+    assert web.times_set == 1
+
+
+def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_is_told(rack: Rack) -> None:
+    web, _ = installed(rack)
+    (rack.state / "ledger.sqlite").write_bytes(b"this is no ledger" * 100)
+    kept = shutil.copytree(rack.output / "ops" / "records", rack.folder / "kept")
+    with rack.running() as instance:
+        assert (rack.state / "ledger.sqlite.damaged-1").exists()
+        until_condition(instance, "RecordsKnown", status=False, reason="DamagedLedger")
+        assert (boots(instance, web), web.times_set) == ("disk", 0)
+    with rack.running(records=kept) as instance:
+        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        assert record(rack, web) == (1, "Operator")
+    assert web.machine.writes == []
+
+
+# Many BMCs fail at once
+
+
+def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_fixed(rack: Rack) -> None:
+    blades = [rack.add(f"web{number:02}", provision=1) for number in range(6)]
+    rack.push()
+    rack.give_password("wrong")
+    with rack.running(*configured(bmc_failures=3, bmc_parallel=1), records="fresh") as instance:
+        found = until_condition(instance, "BmcsReachable", status=False, reason="FailuresInARow")
+        assert "nothing is set until one answers" in found["message"]
+        eventually(lambda: "6 BMCs in a row" in condition(instance, "BmcsReachable")["message"])
+        asked = [len(blade.machine.requests) for blade in blades]
+        rack.said("reconcile")
+        assert [len(blade.machine.requests) for blade in blades] == asked  # asking on would lock accounts
+        rack.give_password(PASSWORD)
+        rack.said("bmc", "apply")
+        eventually(lambda: all(blade.override == ONCE for blade in blades))
+        until_condition(instance, "BmcsReachable", status=True, reason="Reachable")
+        assert [blade.times_set for blade in blades] == [1] * 6
+
+
+# An instance must stand back
+
+
+def test_an_instance_that_the_fleet_does_not_name_answers_publishes_and_sets_nothing(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    with rack.running(records="adopt") as first:
+        identity = json.loads(rack.said("status", "-o", "json"))["ledger"]
+        rack.settings = f"{BASE_URL}, provisioning: {{ledger: {identity}}}"
+        until_applied(first, rack.push("Name the ledger that acts"))
+        other, given = rack.folder / "other", ("--credentials", str(rack.credentials))
+        with running(rack.repository.bare, other, *given, ready=False) as second:
+            found = until_condition(second, "LedgerNamed", status=False, reason="AnotherLedger")
+            assert identity in found["message"]
+            assert [second.get(path).status_code for path in (web.entry, "/readyz")] == [503, 503]
+            assert not list((other / "output").rglob("boot.ipxe"))
+            assert boots(first, web) == "disk"
+        assert web.machine.requests == []

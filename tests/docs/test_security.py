@@ -1,0 +1,423 @@
+"""The page on security: each promise has tests that show it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from tests.helpers.documentation import ROOT
+
+PAGE: Final = (ROOT / "docs/security.md").read_text()
+END: Final = "## Set up a real site"  # after the strangers
+
+# Advice that only a person, a network or a forge can follow. It names no behaviour of gitboot that a test could show.
+ADVICE: Final = {
+    "Change the workflow file",
+    "Change what a machine boots",
+    "Read secrets that a machine fetches",
+    "Read and change what goes to an `rsync://` target",
+    "Read who fetched",
+    "Send a machine another boot file",
+    "Use memory",
+}
+
+# The tests of each promise, below tests/. The key is the bold text at the beginning of the row or the list item.
+SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
+    # A client on the provisioning network
+    "Read boot files": (
+        "resolve/test_secret_scan.py::test_t8_each_kind_of_secret_is_found_wherever_it_stands",
+        "endpoint/test_boot_responses_secrets.py::test_nothing_of_a_secret_is_published_but_what_age_made_of_it",
+    ),
+    "List all machines": (
+        "render/test_web_servers.py::test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host",
+    ),
+    "Take a one-time boot": (
+        "endpoint/test_boot_gate.py::test_where_clients_are_named_only_they_count",
+        "controller/learn/test_provisioning_installations.py::"
+        "test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when",
+    ),
+    "Fetch user data and secrets": (
+        "endpoint/test_boot_responses_secrets.py::test_who_is_no_machine_of_the_fleet_is_given_none",
+        "endpoint/test_boot_responses_secrets.py::test_the_installers_report_ends_it_before_the_instance_knows",
+        "render/test_token_keys.py::test_t6_who_asks_by_uuid_is_told_a_name_only_where_the_machine_may_ask_so",
+    ),
+    "Stay unseen": (
+        "endpoint/test_boot_responses_secrets.py::"
+        "test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_condition",
+        "controller/learn/test_evidence_secret_fetches.py::"
+        "test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted",
+    ),
+    "Report an installation": (
+        "controller/learn/test_evidence.py::test_a_fetch_and_a_report_count_where_the_fleet_says_so",
+        "controller/learn/test_evidence.py::test_a_fetch_waits_for_its_bmc_over_a_restart",
+        "endpoint/test_boot_responses_secrets.py::test_finding_s5_a_client_that_counts_for_nothing_is_noted_too",
+    ),
+    "Hold connections and bodies": (
+        "endpoint/test_access_control.py::test_t5_of_one_address_the_oldest_that_waits_goes",
+        "endpoint/test_connections_limits.py::"
+        "test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_answered",
+        "endpoint/test_connections_limits.py::test_finding_s4_a_body_that_trickles_ends_at_a_deadline",
+    ),
+    "Raise a false alarm": (
+        "scenarios/test_ordinary_days.py::"
+        "test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_is_not_trusted",
+    ),
+    "Other installations": (
+        "endpoint/test_boot_gate.py::test_e1_a_killed_endpoint_gives_nothing_twice",
+        "endpoint/test_boot_gate.py::test_several_workers_share_what_was_given",
+        "endpoint/test_boot_gate.py::test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing",
+    ),
+    "Guessed tokens": (
+        "controller/instance/test_state_directory_token_keys.py::"
+        "test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret",
+    ),
+    "Operators' pages": (
+        "endpoint/test_app.py::test_who_is_no_operator_cannot_tell_pages_from_nothing",
+        "endpoint/test_access_control.py::test_t12_an_operator_is_who_asks_from_here_for_here",
+    ),
+    "Invented addresses": ("endpoint/test_app.py::test_a_header_is_not_believed_from_who_is_no_proxy",),
+    "Other files": (
+        "endpoint/test_app.py::test_what_is_not_there_is_one_and_the_same_404",
+        "endpoint/test_app.py::test_what_is_no_request_gets_no_file",
+    ),
+    "Endless requests": (
+        "endpoint/test_connections_limits.py::"
+        "test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_answered",
+        "endpoint/test_access_control.py::test_t5_a_machine_is_answered_while_a_client_holds_what_it_can",
+        "endpoint/test_access_control.py::test_t5_a_head_has_to_come_in_time",
+    ),
+    "A full ledger": (
+        "endpoint/test_boot_responses_secrets.py::"
+        "test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger",
+        "controller/learn/test_provisioning_installations.py::"
+        "test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address",
+    ),
+    "Terminal escapes": (
+        "scenarios/test_hostile_text.py::test_finding_s7_no_machine_commands_the_terminal_that_shows_events",
+        "scenarios/test_hostile_text.py::test_no_bmc_commands_the_terminal_that_shows_it",
+    ),
+    "Long logs": ("scenarios/test_installer_reports.py::test_a_failure_is_posted_with_the_last_lines_of_a_log",),
+    "Reasons in `/readyz`": (
+        "scenarios/test_ordinary_days.py::"
+        "test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_a_stop",
+    ),
+    "Webhooks": ("endpoint/test_webhooks.py::test_who_has_not_the_secret_moves_nothing",),
+    # The author of a pull request
+    "Acknowledge a guard": (
+        "controller/test_acceptance_signatures.py::test_t9_without_a_demand_a_line_counts_and_its_author_is_named",
+        "controller/test_acceptance_signatures.py::"
+        "test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed",
+        "controller/test_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
+    ),
+    "Change a system without a disk": (
+        "review/test_guards.py::test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones",
+    ),
+    "Redirect secrets": (
+        "review/test_guards_hidden_changes.py::"
+        "test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch",
+    ),
+    "Name addresses": (
+        "controller/test_artifact_watch.py::test_what_is_wanted_is_looked_at_and_nothing_else",
+        "controller/test_artifact_watch.py::test_nobody_looks_where_that_is_switched_off",
+        "cli/commands/test_artifacts.py::test_a_registry_that_is_not_named_is_not_asked",
+    ),
+    "Use time and memory": (
+        "evaluator/test_evaluation_hostile_commits.py::test_t1_machines_are_answered_while_a_commit_comes_to_no_end",
+        "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
+    ),
+    "Bring Python modules": ("test_files_output.py::test_finding_s1_a_module_of_the_branch_is_not_imported",),
+    "Code in CI": (
+        "cli/commands/test_init_ci.py::test_t13_nothing_of_the_branch_runs_where_the_token_is",
+        "cli/commands/test_init_ci.py::test_t13_only_the_job_without_the_branch_may_write",
+    ),
+    "Writes through symlinks": (
+        "cli/commands/test_init_ci_hostile.py::test_finding_s1_no_symlink_of_a_branch_leads_what_the_review_writes",
+        "test_files_output.py::test_finding_s1_no_command_writes_through_a_symlink_of_the_branch",
+        "test_files_output.py::test_finding_s1_an_import_deletes_nothing_outside_of_its_folder",
+    ),
+    "A forged review": (
+        "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_review_that_the_branch_brings_is_not_posted",
+        "cli/commands/test_init_ci_hostile.py::"
+        "test_finding_s2_the_comment_of_a_review_that_failed_replaces_the_earlier_one",
+        "cli/commands/test_init_ci_hostile.py::"
+        "test_finding_s2_a_job_of_an_earlier_commit_that_runs_again_posts_nothing",
+    ),
+    "Text that acts": (
+        "cli/commands/test_init_ci_hostile.py::test_finding_s14_no_name_of_a_branch_is_a_command_to_the_ci_system",
+        "scenarios/test_hostile_text.py::test_finding_s14_no_name_of_a_file_begins_a_command_of_a_ci_system",
+        "scenarios/test_hostile_text.py::test_finding_s17_no_name_of_an_author_ends_explain_or_commands_a_terminal",
+        "scenarios/test_hostile_text.py::test_no_format_holds_what_a_terminal_obeys",
+    ),
+    "Markup in the comment": (
+        "review/formats/test_markdown.py::test_nothing_that_yaml_says_is_markdown_or_html",
+        "review/formats/test_markdown.py::test_the_path_of_a_file_mentions_nobody",
+    ),
+    "Hidden servers": (
+        "review/test_guards_hidden_changes.py::"
+        "test_finding_s10_a_line_for_one_server_is_shown_whichever_server_a_group_begins_with",
+        "review/test_guards_hidden_changes.py::test_a_server_with_a_line_of_its_own_is_in_no_other_group",
+    ),
+    "Hidden installers": (
+        "review/test_guards_hidden_changes.py::"
+        "test_finding_s11_an_image_that_claims_to_write_no_disk_is_an_installation_until_acknowledged",
+    ),
+    "Wider access": ("review/test_guards_hidden_changes.py::test_finding_s17_who_may_fetch_is_no_change_of_0_servers",),
+    "Looser guards": ("review/test_guards.py::test_a_commit_that_loosens_its_own_guards_is_judged_by_the_old_ones",),
+    "Stolen BMC passwords": (
+        "bmc/test_credentials_access.py::test_t2_a_pull_request_leads_no_credentials_out_of_their_networks",
+        "bmc/test_credentials_access.py::test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in",
+    ),
+    "Files outside the fleet": (
+        "cli/commands/test_init_ci_hostile.py::test_finding_s15_a_symlink_in_place_of_the_fleets_folder_is_refused",
+        "git/test_repository_subpath.py::test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses",
+        "git/test_snapshots.py::test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read",
+    ),
+    "Escapes from templates": (
+        "resolve/test_templates.py::test_nothing_leads_out_of_the_sandbox",
+        "resolve/test_templates.py::test_nothing_grows_without_bounds",
+    ),
+    "Injected boot commands": (
+        "test_quoting.py::test_a_word_arrives_as_it_was_given_or_is_refused",
+        "test_quoting.py::test_arguments_arrive_as_they_were_given_or_are_refused",
+    ),
+    "A stopped instance": (
+        "evaluator/test_evaluation_hostile_commits.py::"
+        "test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_again",
+    ),
+    # A person who may push other branches, write tags or comment
+    "Block a rollout": (
+        "cli/commands/test_init_ci.py::test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot",
+        "cli/commands/test_init_ci_hostile.py::test_the_job_that_pushes_a_rollout_checks_what_it_was_given",
+    ),
+    "Edited comments": (
+        "cli/commands/test_init_ci_hostile.py::"
+        "test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
+        "cli/commands/test_diff_comment.py::test_an_account_that_the_forge_does_not_name_edits_nothing",
+    ),
+    "Confused names": (
+        "cli/commands/test_init_ci_hostile.py::"
+        "test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review",
+    ),
+    # The owner of an action, an image or a package that CI uses
+    "Publish a new version": ("cli/commands/test_init_ci.py::test_t13_only_the_job_without_the_branch_may_write",),
+    "Moved tags": ("cli/commands/test_init_ci_hostile.py::test_finding_s17_actions_and_images_are_named_by_digest",),
+    "Replaced packages": (
+        "cli/commands/test_init_ci_hostile.py::test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash",
+    ),
+    # A person who may push to the followed branch
+    "Decide what machines boot": (
+        "controller/test_acceptance_signatures.py::"
+        "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
+    ),
+    "Send large objects": (
+        "git/test_repository_malformed_commits.py::"
+        "test_a_remote_is_fetched_from_while_a_malformed_commit_is_among_the_newest",
+        "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
+    ),
+    "Unsigned commits": (
+        "controller/test_acceptance_signatures.py::test_an_unsigned_commit_is_not_looked_into",
+        "controller/test_acceptance_signatures.py::test_what_an_unsigned_commit_orders_is_not_obeyed",
+        "controller/test_acceptance_signatures.py::"
+        "test_head_accepts_a_signed_commit_on_unsigned_ones_and_range_does_not",
+    ),
+    "Replayed acknowledgements": (
+        "controller/test_acceptance_acknowledgements.py::"
+        "test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger",
+        "controller/test_acceptance_acknowledgements.py::"
+        "test_a_used_acknowledgement_in_another_form_counts_for_nothing",
+    ),
+    "Malformed metadata": (
+        "git/test_repository_malformed_commits.py::"
+        "test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_address",
+    ),
+    # The holder of a trusted signing key
+    "Vouch for all content": (
+        "controller/test_acceptance_acknowledgements.py::"
+        "test_a_commit_that_was_written_anew_counts_only_if_a_trusted_key_signs_it",
+        "controller/test_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
+    ),
+    "Expired keys": ("git/test_signatures.py::test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is",),
+    "The forge's key as a person's": (
+        "git/test_signatures.py::test_a_forges_key_counts_for_merges_alone",
+        "controller/test_acceptance_signatures.py::"
+        "test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says",
+    ),
+    # A person who may write commit statuses
+    "Cause a warning": (
+        "controller/learn/test_ledger_trust.py::"
+        "test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt",
+    ),
+    "Hide a proof": (
+        "controller/test_forge.py::test_statuses_that_hide_a_proof_do_not_hide_that_of_an_earlier_commit",
+    ),
+    "A ledger in doubt": (
+        "controller/test_commit_verdicts.py::test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt",
+        "controller/test_forge.py::test_an_old_status_that_is_repeated_hides_no_newer_one",
+    ),
+    # A person who can write STATE, the ledger or the fetch log
+    "Change records and approve commits": (
+        "controller/test_operator_requests.py::test_a_record_that_is_set_pending_installs_the_machine_once_more",
+    ),
+    "Open folders": (
+        "controller/instance/test_state_directory_permissions.py::test_t7_who_may_write_a_state_directory",
+        "controller/instance/test_state_directory_permissions.py::test_t7_a_spool_that_everybody_may_write_is_refused",
+    ),
+    "A false database": (
+        "ledger/test_postgresql.py::test_over_a_network_it_is_encrypted_to_who_is_known_and_the_password_is_in_a_file",
+    ),
+    # A login on the host of the instance or the endpoint
+    "Read OUTPUT": (
+        "controller/instance/test_state_directory_permissions.py::"
+        "test_finding_s6_nginx_serves_output_as_another_user_by_its_group",
+    ),
+    "Read OUTPUT of an earlier version's ledger": (
+        "scenarios/test_upgrade.py::test_output_stays_readable_for_everybody_until_a_group_is_named",
+        "scenarios/test_upgrade.py::test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_everybody",
+    ),
+    "Ask as an operator": (
+        "endpoint/test_access_control.py::test_t12_an_operator_is_who_asks_from_here_for_here",
+        "endpoint/test_access_control.py::test_t12_a_token_is_answered_from_anywhere",
+    ),
+    "Pretend to be any client": (
+        "scenarios/test_ordinary_days.py::test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address",
+    ),
+    "Tokens for every login": (
+        "controller/instance/test_state_directory_permissions.py::"
+        "test_finding_s6_another_user_of_the_host_reads_nothing_in_output",
+    ),
+    # A server that gitboot asks
+    "Withhold boots": (
+        "controller/test_artifact_watch.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
+        "controller/test_artifact_watch.py::test_nobody_looks_where_that_is_switched_off",
+    ),
+    "Serve another image": (
+        "artifacts/test_signatures_keys.py::test_no_other_signature_of_openpgp_counts",
+        "artifacts/test_local_copies.py::test_another_file_is_not_brought",
+    ),
+    "Hold a fetch": (
+        "git/test_fetch_deadlines.py::"
+        "test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
+        "controller/test_loop.py::test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends",
+    ),
+    "Delay a notice": ("controller/test_notifications_delivery.py::test_apprise_that_drips_ends_at_the_deadline",),
+    "Endless answers": (
+        "test_http_client.py::test_finding_s16_an_answer_that_drips_ends_at_the_deadline",
+        "test_http_client.py::test_an_answer_without_end_ends_at_its_size",
+        "test_http_client.py::test_finding_s16_a_bmc_that_drips_ends_at_the_deadline",
+    ),
+    "Slow downloads": (
+        "test_http_client.py::test_a_download_below_the_minimum_rate_ends",
+        "git/test_fetch_deadlines.py::"
+        "test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
+    ),
+    "Large downloads": (
+        "git/test_fetch_deadlines.py::test_finding_c3_a_pack_takes_no_more_disk_than_it_may",
+        "artifacts/test_local_copies.py::test_a_file_whose_image_gives_no_size_is_read_to_a_limit",
+    ),
+    "Endless objects": ("publish/targets/test_s3.py::test_finding_s8_an_object_without_end_is_read_to_its_limit",),
+    "Redirected passwords": (
+        "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
+        "git/test_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
+        "artifacts/test_oci_registry.py::test_t3_a_redirect_takes_no_token_along",
+        "bmc/redfish/test_client.py::test_a_link_to_another_host_is_never_followed",
+    ),
+    "Another machine": (
+        "bmc/test_override_steps.py::test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set",
+        "bmc/test_ipmi.py::test_nothing_is_set_on_another_machine",
+        "bmc/test_power_steps.py::test_another_machine_is_never_switched",
+    ),
+    # The operator of a mirror
+    "List the machines": ("render/test_endpoint_files_listing.py::test_no_listing_names_a_token",),
+    "Unnoticed changes": (
+        "controller/test_publish_stage_signed_list.py::"
+        "test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone",
+        "controller/test_publish_stage_signed_list.py::"
+        "test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance_renews_it",
+    ),
+    "Files of gitboot's host": (
+        "publish/targets/test_folder.py::test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error",
+        "publish/targets/test_folder_rsync.py::test_another_host_cannot_name_a_file_of_this_host",
+    ),
+    # A person on the path
+    "Read an operator's token": ("endpoint/test_tls.py::test_operators_ask_by_tls_and_machines_as_ever",),
+    "Replace the newest commit": (
+        "controller/test_acceptance_signatures.py::"
+        "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
+    ),
+    "Crack a BMC's password": ("bmc/test_ipmi.py::test_credentials_go_by_ipmi_only_where_that_is_said",),
+    "Tokens in the clear": (
+        "test_http_client.py::test_finding_s16_tokens_go_to_https_and_to_this_machine",
+        "controller/test_forge.py::test_finding_s16_the_token_of_a_forge_goes_to_http_only_if_that_is_allowed",
+    ),
+    "Git passwords in the clear": ("git/test_remote.py::test_what_cannot_work_is_a_usage_error",),
+    "BMC passwords in the clear": ("bmc/test_credentials_access.py::test_t2_what_is_said_beside_credentials",),
+    "Unknown hosts": (
+        "git/test_remote.py::test_a_host_must_show_a_key_that_is_known",
+        "publish/targets/test_folder_rsync.py::test_a_refusal_names_the_target_the_cause_and_no_secret",
+        "git/test_remote.py::test_a_certificate_must_be_trusted",
+        "bmc/redfish/test_client.py::test_an_unknown_authority_and_another_name_are_rejected",
+    ),
+    # The holder of a backup
+    "Compute tokens": (
+        "controller/instance/test_state_directory_token_keys.py::test_t6_an_earlier_key_counts_for_a_day",
+    ),
+    "Open secrets": (
+        "cli/commands/test_secret.py::test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked",
+    ),
+    "Forge a commit status": (
+        "controller/test_forge.py::test_a_status_proves_its_change_by_the_key_of_the_ledger_alone",
+    ),
+    "Secrets in the ledger": (
+        "endpoint/test_boot_responses_secrets.py::"
+        "test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after",
+        "bmc/test_credentials_access.py::test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens",
+    ),
+    "A restored copy": (
+        "docs/test_operations.py::test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing",
+        "controller/learn/test_ledger_trust.py::"
+        "test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy",
+        "controller/learn/test_ledger_trust.py::test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge",
+    ),
+}
+
+
+def promises(page: str) -> list[str]:
+    """Return the bold beginning of each list item and each row, and the whole line if it has none."""
+    lines = page.partition(END)[0].splitlines()
+    items = [
+        line
+        for number, line in enumerate(lines)
+        if re.match(r"[-*|] ", line) and not lines[min(number + 1, len(lines) - 1)].startswith("|---")
+    ]
+    return [found[1] if (found := re.match(r"[-*|] \*\*(.+?)\.?\*\*", line)) else line for line in items]
+
+
+def test_each_promise_on_the_page_is_shown_by_a_test() -> None:
+    found = promises(PAGE)
+    assert sorted(found) == sorted({*SHOWN_BY, *ADVICE})
+    assert not SHOWN_BY.keys() & ADVICE
+    assert [promise for promise, tests in SHOWN_BY.items() if not tests] == []
+
+
+def test_gitboot_itself_keeps_what_the_page_says_that_it_prevents() -> None:
+    """Advice is a row of a table, and never in the list of what gitboot prevents."""
+    assert {each for each in ADVICE if re.search(rf"^- \*\*{re.escape(each)}", PAGE, re.MULTILINE)} == set()
+
+
+def test_each_test_that_shows_a_promise_exists() -> None:
+    named = {each for tests in SHOWN_BY.values() for each in tests}
+    texts = {name: (ROOT / "tests" / name).read_text() for name in {each.partition("::")[0] for each in named}}
+    missing = [
+        each
+        for each in sorted(named)
+        if not re.search(rf"^def {each.partition('::')[2]}\(", texts[each.partition("::")[0]], re.MULTILINE)
+    ]
+    assert missing == []
+
+
+def test_a_promise_without_bold_text_is_found() -> None:
+    page = (
+        "## A stranger\n\n| a | b |\n|---|---|\n| **Do this.** x | y |\n| no name | y |\n\n- **That.** x\n- no name\n"
+    )
+    assert promises(page) == ["Do this", "| no name | y |", "That", "- no name"]

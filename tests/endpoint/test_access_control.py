@@ -1,0 +1,340 @@
+"""Who is answered as an operator, and who as a stranger that fills an endpoint with connections."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from ipaddress import ip_network
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gitboot.endpoint import connections
+from gitboot.endpoint.access_control import Tokens
+from gitboot.endpoint.connections import Crowd
+from gitboot.errors import UsageError
+from tests.helpers.configuration import configured
+from tests.helpers.forked_commands import Heard, captured
+from tests.helpers.served_tree import ENTRY, Site, connect, eventually, get, site
+
+TOKEN = "a-token-of-prometheus"
+PAGES = ("/api/v1/status", "/api/v1/servers", "/metrics")
+NOBODY = [ip_network("192.0.2.1/32")]
+LOOPBACK = ip_network("127.0.0.0/8")
+
+
+@pytest.fixture
+def made() -> Iterator[Site]:
+    with site() as found:
+        yield found
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Tokens:
+    (tmp_path / "tokens").write_text(f"# of Prometheus\n{TOKEN}\n")
+    return Tokens(tmp_path / "tokens")
+
+
+def codes(url: str, **headers: str) -> set[int]:
+    return {get(f"{url}{path}", headers=headers).status_code for path in PAGES}
+
+
+@pytest.mark.parametrize(
+    ("case", "headers", "expected"),
+    [
+        ("an address", {}, 200),
+        ("localhost", {"host": "localhost:8080"}, 200),
+        ("an IPv6 address", {"host": "[::1]:8080"}, 200),
+        ("a name that is given", {"host": "Boot.Example.net"}, 200),
+        ("a name that a stranger's name server leads here", {"host": "rebound.attacker.test"}, 404),
+        ("a name that begins alike", {"host": "127.0.0.1.attacker.test"}, 404),
+        ("localhost below another", {"host": "localhost.attacker.test"}, 404),
+        ("no name", {"host": ""}, 404),
+        ("a proxy that nobody has named", {"x-forwarded-for": "127.0.0.1"}, 404),
+        ("a proxy that says for a stranger", {"x-forwarded-for": "10.9.0.7"}, 404),
+        ("a proxy that shows itself and says nothing", {"via": "1.1 proxy"}, 404),
+        ("another one", {"x-real-ip": "10.9.0.7"}, 404),
+        ("another one", {"x-forwarded-proto": "https"}, 404),
+        ("another one", {"forwarded": "for=10.9.0.7"}, 404),
+    ],
+)
+def test_t12_an_operator_is_who_asks_from_here_for_here(
+    made: Site, case: str, headers: dict[str, str], expected: int
+) -> None:
+    with made.serve(names=("boot.example.net",)) as url:
+        assert codes(url, **headers) == {expected}, case
+
+
+def test_t12_a_proxy_that_speaks_http_1_0_and_says_nothing_is_no_operator(made: Site) -> None:
+    """As nginx asks where nobody has told it more."""
+    with made.serve() as url, connect(url) as client:
+        client.sendall(b"GET /api/v1/status HTTP/1.0\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        assert client.recv(20).startswith(b"HTTP/1.1 404")
+
+
+def test_t12_a_proxy_that_is_told_of_is_no_operator_itself(made: Site) -> None:
+    with made.serve(trusted_proxies=[LOOPBACK]) as url:
+        assert codes(url) == {404}
+        assert codes(url, **{"x-forwarded-for": "127.0.0.1"}) == {200}
+        assert get(url + ENTRY).status_code == 200
+
+
+def test_t12_a_token_is_answered_from_anywhere(made: Site, tokens: Tokens, tmp_path: Path) -> None:
+    with made.serve(operators=NOBODY, tokens=tokens) as url:
+        assert codes(url) == {404}
+        assert codes(url, authorization=f"Bearer {TOKEN}", host="boot.example.net") == {200}
+        assert codes(url, authorization=f"bearer {TOKEN}", **{"x-forwarded-for": "10.9.0.7"}) == {200}
+        for wrong in (f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer", "Bearer #", f"Basic {TOKEN}", TOKEN):
+            assert codes(url, authorization=wrong) == {401}, wrong
+        (tmp_path / "tokens").write_text("another-token-from-now-on\n")
+        assert codes(url, authorization=f"Bearer {TOKEN}") == {401}
+        assert codes(url, authorization="Bearer another-token-from-now-on") == {200}
+        (tmp_path / "tokens").unlink()
+        assert codes(url, authorization="Bearer another-token-from-now-on") == {401}
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "short\n", f"{TOKEN}\nshort\n"])
+def test_t12_a_token_that_can_be_guessed_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokens").write_text(text)
+    with pytest.raises(UsageError, match="16 characters or more"):
+        Tokens(tmp_path / "tokens").check()
+
+
+def test_t12_who_is_refused_is_counted(made: Site, tokens: Tokens) -> None:
+    with made.serve(tokens=tokens) as url:
+        for headers in (
+            {"host": "x.test"},
+            {"via": "x"},
+            {"authorization": "Bearer x"},
+        ):
+            get(f"{url}/metrics", headers=headers)
+        counted = get(f"{url}/metrics").text
+    for reason in ("Host", "Proxy", "Token"):
+        assert f'gitboot_operators_refused_total{{reason="{reason}"}} 1.0' in counted
+
+
+# With real processes
+
+
+@contextmanager
+def served(made: Site, *arguments: object, files: int | None = None) -> Iterator[tuple[int, dict[str, str]]]:
+    """The process of ``gitboot serve``, and the URLs at which it listens."""
+    command = ("serve", "--out", made.root, "--listen", "127.0.0.1:0", *arguments)
+    with Heard(*command) if files is None else limited(files, *map(str, command)) as process:
+        assert process.stderr is not None
+        urls: dict[str, str] = {}
+        for line in process.stderr:
+            event = json.loads(line)
+            if event["type"].startswith("Listening"):
+                urls[event["type"]] = event["url"]
+            if event["type"] == "NotRecording":
+                break
+        eventually(lambda: _answers(urls["Listening"]))
+        yield process.pid, urls
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+@contextmanager
+def limited(files: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that may open so many files, unless it lets itself open more."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    command = [sys.executable, "-m", "gitboot", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=limit) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return get(f"{url}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_t12_operators_ask_at_a_socket_of_their_own(made: Site, tmp_path: Path, workers: int) -> None:
+    (tmp_path / "tokens").write_text(f"{TOKEN}\n")
+    options = ("--operators-listen", "127.0.0.1:0", "--operators-tokens", tmp_path / "tokens", "--workers", workers)
+    with served(made, *options) as (_, urls):
+        machines, operators = urls["Listening"], urls["ListeningForOperators"]
+        assert codes(operators) == {200}
+        assert codes(machines) == codes(machines, authorization=f"Bearer {TOKEN}") == {404}
+        assert get(machines + ENTRY).status_code == 200
+        assert get(operators + ENTRY).status_code == 404
+        assert [get(f"{url}/").status_code for url in (operators, machines)] == [200, 404]
+        assert get(f"{operators}/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--operators", "10.0.0.1/8"), "--operators: 10.0.0.1/8 has host bits set"),
+        (configured(trusted_proxies=["proxy"]), "trusted-proxies: 'proxy' does not appear to be"),
+        (("--operators-tokens", "/does/not/exist"), "/does/not/exist cannot be read"),
+        (("--operators-listen", "8080"), "expected HOST:PORT"),
+    ],
+)
+def test_t12_what_cannot_be_meant_is_refused(made: Site, arguments: tuple[str, ...], said: str) -> None:
+    done = captured("serve", "--out", made.root, "--listen", "127.0.0.1:0", *arguments)
+    assert done.returncode == 64
+    assert said in done.stderr
+
+
+# Connections
+
+
+class Held:
+    """What a client holds, and lets go unless an answer is on its way."""
+
+    def __init__(self, *, sends: bool = False) -> None:
+        self.is_open, self.sends = True, sends
+
+    def close(self) -> bool:
+        self.is_open = self.sends
+        return not self.sends
+
+
+def test_t5_of_one_address_the_oldest_that_waits_goes() -> None:
+    crowd: Crowd[Held] = Crowd(Held.close, most_of_one=3)
+    exempt: Crowd[Held] = Crowd(Held.close, most_of_one=3, is_exempt=lambda address: address == "10.0.0.1")
+    mine, other = [Held() for _ in range(5)], Held()
+    crowd.enter(other, "10.0.0.2")
+    for each in mine:
+        exempt.enter(each, "10.0.0.1")
+    assert exempt.closed == 0
+    for each in mine:
+        crowd.enter(each, "10.0.0.1")
+    assert [each.is_open for each in mine] == [False, False, True, True, True]
+    assert (other.is_open, crowd.closed) == (True, 2)
+    crowd.leave(mine[2])  # a request of it is in work
+    crowd.enter(mine[2], "10.0.0.1")
+    crowd.enter(Held(), "10.0.0.1")
+    assert [each.is_open for each in mine] == [False, False, True, False, True]
+
+
+def test_t5_what_is_still_being_sent_is_not_cut_off() -> None:
+    crowd: Crowd[Held] = Crowd(Held.close, most_of_one=1)
+    sending, waiting, newest = Held(sends=True), Held(), Held()
+    for each in (sending, waiting, newest):
+        crowd.enter(each, "10.0.0.1")
+    assert (sending.is_open, waiting.is_open, newest.is_open) == (True, False, False)
+    crowd.leave(newest)
+    assert not crowd.make_room()
+
+
+def test_t5_a_network_of_ipv6_is_one_client() -> None:
+    crowd: Crowd[Held] = Crowd(Held.close, most_of_one=2)
+    mine, other, mapped = [Held() for _ in range(4)], Held(), [Held() for _ in range(3)]
+    for number, each in enumerate(mine):
+        crowd.enter(each, f"2001:db8:0:1::{number}%eth0")
+    assert sum(each.is_open for each in mine) == 2
+    crowd.enter(other, "2001:db8:0:2::1")
+    for each, address in zip(mapped, ("::ffff:10.0.0.1", "::ffff:10.0.0.2", "10.0.0.1"), strict=True):
+        crowd.enter(each, address)
+    assert all(each.is_open for each in (other, *mapped)), "a socket for both families shows IPv4 so"
+
+
+def test_finding_s4_who_holds_little_finds_room_and_who_holds_most_makes_it() -> None:
+    crowd: Crowd[Held] = Crowd(Held.close, most=lambda: 10)
+    first, strangers = Held(), [Held() for _ in range(9)]
+    crowd.enter(first, "10.0.0.1")
+    for each in strangers:
+        crowd.enter(each, "10.0.0.66")
+    late = [Held() for _ in range(4)]
+    for number, each in enumerate(late):
+        crowd.enter(each, f"10.0.1.{number}")
+    assert all(each.is_open for each in (first, *late))
+    assert [each.is_open for each in strangers] == [False] * 4 + [True] * 5
+
+
+def test_finding_s4_where_none_can_go_the_newcomer_does() -> None:
+    crowd: Crowd[Held] = Crowd(Held.close, most=lambda: 3)
+    busy, newcomer = [Held(sends=True) for _ in range(3)], Held()
+    for number, each in enumerate(busy):
+        crowd.enter(each, f"10.0.0.{number}")
+    crowd.enter(newcomer, "10.0.0.9")
+    assert (newcomer.is_open, crowd.closed) == (False, 1)
+
+
+def test_t5_a_machine_is_answered_while_a_client_holds_what_it_can(made: Site) -> None:
+    """Half-open connections of one address, some with half a head; another one asks."""
+    with ExitStack() as stack:
+        endpoints = stack.enter_context(made.serve(records=False, most_idle=32))
+        held = []
+        for number in range(80):
+            client = stack.enter_context(connect(endpoints))
+            if number % 2:
+                client.sendall(b"GET /v1/boot/")
+            held.append(client)
+        assert get(endpoints + ENTRY).status_code == 200
+        # What is left of them: as many as one address may have, the newest.
+        assert eventually(lambda: sum(map(_is_open, held)) <= 32)
+        open_ones = [client for client in held if _is_open(client)]
+        assert held[-1] in open_ones
+        assert held[0] not in open_ones
+
+
+def _is_open(client: socket.socket) -> bool:
+    client.setblocking(False)
+    try:
+        return client.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def test_t5_a_head_has_to_come_in_time(made: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 3600)
+    with made.serve() as url, connect(url) as silent, connect(url) as slow, connect(url) as fair:
+        slow.sendall(b"GET /healthz HTTP/1.1\r\n")
+        fair.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert fair.recv(12) == b"HTTP/1.1 200"
+        monkeypatch.setattr(connections, "HEAD_S", 0.5)
+
+        def both_are_closed() -> bool:
+            try:
+                slow.sendall(b"X: y\r\n")  # a byte now and then is no head
+            except OSError:
+                return not _is_open(silent)
+            return False
+
+        assert eventually(both_are_closed)
+        fair.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        answers = b""
+        while b"HTTP/1.1 200" not in answers:  # after what was left of the first one
+            more = fair.recv(65536)
+            assert more, "between two requests it may wait longer"
+            answers += more
+
+
+def test_t5_a_thousand_connections_are_no_more_than_files_allow(made: Site) -> None:
+    """The soft limit is raised to the hard one, and the oldest connections make room."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard < 4096:
+        pytest.skip("this machine lets no process open 4,096 files")
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        with served(made, files=1024) as (pid, urls), ExitStack() as stack:
+            for _ in range(1000):
+                stack.enter_context(connect(urls["Listening"]))
+            assert get(urls["Listening"] + ENTRY).status_code == 200
+            limits = Path(f"/proc/{pid}/limits").read_text()
+            line = next(line for line in limits.splitlines() if line.startswith("Max open files"))
+            assert int(line.split()[3]) == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,1074 @@
+"""A boot that writes a disk and is made once: given once, to the machine, by one endpoint, never without a record."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import re
+import shutil
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gitboot.cli.main import cli
+from gitboot.endpoint.recorder import Recording
+from gitboot.endpoint.served_files import PublishedTree
+from gitboot.fetchlog.log_entries import Observation, Outcome, that_use_up
+from gitboot.fetchlog.spool import Spool, forget, forgotten_next, take
+from gitboot.files import write_whole
+from gitboot.jsonio import Digest, format_instant
+from gitboot.problems import Code
+from gitboot.publish.manifest import STATUS
+from gitboot.render import endpoint_files
+from gitboot.render.endpoint_files import TERMS, Terms, state_path
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
+from gitboot.status.conditions import Condition
+from gitboot.status.instance_status import Status
+from gitboot.system_clock import Keeping
+from tests.endpoint.test_server_workers import served
+from tests.helpers import httpx_client
+from tests.helpers.cases import for_each
+from tests.helpers.failing_disk import fill, small_disk
+from tests.helpers.fleets import fleet as fleet_document
+from tests.helpers.fleets import image, maintenance, policy, profile, repository, server
+from tests.helpers.instance_process import Repository, eventually, running
+from tests.helpers.served_tree import (
+    ADDRESS,
+    ALWAYS,
+    BEFORE,
+    BY_UUID,
+    ENTRY,
+    GRUB,
+    IPXE,
+    LOADER,
+    LOOKUPS,
+    MAC,
+    ONCE,
+    PROXY,
+    SEED,
+    START,
+    TEMPLATES,
+    UUID,
+    Fleet,
+    Site,
+    get,
+    planned,
+    site,
+)
+
+ROOT = Path(__file__).parents[2]
+GIVEN = "(Network)"
+DISK = "boots its local disk"
+FLEET = planned(*ONCE)
+DATA = next(f"/{path}" for path in FLEET.boot_files if "/data/" in path).replace("//", "/")
+ELSEWHERE = {"x-forwarded-for": "10.12.0.99"}  # from where an unknown client counts
+
+
+@pytest.fixture
+def here() -> Iterator[Site]:
+    with site(FLEET) as made:
+        yield made
+
+
+# Once given
+
+
+def test_e2_what_was_given_turns_by_itself_without_an_instance(here: Site) -> None:
+    with here.serve() as url:
+        for seconds, expected in ((0, GIVEN), (59, GIVEN), (60, DISK), (86400, DISK)):
+            here.now = BEFORE + timedelta(seconds=seconds)
+            assert all(expected in get(url + path).text for path in LOOKUPS), seconds
+        text = get(url + ENTRY).text
+    assert text.startswith("#!ipxe\n# gitboot: not given: given once, at 2")
+    assert "look with: gitboot boot-script web01" in text.splitlines()[1]
+
+
+@pytest.mark.parametrize("closing", [DATA, f"/ignition/{UUID}"])
+def test_what_the_system_asks_for_ends_what_was_given(here: Site, closing: str) -> None:
+    """Its own path does; a document that anybody may ask for by a UUID does not."""
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+        assert get(url + closing, headers={"user-agent": "Ignition/2.15"}).status_code == 200
+        assert (DISK if closing == DATA else GIVEN) in get(url + GRUB).text
+
+
+def test_a_clock_that_is_set_back_gives_nothing_again(here: Site) -> None:
+    """E4: it was ahead at the first fetch."""
+    with here.serve() as url:
+        here.now = BEFORE + timedelta(hours=2)
+        assert GIVEN in get(url + ENTRY).text
+        here.now = BEFORE
+        assert DISK in get(url + ENTRY).text
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_clock_that_is_set_back_gives_nothing_for_a_minute_more(here: Site, is_restarted: bool) -> None:
+    """E4: by the clock that is right now, the first fetch was five seconds ago; the kernel knows that it was not."""
+    here.ahead = timedelta(minutes=3)
+    here.now = BEFORE + here.ahead
+    with ExitStack() as endpoints:
+        url = endpoints.enter_context(here.serve())
+        assert GIVEN in get(url + ENTRY).text
+        here.now, here.ahead = here.now + timedelta(seconds=5), timedelta(0)
+        if is_restarted:
+            endpoints.close()
+            url = endpoints.enter_context(here.serve())
+        assert DISK in get(url + ENTRY).text
+
+
+def test_e31_a_restarted_endpoint_knows_what_was_given_until_a_tree_does(here: Site) -> None:
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+    take(here.spool, {})  # the instance has read it, and could not publish
+    here.now += timedelta(minutes=2)
+    with here.serve() as url:
+        assert DISK in get(url + ENTRY).text
+
+
+def test_e31_what_a_commit_changes_meanwhile_makes_no_other_boot_of_what_was_given(here: Site) -> None:
+    """It was fetched between the instance's look into the spool and its publication; then the instance is gone."""
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+        here.publish(
+            planned(*SEED, policy("web", "{matchLabels: {role: web}}", "kernelArguments: [quiet]", often="Once"))
+        )
+        assert "quiet" in get(url + ENTRY).text, "a second NIC, within the minute"
+        here.now += timedelta(minutes=2)
+        assert "(Given)" in get(url + ENTRY).text
+
+
+def test_e31_a_new_name_makes_no_other_boot_of_what_was_given(here: Site) -> None:
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+        here.now += timedelta(minutes=2)
+        here.publish(planned(SEED[0], SEED[1].replace("name: web01", "name: shop01"), *ONCE[2:]))
+        assert "shop01 boots its local disk" in get(url + ENTRY).text
+
+
+def test_several_workers_share_what_was_given(here: Site) -> None:
+    with here.serve() as one, here.serve() as other:
+        assert GIVEN in get(one + ENTRY).text
+        assert GIVEN in get(other + BY_UUID).text
+        here.now += timedelta(minutes=1)
+        assert DISK in get(other + ENTRY).text
+
+
+def test_what_a_person_says_is_pending_is_given_once_more(here: Site) -> None:
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+        for minute in (10, 20):
+            here.now = BEFORE + timedelta(minutes=minute)
+            assert DISK in get(url + ENTRY).text
+            here.publish(planned(*ONCE, records={"web01": Record(offered=minute)}), commit=str(minute))
+            assert GIVEN in get(url + ENTRY).text
+
+
+@pytest.mark.parametrize("report", ["provisioned", "failed", None])
+def test_an_installer_that_has_reported_is_given_no_further_boot(here: Site, report: str | None) -> None:
+    """It boots several times, says that it is done, and the instance has heard its first boot only."""
+    several = image("flatcar-1", "userData: Ignition/3.4, boots: 2", "kernel, initrd, loader")
+    reported = fleet_document("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
+    fleet = (reported, ONCE[1], *(several if "name: flatcar-1" in each else each for each in ONCE[2:]))
+    first = Seen(BEFORE - timedelta(minutes=5), ENTRY.removeprefix("/"), ADDRESS)
+    begun = Record(attempts=(InstallAttempt(key="provision/1", boots=(first,)),))
+    published = planned(*fleet, records={"web01": begun})
+    here.publish(published, commit="2")
+    token = published.servers["web01"].decision.token
+    with here.serve() as url:
+        if report is not None:
+            said = f"{ENTRY.rpartition('/')[0]}/{report}/{token}"
+            asked = httpx_client.request("POST" if report == "failed" else "GET", url + said, headers=LOADER)
+            assert asked.status_code in (200, 204)
+        text = get(url + ENTRY).text
+    assert (GIVEN in text) is (report is None)
+    assert ("# gitboot: not given: its installer has reported, at 2" in text) is (report is not None)
+
+
+def test_a_higher_number_is_given_though_another_was(here: Site) -> None:
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+        here.now += timedelta(minutes=2)
+        assert DISK in get(url + ENTRY).text
+        here.publish(planned(ONCE[0], server("web01", "role: web", "provision: 2"), *ONCE[2:]), commit="2")
+        assert GIVEN in get(url + ENTRY).text
+
+
+def test_e3_a_ledger_that_cannot_be_written_gives_nothing_twice(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    documents = (ONCE[0], server("web01", "role: web", "provision: 1"), *ONCE[2:])
+    repository.push({"fleet.yaml": "---\n".join(documents), "t": TEMPLATES["t"]})
+    with running(repository.bare, tmp_path, records="fresh") as instance:
+        eventually(lambda: instance.status()["records"] == {"Pending": 1})
+        lock = sqlite3.connect(tmp_path / "state" / "ledger.sqlite", isolation_level=None)
+        lock.execute("BEGIN IMMEDIATE")
+        first = instance.get(ENTRY).text
+        assert GIVEN in first
+        data = re.findall(r"http://boot\.test(/v1/boot/\S+/data/\S+)", first)[0]
+        assert instance.get(data).status_code == 200
+        for _ in range(3):
+            assert "(Given)" in instance.get(ENTRY).text
+        lock.execute("ROLLBACK")
+        lock.close()
+        eventually(lambda: instance.status()["records"] == {"Provisioned": 1})
+
+
+def test_e1_a_killed_endpoint_gives_nothing_twice(tmp_path: Path) -> None:
+    with site(planned(*ONCE, now=datetime.now(UTC))) as here:
+        arguments = ("--spool", str(here.spool))
+        for expected in (GIVEN, DISK, DISK):
+            with served(here.root, *arguments) as (url, process):
+                assert expected in get(url + ENTRY).text
+                if expected == GIVEN:  # an installer's last word before the machine asks once more
+                    assert get(url + DATA).status_code == 200
+                process.send_signal(signal.SIGKILL)
+        recorded = that_use_up(take(here.spool, {}).observations)  # an intent whose outcome was lost uses it up, too
+        assert sorted(each.path for each in recorded) == [f"boot{ENTRY}", f"boot{DATA}"]
+
+
+# Whether anything can be recorded
+
+
+def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
+    """A load balancer sends machines to who is ready: to none, where all wait for what nobody gives."""
+    with here.serve(records=False) as url:
+        assert httpx_client.get(f"{url}/readyz").status_code == 503
+        assert "has no spool" in httpx_client.get(f"{url}/readyz").text
+        here.publish(planned(NAMED, *ONCE[1:]), commit="2")
+        assert httpx_client.get(f"{url}/readyz").status_code == 200, "it sends on"
+        (here.root / TERMS).write_bytes(endpoint_files.render_terms(Terms(giver=None))[TERMS].content)
+        assert httpx_client.get(f"{url}/readyz").status_code == 200, "nobody gives anything"
+        working = {"conditions": [], "progress": {"message": "planning: 1 of 2 servers (2 of 3)"}}
+        (here.root / STATUS).write_text(json.dumps(working))
+        assert httpx_client.get(f"{url}/readyz").text == "ready\nplanning: 1 of 2 servers (2 of 3)\n"
+    with here.serve() as url:
+        assert httpx_client.get(f"{url}/readyz").status_code == 200
+        (here.root / TERMS).write_bytes(
+            endpoint_files.render_terms(Terms(giver="f" * 32, sends_on=True))[TERMS].content
+        )
+        assert "another spool than this endpoint's" in httpx_client.get(f"{url}/readyz").text
+        here.publish(commit="3")
+        assert httpx_client.get(f"{url}/readyz").status_code == 200
+
+
+def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site) -> None:
+    with here.serve() as url:
+        assert httpx_client.get(f"{url}/readyz").text == "ready\n"
+        assert "gitboot_recording 1.0" in httpx_client.get(f"{url}/metrics").text
+        (away := here.spool.with_name("away")).mkdir()
+        here.spool.rename(away / "spool")
+        assert "(NotRecorded)" in get(url + ENTRY).text
+        found = httpx_client.get(f"{url}/readyz")
+        assert found.status_code == 503
+        assert f"nothing can be recorded: {here.spool} cannot be written: No such file" in found.text
+        assert {"gitboot_recording 0.0", "gitboot_ready 0.0"} <= set(
+            httpx_client.get(f"{url}/metrics").text.splitlines()
+        )
+        (away / "spool").rename(here.spool)
+        eventually(lambda: httpx_client.get(f"{url}/readyz").status_code == 200)
+        assert GIVEN in get(url + ENTRY).text
+
+
+def test_a_fetch_that_cannot_be_recorded_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def record() -> bool:
+        stands = await recording.record(fetched)
+        gc.collect()
+        await asyncio.sleep(0)
+        return stands
+
+    fetched = Observation(server="web01", path="boot/x", digest=Digest("a" * 64), client="::1", at=BEFORE)
+    with closing(Spool(tmp_path / "missing")) as spool:
+        recording = Recording(spool, 20)
+        assert not asyncio.run(record())
+        assert recording.failure is not None
+    gc.collect()
+    assert [each.name for each in caplog.records] == ["gitboot.endpoint.recorder"]
+
+
+def test_an_endpoint_whose_disk_is_full_is_not_ready_and_asks_nobody_to_find_out(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk, site(planned(*ONCE, now=datetime.now(UTC))) as here:
+        here.spool = disk / "spool"
+        here.spool.mkdir()
+        here.publish(planned(*ONCE, now=datetime.now(UTC)), commit="2")
+        with served(here.root, "--spool", str(here.spool), "--accept-filesystem", "tmpfs") as (url, _):
+            eventually(lambda: httpx_client.get(f"{url}/readyz").status_code == 200)
+            fill(filler := disk / "filler")
+            eventually(lambda: "No space left" in httpx_client.get(f"{url}/readyz").text)
+            assert DISK in get(url + ENTRY).text
+            filler.unlink()
+            eventually(lambda: httpx_client.get(f"{url}/readyz").status_code == 200)
+            assert GIVEN in get(url + ENTRY).text
+
+
+# By whom
+
+
+def test_e30_an_endpoint_with_another_spool_gives_nothing(here: Site, tmp_path: Path) -> None:
+    with site(FLEET) as other, other.serve() as url:
+        (other.root / TERMS).write_bytes((here.root / TERMS).read_bytes())  # a copy of the tree
+        text = get(url + ENTRY).text
+        assert DISK in text
+        assert "another endpoint gives it" in text
+        assert other.observed() == []
+
+
+def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forgotten(
+    here: Site, tmp_path: Path
+) -> None:
+    shutil.copytree(here.root, tmp_path / "backup", symlinks=True)
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+    offsets = take(here.spool, {}).offsets
+    here.publish(planned(*ONCE, records={"web01": Record(provision=1, image="flatcar-1")}), commit="2", taken=offsets)
+    forget(here.spool, offsets, forgotten_next(here.spool, offsets))
+    shutil.rmtree(here.root)
+    shutil.move(tmp_path / "backup", here.root)
+    with here.serve() as url:
+        text = get(url + ENTRY).text
+        assert DISK in text
+        assert "(OlderTree)" in text
+        assert "older than what the spool has forgotten" in httpx_client.get(f"{url}/readyz").text
+        here.publish(FLEET, commit="3")  # as it stands, this is what the instance wants
+        assert GIVEN in get(url + ENTRY).text
+
+
+def test_a_spool_that_was_lost_is_another_and_nothing_is_written_where_nobody_reads(here: Site) -> None:
+    with here.serve() as url:
+        assert GIVEN in get(url + ENTRY).text
+        here.observed()
+        shutil.rmtree(here.spool)
+        assert "(NotRecorded)" in get(url + ENTRY).text
+        here.spool.mkdir()
+        assert "(AnotherGiver)" in get(url + ENTRY).text, "the tree names the one that was lost"
+        here.publish(FLEET, commit="2")
+        assert GIVEN in get(url + ENTRY).text
+        assert [each.path for each in here.observed()] == [f"boot{ENTRY}"]
+
+
+def test_a_tree_that_names_no_spool_has_nothing_given(here: Site) -> None:
+    facts = json.loads((here.root / TERMS).read_bytes())
+    for damaged in (json.dumps({**facts, "giver": None}), json.dumps({**facts, "format": 9}), "", None):
+        (here.root / TERMS).unlink()
+        if damaged is not None:
+            (here.root / TERMS).write_text(damaged)
+        with here.serve() as url:
+            assert DISK in get(url + ENTRY).text
+        (here.root / TERMS).touch()
+
+
+def test_e35_terms_of_another_format_have_nothing_given(here: Site) -> None:
+    path = here.root / TERMS
+    path.write_text(path.read_text().replace('"format":1', '"format":2'))
+    with here.serve() as url:
+        assert DISK in get(url + ENTRY).text
+
+
+def test_e35_a_state_of_another_format_has_nothing_given(here: Site) -> None:
+    path = here.root / state_path("web01")
+    path.write_text(path.read_text().replace('"format":2', '"format":3'))
+    with here.serve() as url:
+        assert {get(url + path).status_code for path in LOOKUPS} == {500}
+
+
+# Where nothing can be recorded
+
+NAMED = fleet_document(
+    "endpoint: 'http://gives.test:8080', outputs: [ipxe, grub, pxelinux, uuid], baseURL: 'http://boot.test'"
+)
+
+
+def entries(fleet: Fleet) -> dict[str, str]:
+    """A server's entries as they lie in the tree."""
+    roles = {path for path, turns in fleet.servers["web01"].published.paths.items() if turns[0].role == "entry"}
+    return {path: fleet.files[path].content.decode() for path in roles}
+
+
+def test_e29_where_an_endpoint_is_named_no_file_gives_what_is_made_once() -> None:
+    fleet = planned(NAMED, *ONCE[1:])
+    found = entries(fleet)
+    assert len(found) == 8
+    for path, text in found.items():
+        assert "flatcar-1/kernel" not in text, path
+        asked = f"http://gives.test:8080/{path.removeprefix('boot/')}" if "ipxe" in path else None
+        if "pxelinux.cfg" in path:
+            assert text.endswith(f"\ninclude http://gives.test:8080/asked/{path.removeprefix('boot/')}?hop=1\n")
+            assert DISK in text
+        elif asked is not None:
+            assert (
+                f"imgfetch --timeout 8000 --name answer {asked}?uuid=${{uuid}}&serial=${{serial:uristring}}&hop=1 "
+                in text
+            )
+        else:
+            assert f"(http,gives.test:8080)/{path.removeprefix('boot/')}?hop=1" in text
+    assert fleet.servers["web01"].entries == {
+        path: digest for path, digest in fleet.servers["web01"].entries.items() if path not in found
+    }, "what only sends on proves nothing by being fetched from a mirror"
+
+
+def test_an_endpoint_answers_what_pxelinux_asks_for_as_the_path_that_copies_have(here: Site) -> None:
+    here.publish(planned(NAMED, *ONCE[1:]))
+    path = f"/pxelinux.cfg/01-{MAC}"
+    with here.serve() as url:
+        assert "flatcar-1/kernel" in get(f"{url}/asked{path}?hop=1").text
+    assert [each.path for each in here.observed()] == [f"boot{path}"]
+
+
+def test_e29_where_none_is_named_the_boot_itself_lies_there_and_every_whole_200_counts() -> None:
+    state = FLEET.servers["web01"]
+    found = entries(FLEET)
+    assert all("flatcar-1/kernel" in text for text in found.values())
+    assert found.keys() <= state.entries.keys()
+
+
+def test_a_site_may_name_an_endpoint_of_its_own() -> None:
+    site = "sites: [{name: fra1, baseURL: 'http://fra1.test', endpoint: 'http://fra1.test:8080', select: All}]"
+    found = entries(planned(NAMED.replace("baseURL:", f"{site}, baseURL:"), *ONCE[1:]))
+    assert all("http://fra1.test:8080/" in text for path, text in found.items() if "boot.ipxe" in path)
+
+
+def test_an_endpoint_that_does_not_give_sends_on_once_and_the_one_that_gives_gives(here: Site) -> None:
+    here.publish(planned(NAMED, *ONCE[1:]))
+    with here.serve() as gives, here.serve(records=False) as other:
+        for path in LOOKUPS:
+            assert "gives.test:8080" in get(other + path).text
+            assert DISK in get(f"{other}{path}?hop=1").text, "nobody is sent in circles"
+            assert GIVEN in get(f"{gives}{path}?hop=1").text
+        assert httpx_client.get(f"{other}/api/v1/status").status_code == 200
+        refused = httpx_client.get(f"{other}/metrics").text
+    assert 'gitboot_boots_refused_total{reason="NotRecorded"} 3.0' in refused, "who is sent on is not refused"
+
+
+# What firmware boots directly
+
+BMC = "bmc: {address: 'https://bmc.test', credentials: bmc}"
+
+
+def direct(artifact: str, spec: str = "", config: str = "None", *, settings: str = SEED[0]) -> Fleet:
+    """A server whose firmware boots an artifact, once, by what DHCP names to it."""
+    of_image = f"configFrom: {config}" + (", userData: Ignition/3.4" if config == "SystemUUID" else "")
+    data = ", userData: {format: Ignition/3.4, template: t}" if config == "SystemUUID" else ""
+    documents = (
+        server("web01", "role: web", spec).replace('"}]', f'", addresses: [{ADDRESS}]}}]'),
+        image("flatcar-1", of_image, artifact),
+        profile("web", "flatcar-1", f"httpBoot: {artifact}{data}", method="UefiHttp"),
+        policy("web", often="Once", spec="override: Once" if spec else "override: None"),
+    )
+    return planned(settings, *documents)
+
+
+def asked_by_dhcp(url: str) -> list[int]:
+    """How a DHCP server is answered, by both of its paths."""
+    by_address = get(f"{url}/httpboot", headers={"user-agent": "Go-http-client/1.1", "x-forwarded-for": ADDRESS})
+    by_uuid = get(f"{url}/httpboot/{UUID}.json", headers={"user-agent": "Go-http-client/1.1"})
+    return [by_address.status_code, by_uuid.status_code]
+
+
+@pytest.mark.parametrize(
+    ("fleet", "expected"),
+    [
+        pytest.param(direct("uki"), 404, id="nothing would show that it was booted"),
+        pytest.param(direct("iso", BMC), 200, id="a BMC shows it"),
+        pytest.param(direct("uki", config="SystemUUID"), 200, id="its data shows it"),
+    ],
+)
+def test_what_dhcp_names_is_offered_where_something_ends_it(here: Site, fleet: Fleet, expected: int) -> None:
+    here.publish(fleet)
+    with here.serve(trusted_proxies=PROXY) as url:
+        for _ in range(3):
+            assert asked_by_dhcp(url) == [expected] * 2
+        assert here.observed() == [], "it spends nothing"
+    with here.serve(records=False, trusted_proxies=PROXY) as url:
+        assert asked_by_dhcp(url) == [404] * 2
+
+
+def test_the_data_of_a_direct_boot_ends_its_offer(here: Site) -> None:
+    here.publish(direct("uki", config="SystemUUID"))
+    with here.serve(trusted_proxies=PROXY) as url:
+        assert asked_by_dhcp(url) == [200, 200]
+        assert get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"}).status_code == 200
+        assert [each.path for each in here.observed()] == [f"boot/ignition/{UUID}"]
+        assert asked_by_dhcp(url) == [404, 404]
+        here.now += timedelta(minutes=10)
+        assert get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("agent", "outcome"),
+    [
+        ("curl/8.5.0", None),
+        ("Wget/1.21", None),
+        ("Ignition/2.15.0", Outcome.SERVED),
+        ("Go-http-client/1.1", Outcome.SERVED),  # Talos
+        ("Cloud-Init/24.1", Outcome.SERVED),
+        ("a system", None),  # or a monitor
+        ("", None),
+    ],
+)
+def test_finding_c6_user_data_that_no_known_system_asks_for_by_a_uuid_is_no_evidence(
+    here: Site, agent: str, outcome: Outcome | None
+) -> None:
+    here.publish(direct("uki", config="SystemUUID"))
+    with here.serve(trusted_proxies=PROXY) as url:
+        for _ in range(2):
+            headers = {"user-agent": agent, "x-forwarded-for": ADDRESS}
+            assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
+    found = take(here.spool, {}).observations
+    assert [each.path for each in found if each.outcome is None] == [f"boot/ignition/{UUID}"] * 2
+    assert {each.outcome for each in found} == {None, outcome}
+
+
+@pytest.mark.parametrize(
+    ("agent", "client", "counts"),
+    [
+        pytest.param("curl/8.5.0", ADDRESS, True, id="a tool by which the machine asks"),
+        pytest.param("", ADDRESS, True, id="the machine, without a name"),
+        pytest.param("a system", "10.12.0.99", True, id="a system of another address"),
+        pytest.param("curl/8.5.0", "10.12.0.99", False, id="a person who looks"),
+        pytest.param("", "10.12.0.99", False, id="a monitor without a name"),
+    ],
+)
+def test_after_a_boot_was_served_its_user_data_is_evidence_by_the_same_address_or_a_system(
+    here: Site, agent: str, client: str, counts: bool
+) -> None:
+    here.publish(direct("uki", config="SystemUUID"))
+    with here.serve(trusted_proxies=PROXY) as url:
+        assert GIVEN in get(url + ENTRY, headers={**LOADER, "x-forwarded-for": ADDRESS}).text
+        headers = {"user-agent": agent, "x-forwarded-for": client}
+        assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
+        found = here.observed()
+        assert (GIVEN in get(url + GRUB).text) is not counts, "the data ends the minute in which the boot is repeated"
+    assert [(each.path, each.is_evidence) for each in found] == [
+        (f"boot{ENTRY}", True),
+        (f"boot/ignition/{UUID}", counts),
+    ]
+
+
+@pytest.mark.parametrize("agent", ["a system", "curl/8.5.0", ""])
+@pytest.mark.parametrize(("client", "counts"), [("10.12.0.13", True), ("10.12.9.1", False), ("10.13.0.1", False)])
+def test_user_data_is_evidence_by_each_client_that_the_fleet_names(
+    here: Site, agent: str, client: str, counts: bool
+) -> None:
+    fleet = "provisioning: {clients: [10.12.0.0/16], monitors: [10.12.9.0/24]}, baseURL: 'http://boot.test'"
+    here.publish(direct("uki", config="SystemUUID", settings=fleet_document(fleet)))
+    headers = {"user-agent": agent, "x-forwarded-for": client}
+    with here.serve(trusted_proxies=PROXY) as url:
+        assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
+    found = take(here.spool, {}).observations
+    assert (Outcome.SERVED in {each.outcome for each in found}) is counts
+    assert {each.is_evidence for each in found} == {counts}
+
+
+@pytest.mark.parametrize(
+    ("agent", "counts"), [("Ignition/2.15.0", True), ("a system", True), ("curl/8.5.0", False), ("", False)]
+)
+def test_user_data_of_a_maintenance_that_writes_no_disk_is_evidence_by_a_system(
+    here: Site, agent: str, counts: bool
+) -> None:
+    live = (
+        SEED[0],
+        server("web01", "role: web"),
+        image("live-1", "configFrom: SystemUUID, userData: Ignition/3.4, writesDisk: false", "uki"),
+        profile("live", "live-1", "httpBoot: uki, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
+        policy("web", boots="live", often="Never"),
+        maintenance("repair", "20T20:00 20T22:00", "networkBoot: Once, override: None", boots="live"),
+    )
+    here.publish(planned(*live))
+    with here.serve(trusted_proxies=PROXY) as url:
+        headers = {"user-agent": agent, "x-forwarded-for": ADDRESS}
+        assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
+    found = take(here.spool, {}).observations
+    assert found != []
+    assert (Outcome.SERVED in {each.outcome for each in found}) is counts
+
+
+def test_the_data_of_a_direct_boot_is_to_be_asked_for_again_while_that_cannot_be_recorded(here: Site) -> None:
+    here.publish(direct("uki", config="SystemUUID"))
+    with here.serve(records=False) as url:
+        found = get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"})
+    assert (found.status_code, found.headers["retry-after"], found.content) == (503, "5", b"")
+
+
+# To whom
+
+
+@pytest.mark.parametrize(
+    ("agent", "from_elsewhere", "counts"),
+    [
+        pytest.param("iPXE/1.0.0+", False, True, id="iPXE, through a proxy that does not say for whom"),
+        pytest.param("GRUB 2.12", False, True, id="GRUB"),
+        pytest.param("UefiHttpBoot/1.0", True, True, id="firmware"),
+        pytest.param("Syslinux/6.04", True, True, id="PXELINUX"),
+        pytest.param("curl/8.5.0", True, False, id="curl"),
+        pytest.param("Wget/1.21", True, False, id="wget"),
+        pytest.param("Mozilla/5.0 (X11; Linux x86_64)", True, False, id="a browser"),
+        pytest.param("Prometheus/2.50", True, False, id="a monitor"),
+        pytest.param("my-loader 1", True, False, id="a loader that nobody knows, or a monitor"),
+        pytest.param("", True, False, id="one that says nothing"),
+        pytest.param("my-loader 1", False, False, id="the same on this host"),
+        pytest.param("", False, False, id="who says nothing, on this host"),
+    ],
+)
+def test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing(
+    here: Site, agent: str, from_elsewhere: bool, counts: bool
+) -> None:
+    headers = {"user-agent": agent} | (ELSEWHERE if from_elsewhere else {})
+    with here.serve(trusted_proxies=PROXY) as url:
+        text = get(url + ENTRY, headers=headers).text
+        assert (GIVEN if counts else DISK) in text
+        assert len(here.observed()) == counts
+        assert ("(NotCounted)" in text) != counts
+        assert GIVEN in get(url + ENTRY).text, "the machine is given it"
+
+
+@pytest.mark.parametrize(
+    ("agent", "query", "counts"),
+    [
+        pytest.param("my-loader 1", "", False, id="nothing"),
+        pytest.param("my-loader 1", f"?uuid={UUID}", False, id="a UUID alone, which a path may need"),
+        pytest.param("my-loader 1", f"?uuid={UUID}&serial=ABC1234", True, id="what the first script sends"),
+        pytest.param("", f"?uuid={UUID}&serial=ABC1234", True, id="the same without a name"),
+        pytest.param("my-loader 1", f"?uuid={UUID}&serial=", True, id="a machine without a serial number"),
+        pytest.param("curl/8.5.0", f"?uuid={UUID}&serial=ABC1234", False, id="the same by a tool"),
+    ],
+)
+def test_finding_m3_a_boot_is_given_to_who_sends_what_a_loader_sends(
+    here: Site, agent: str, query: str, counts: bool
+) -> None:
+    with here.serve(trusted_proxies=PROXY) as url:
+        text = get(url + ENTRY + query, headers={"user-agent": agent, **ELSEWHERE}).text
+    assert (GIVEN if counts else DISK) in text
+    assert len(here.observed()) == counts
+
+
+CHECKS = [("gitboot-verify-mirror/0.2.0", ""), (IPXE, "?check=1"), ("gitboot/0.1.0", "")]
+
+
+@pytest.mark.parametrize(("agent", "query"), CHECKS)
+def test_finding_m3_a_check_spends_nothing_also_where_all_clients_count(here: Site, agent: str, query: str) -> None:
+    here.publish(planned(CLIENTS, *ONCE[1:]))
+    headers, own = {"user-agent": agent, "x-forwarded-for": "10.12.0.13"}, {"x-forwarded-for": "127.0.0.1"}
+    with here.serve(trusted_proxies=PROXY) as url:
+        for _ in range(6):  # five refusals within an hour are a condition
+            assert DISK in get(url + ENTRY + query, headers=headers).text
+        assert get(f"{url}/v1/boot/52-54-00-00-00-99/boot.ipxe{query}", headers=headers).status_code == 404
+        for path in (DATA, f"/ignition/{UUID}"):
+            assert get(url + path + query, headers=headers).status_code == 200
+        assert [each for each in here.observed() if each.is_evidence] == []
+        assert GIVEN in get(url + ENTRY, headers={**headers, "user-agent": IPXE}).text, "the machine is given it"
+        assert (
+            'gitboot_boots_refused_total{reason="NotCounted"} 0.0'
+            in httpx_client.get(f"{url}/metrics", headers=own).text
+        )
+
+
+CLIENTS = ONCE[0].replace("baseURL:", "provisioning: {clients: [10.12.0.0/16], monitors: [10.12.9.0/24]}, baseURL:")
+
+
+@pytest.mark.parametrize(
+    ("client", "counts"),
+    [("10.12.0.13", True), ("10.12.9.1", False), ("10.13.0.1", False), ("fd00:12::13", False)],
+)
+def test_where_clients_are_named_only_they_count(here: Site, client: str, counts: bool) -> None:
+    here.publish(planned(CLIENTS, *ONCE[1:]))
+    for agent in (IPXE, "curl/8.5.0"):
+        with here.serve(trusted_proxies=PROXY) as url:
+            text = get(url + ENTRY, headers={"user-agent": agent, "x-forwarded-for": client}).text
+        assert (GIVEN if counts else DISK) in text
+
+
+@for_each(
+    ("url", "clients", "is_told"),
+    [
+        ("http://[fd00::1]:8080", "10.12.0.0/16", True),
+        ("http://[fd00::1]:8080", "10.12.0.0/16, 'fd00::/8'", False),
+        ("http://[fd00::1]:8080", "", False),
+        ("http://192.0.2.1", "10.12.0.0/16", False),
+        ("http://boot.test", "10.12.0.0/16", False),
+    ],
+)
+def test_clients_of_ipv6_who_would_not_count_are_a_warning(url: str, clients: str, is_told: bool) -> None:
+    documents = fleet_document(f"baseURL: '{url}', provisioning: {{clients: [{clients}]}}")
+    warnings = decide(repository(documents, *ONCE[1:], files=TEMPLATES)).warnings
+    assert [each.code for each in warnings if each.code == Code.NO_IPV6_CLIENTS] == [Code.NO_IPV6_CLIENTS] * is_told
+
+
+def test_the_addresses_of_this_host_are_its_own(here: Site) -> None:
+    from gitboot.endpoint.boot_gate import _is_own
+
+    assert _is_own("127.0.0.9")
+    assert _is_own("::1")
+    assert not _is_own("192.0.2.200")
+    assert not _is_own("10.99.99.99")
+
+
+@pytest.mark.parametrize(
+    ("query", "given"),
+    [
+        pytest.param("", True, id="nothing"),
+        pytest.param("?uuid=&serial=", True, id="what is not set"),
+        pytest.param(f"?uuid={UUID}&serial=Other", True, id="its UUID"),
+        pytest.param(f"?uuid={UUID.upper()}", True, id="its UUID in upper case"),
+        pytest.param(f"?uuid={'0' * 8}-0000-0000-0000-{'0' * 12}&serial=None", True, id="placeholders"),
+        pytest.param("?uuid=4c4c4544-0034-4a10-8056-b9c04f4d3732", False, id="another UUID"),
+        pytest.param("?uuid=nonsense&serial=ABC1234", True, id="a serial number where the document has none"),
+    ],
+)
+def test_e25_another_machine_is_given_the_fallback(here: Site, query: str, given: bool) -> None:
+    with here.serve() as url:
+        text = get(url + ENTRY + query).text
+        assert (GIVEN if given else DISK) in text
+        assert len(here.observed()) == given
+
+
+# What comes next
+
+
+def test_e7_nothing_is_given_whose_files_are_not_there(here: Site, tmp_path: Path) -> None:
+    assets = tmp_path / "assets"
+    with here.serve(assets=assets) as url:
+        for name in ("kernel", "initrd"):
+            text = get(url + ENTRY).text
+            assert DISK in text
+            assert re.search(r"assets/flatcar-1/\w+ is not there \(Missing\)", text)
+            assert here.observed() == []
+            (assets / "flatcar-1").mkdir(parents=True, exist_ok=True)
+            (assets / "flatcar-1" / name).touch()
+        assert GIVEN in get(url + ENTRY).text
+
+
+def test_e7_nothing_is_given_whose_files_are_cut_short(here: Site, tmp_path: Path) -> None:
+    sized = ONCE[2].replace('kernel", sha256:', 'kernel", size: 5, sha256:')
+    assert sized != ONCE[2]
+    here.publish(planned(*ONCE[:2], sized, *ONCE[3:]), commit="2")
+    folder = tmp_path / "assets" / "flatcar-1"
+    folder.mkdir(parents=True)
+    (folder / "initrd").touch()  # of which the image does not say the size
+    with here.serve(assets=tmp_path / "assets") as url:
+        (folder / "kernel").write_text("ker")
+        assert "assets/flatcar-1/kernel has 3 bytes, and the image says 5 (Missing)" in get(url + ENTRY).text
+        assert here.observed() == []
+        (folder / "kernel").write_text("kerne")
+        assert GIVEN in get(url + ENTRY).text
+
+
+# Headers
+
+
+def test_e5_a_proxy_has_nothing_to_revalidate(here: Site) -> None:
+    for fleet in (FLEET, planned(*ALWAYS)):  # once, and at each boot
+        here.publish(fleet)
+        with here.serve() as url:
+            for ask in ({}, {"if-none-match": "*"}, {"if-modified-since": "Fri, 20 Nov 2026 21:00:00 GMT"}):
+                for method in ("GET", "HEAD"):
+                    found = httpx_client.request(method, url + ENTRY, headers=LOADER | ask)
+                    assert (found.status_code, found.headers["cache-control"]) == (200, "no-store")
+                    assert "etag" not in found.headers
+
+
+@pytest.mark.parametrize("agent", [IPXE, "curl/8"])
+def test_head_has_the_headers_of_what_this_client_would_get(here: Site, agent: str) -> None:
+    with here.serve() as url:
+        head = httpx_client.head(url + ENTRY, headers={"user-agent": agent})
+        assert here.observed() == []
+        found = get(url + ENTRY, headers={"user-agent": agent})
+    assert head.headers["content-length"] == str(len(found.content))
+
+
+# Clocks
+
+
+def say(here: Site, clock: datetime) -> None:
+    here.say({**Status().facts(), "clock": format_instant(clock)})
+
+
+@pytest.mark.parametrize("off", [timedelta(minutes=10), timedelta(minutes=-10), timedelta(seconds=31)])
+def test_e32_an_endpoint_whose_clock_is_off_gives_no_boot_that_writes_a_disk(here: Site, off: timedelta) -> None:
+    for fleet in (FLEET, planned(*ALWAYS)):
+        here.publish(fleet)
+        here.now = BEFORE + off
+        say(here, BEFORE - timedelta(minutes=1))
+        with here.serve() as url:
+            httpx_client.get(f"{url}/api/v1/status")  # it looks, as it does each second
+            say(here, BEFORE)
+            httpx_client.get(f"{url}/api/v1/status")
+            assert "(ClockOff)" in get(url + ENTRY).text
+            assert httpx_client.get(f"{url}/readyz").status_code == 503
+            assert f"{off.total_seconds():+.0f} s" in httpx_client.get(f"{url}/readyz").text
+            assert f"gitboot_clock_off_seconds {off.total_seconds()}" in httpx_client.get(f"{url}/metrics").text
+            here.now = BEFORE + timedelta(seconds=1)
+            say(here, BEFORE + timedelta(seconds=2))
+            httpx_client.get(f"{url}/api/v1/status")
+            assert GIVEN in get(url + ENTRY).text
+            assert httpx_client.get(f"{url}/readyz").status_code == 200
+
+
+def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
+    """Its clock or its silence: after a while it is the latter. Where the kernel vouches for the clock, at once."""
+    say(here, BEFORE - timedelta(hours=5))
+    with here.serve() as url:
+        assert "(ClockOff)" in get(url + ENTRY).text
+        assert "not compared with the instance's yet" in httpx_client.get(f"{url}/readyz").text
+        here.now = BEFORE + timedelta(minutes=3)
+        assert httpx_client.get(f"{url}/readyz").status_code == 200
+        assert GIVEN in get(url + ENTRY).text
+    here.publish(FLEET, commit="2")
+    with here.serve(keeping=Keeping.SYNCHRONISED) as url:
+        assert "not compared" not in get(url + ENTRY).text
+
+
+def test_e32_a_clock_that_is_ahead_at_the_start_is_waited_for_until_the_instance_writes(here: Site) -> None:
+    """Two hours ahead, beside an instance that is alive, from the first second on."""
+    here.now = BEFORE + timedelta(hours=2)
+    say(here, BEFORE)
+    with here.serve() as url:
+        assert "(ClockOff)" in get(url + ENTRY).text
+        say(here, BEFORE + timedelta(minutes=1))
+        httpx_client.get(f"{url}/api/v1/status")
+        assert "+7140 s off" in httpx_client.get(f"{url}/readyz").text
+        here.now += timedelta(hours=1)
+        assert "(ClockOff)" in get(url + ENTRY).text, "however long that lasts"
+        here.now = BEFORE + timedelta(minutes=2)
+        say(here, here.now)
+        httpx_client.get(f"{url}/api/v1/status")
+        assert GIVEN in get(url + ENTRY).text
+
+
+def test_e32_a_clock_that_is_behind_what_it_has_shown_before_gives_nothing(here: Site) -> None:
+    """The instance is gone, and the machine with the endpoint comes up with the clock of its battery."""
+    here.publish(planned(*ONCE, maintenance("repair", "20T22:00 20T23:00")))
+    here.now = START + timedelta(hours=2)
+    with here.serve(keeps=True):
+        pass
+    here.now = START + timedelta(minutes=10)
+    with here.serve(keeps=True) as url:
+        assert "(ClockOff)" in get(url + ENTRY).text, "and no window that was left"
+        assert "-6600 s off" in httpx_client.get(f"{url}/readyz").text
+        for minute in (11, 12):
+            here.now = START + timedelta(minutes=minute)
+            say(here, here.now)
+            httpx_client.get(f"{url}/api/v1/status")
+        assert "memtest-7" in get(url + ENTRY).text, "the instance says that it was wrong before"
+    with here.serve(keeps=True) as url:
+        assert httpx_client.get(f"{url}/readyz").status_code == 200, "nor is that kept"
+
+
+def test_a_clock_that_is_set_back_opens_no_window_that_was_left(here: Site) -> None:
+    here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T22:00 20T23:00")))
+    seen = []
+    with here.serve() as url:
+        for hour in (0, 1, 0, 1, 3, 1, 0):
+            here.now = START + timedelta(hours=hour, minutes=-30)
+            seen.append("repair" if "memtest-7" in get(url + ENTRY).text else "web")
+    assert seen == ["web", "repair", "web", "repair", "web", "web", "web"]
+
+
+def test_a_window_ends_in_time_for_an_endpoint_whose_clock_was_set_back_in_it(here: Site) -> None:
+    """Its instance is gone; the kernel tells how much time has passed since the newest instant that it has shown."""
+    here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T20:00 20T23:00")))
+    here.now = START + timedelta(minutes=50)
+    with here.serve(keeps=True):
+        pass
+    here.ahead = timedelta(hours=-2)
+    here.now = START + timedelta(minutes=58) + here.ahead
+    seen = []
+    with here.serve(keeps=True) as url:
+        for minutes in (58, 59, 61, 90):
+            here.now = START + timedelta(minutes=minutes) + here.ahead
+            seen.append("repair" if "memtest-7" in get(url + ENTRY).text else "web")
+    assert seen == ["repair", "repair", "web", "web"]
+
+
+def _seen(url: str) -> str:
+    return "repair" if "memtest-7" in get(url + ENTRY).text else "web"
+
+
+@pytest.mark.parametrize("is_found_at", ["the start", "a later look"])
+@pytest.mark.parametrize("off", [timedelta(hours=1), timedelta(hours=-1)])
+def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_opens_no_maintenance(
+    here: Site, off: timedelta, is_found_at: str
+) -> None:
+    """Neither by its own clock nor by the instance's. A clock that is set right opens it."""
+    here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T22:00 20T23:00")))
+    true = START - timedelta(minutes=30)
+    seen = []
+
+    def look(url: str, minutes: int, off: timedelta) -> None:
+        here.now, here.ahead = true + timedelta(minutes=minutes) + off, off
+        say(here, true + timedelta(minutes=minutes))
+        httpx_client.get(f"{url}/api/v1/status")  # it looks, as it does each second
+        seen.append(_seen(url))
+
+    say(here, true)
+    here.now, here.ahead = (true + off, off) if is_found_at == "the start" else (true, timedelta())
+    with here.serve() as url:
+        if is_found_at == "a later look":
+            look(url, 1, timedelta())
+        for minutes in (2, 3, 29, 35, 45, 100):
+            look(url, minutes, off)
+        assert set(seen) == {"web"}
+        here.publish(planned(*SEED, policy("web"), maintenance("again", "20T23:00 21T03:00")), commit="2")
+        look(url, 110, timedelta())
+        assert seen[-1] == "repair"
+
+
+@pytest.mark.parametrize("off", [timedelta(hours=1), timedelta(hours=-1)])
+def test_finding_c6_a_maintenance_that_was_served_goes_on_to_its_end_and_not_into_the_next(
+    here: Site, off: timedelta
+) -> None:
+    windows = (maintenance("first", "20T20:00 20T21:30"), maintenance("second", "20T22:00 20T23:00"))
+    here.publish(planned(*SEED, policy("web"), *windows))
+    seen = []
+    say(here, BEFORE)
+    with here.serve() as url:
+        seen.append(_seen(url))
+        for minutes in (1, 2, 29, 31, 59, 61, 100):
+            here.now, here.ahead = BEFORE + timedelta(minutes=minutes) + off, off
+            say(here, BEFORE + timedelta(minutes=minutes))
+            httpx_client.get(f"{url}/api/v1/status")
+            seen.append(_seen(url))
+    assert seen == ["repair", "repair", "repair", "repair", "web", "web", "web", "web"]
+
+
+def test_an_instance_that_is_silent_makes_no_clock_right_that_is_behind(here: Site) -> None:
+    here.now, here.ahead = BEFORE - timedelta(minutes=10), timedelta(minutes=-10)
+    say(here, BEFORE)
+    with here.serve() as url:
+        for minutes in (1, 9, 11, 30):
+            here.now = BEFORE + timedelta(minutes=minutes) + here.ahead
+            httpx_client.get(f"{url}/api/v1/status")  # it looks, as it does each second
+            assert "-600 s off" in httpx_client.get(f"{url}/readyz").text
+            assert "(ClockOff)" in get(url + ENTRY).text
+
+
+# A status that is stale
+
+
+def _conditions(url: str) -> dict[str, dict[str, Any]]:
+    return {each["type"]: each for each in httpx_client.get(f"{url}/api/v1/status").json()["conditions"]}
+
+
+def test_finding_c5_a_stale_status_is_a_false_condition_of_the_api_the_metrics_and_readyz(here: Site) -> None:
+    """Whatever the status says of everything else, and by whichever clock: a new one ends it."""
+    fine = Condition(type="SourceReady", status=True, reason="Fetched", message="", since=BEFORE)
+    written = {**Status(conditions=(fine,)).facts(), "clock": format_instant(BEFORE), "at": format_instant(BEFORE)}
+    here.say(written)
+    stale = 'gitboot_condition{status="false",type="StatusCurrent"} 1.0'
+    with here.serve(keeping=Keeping.SYNCHRONISED) as url:
+        for seconds, is_stale in ((0, False), (150, False), (151, True), (4000, True)):
+            here.now = BEFORE + timedelta(seconds=seconds)
+            status = httpx_client.get(f"{url}/api/v1/status").json()
+            assert status["ageSeconds"] == seconds
+            assert ("StatusCurrent" in _conditions(url)) is is_stale
+            assert (stale in httpx_client.get(f"{url}/metrics").text) is is_stale
+            ready = httpx_client.get(f"{url}/readyz")
+            assert (ready.status_code, "gitboot wrote this status" in ready.text) == (200, is_stale)
+        found = _conditions(url)["StatusCurrent"]
+        assert (found["status"], found["reason"]) == (False, "Stale") and found["remedy"]
+        assert "4000 s ago, at 2026-11-20T21:00:00Z" in found["message"]
+        here.say({**written, "clock": format_instant(here.now)})
+        assert "StatusCurrent" not in _conditions(url)
+
+
+def test_finding_c5_a_status_that_is_gone_is_as_old_as_the_last_one_that_was_seen(here: Site) -> None:
+    say(here, BEFORE)
+    with here.serve(keeping=Keeping.SYNCHRONISED) as url:
+        assert "StatusCurrent" not in _conditions(url)
+        here.forget_status()
+        here.now = BEFORE + timedelta(seconds=151)
+        assert "at 2026-11-20T21:00:00Z" in _conditions(url)["StatusCurrent"]["message"]
+        assert 'type="StatusCurrent"} 1.0' in httpx_client.get(f"{url}/metrics").text
+        assert httpx_client.get(f"{url}/readyz").status_code == 200
+
+
+def test_finding_c5_a_status_is_as_old_as_its_instance_is_silent_whatever_the_clock_shows(here: Site) -> None:
+    say(here, BEFORE)
+    here.now, here.ahead = BEFORE - timedelta(hours=2), timedelta(hours=-2)
+    with here.serve() as url:
+        assert "StatusCurrent" not in _conditions(url)
+        here.now += timedelta(seconds=151)
+        assert "StatusCurrent" in _conditions(url)
+
+
+def test_a_tree_that_no_instance_has_left_a_status_in_has_no_stale_one(here: Site) -> None:
+    with here.serve() as url:
+        here.now += timedelta(hours=5)
+        assert httpx_client.get(f"{url}/api/v1/status").json()["ageSeconds"] is None
+        assert "StatusCurrent" not in _conditions(url)
+
+
+def test_an_endpoint_reads_the_newer_status_of_its_instance(here: Site, tmp_path: Path) -> None:
+    """Its state directory may be full, and so may the tree; the status of another ledger does not count."""
+
+    def left(at: datetime, ledger: str = "test") -> bytes:
+        return json.dumps({**Status(ledger=ledger).facts(), "clock": format_instant(at)}).encode()
+
+    mine, published = tmp_path / "status.json", here.root / STATUS
+    minute = timedelta(minutes=1)
+    tree = PublishedTree(here.root, lambda: here.now, status=mine, ledger="test")
+    for in_state, in_tree, newest in (
+        (left(BEFORE), left(BEFORE + minute), BEFORE + minute),
+        (left(BEFORE + 2 * minute), left(BEFORE + minute), BEFORE + 2 * minute),
+        (left(BEFORE), left(BEFORE + minute, "other"), BEFORE),
+        (b"", left(BEFORE + minute), BEFORE + minute),
+    ):
+        write_whole(mine, in_state)
+        write_whole(published, in_tree)
+        assert tree.status()["clock"] == format_instant(newest)
+
+
+# What is seen of it
+
+
+def test_e6_no_page_tells_a_reader_to_fetch_an_entry() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "example-repo").rglob("*.md")]
+    asked = re.compile(
+        r"(?:curl|wget|GET)\b[^\n]*(?:/v1/boot/[^\s/]+/(?:boot\.ipxe|grub\.cfg)|/ipxe/[^\s/]|grub\.cfg-)"
+    )
+    assert len(pages) > 20
+    assert [page.name for page in pages for _ in asked.findall(page.read_text())] == []
+
+
+def test_an_entry_is_printed_without_being_spent(here: Site) -> None:
+    result = CliRunner().invoke(cli, ["boot-script", "web01", "--tree", str(here.root), "--at", format_instant(BEFORE)])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("# given once, to the machine: ") == 2, "for iPXE and for GRUB"
+    assert result.output.count(GIVEN) == 2
+    with here.serve() as url:
+        assert get(url + ENTRY).text in result.output
+    assert CliRunner().invoke(cli, ["boot-script", "web02", "--tree", str(here.root)]).exit_code != 0
+
+
+def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    documents = (ONCE[0], server("web01", "role: web", "provision: 1"), *ONCE[2:])
+    repository.push({"fleet.yaml": "---\n".join(documents), "t": TEMPLATES["t"]})
+    assets = tmp_path / "assets"
+    assets.mkdir()
+    looks = ("--check-assets", "off")  # by itself it would not offer it
+    with running(repository.bare, tmp_path, "--assets", str(assets), *looks, records="fresh") as instance:
+        eventually(lambda: "(Missing)" in instance.get(ENTRY).text)
+        found = eventually(lambda: [each for each in instance.status()["conditions"] if each["type"] == "BootsGiven"])
+        assert instance.status()["records"] == {"Pending": 1}
+    assert (found[0]["status"], found[0]["reason"]) == (False, "Missing")
+    assert "assets/flatcar-1/initrd is not there" in found[0]["message"]
+    assert found[0]["remedy"].startswith("gitboot boot-script web01")
+
+
+@pytest.mark.parametrize("giver", ["that of the spool", "none, as in a tree that was only rendered"])
+def test_a_sole_for_claim_of_2fefe59_in_the_spool_withholds_install_boots_with_the_reason(giver: str) -> None:
+    with site(None) as made, made.serve() as url:
+        made.publish(planned(*ONCE), giver=None if giver == "that of the spool" else "")
+        (claim := made.spool / ".endpoints" / "sole").parent.mkdir(exist_ok=True)
+        claim.write_text('{"forgotten":0,"giver":"01","site":"fra1"}')
+        eventually(lambda: "one-time boots of fra1 alone" in httpx_client.get(url + "/readyz").text)
+        text = get(url + ENTRY).text
+        assert "boots its local disk" in text and "(Stopped)" in text and str(claim) in text
+        assert made.observed() == []

@@ -1,0 +1,455 @@
+"""Paths of other systems: what each answers, that it counts as the entry's own, that nothing is given twice by them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gitboot.endpoint.boot_responses import Answers, NamedAnswers
+from gitboot.endpoint.served_files import PublishedTree
+from gitboot.fetchlog.access_logs import Ignored, read
+from gitboot.fetchlog.log_entries import Observation, parse_query
+from gitboot.fetchlog.unknown_machines import UnknownMachine, unknown_of
+from gitboot.publish.tree_reader import say
+from gitboot.render.emulated_apis import TABLE
+from gitboot.render.paths import Kind, Role, identity_of, kind_of
+from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.server_plan import Stoppage
+from tests.helpers import httpx_client
+from tests.helpers.file_servers import Mirror, broken, caddy, nginx
+from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
+from tests.helpers.served_tree import ADDRESS, BEFORE, LOADER, PROXY, TEMPLATES, Site, eventually, planned, site
+
+Logged = Observation | UnknownMachine | Ignored
+PEERS = "outputs: [ipxe, grub, serial, matchbox, bss, smee, pixiecore, nocloud, ec2, netboot.xyz, foreman]"
+REPORTED = "provisioning: {evidence: Reported}"
+COLONS = mac_of("web01")
+MAC = COLONS.replace(":", "-")
+BARE = MAC.replace("-", "")
+UUID = uuid_of("web01")
+INIT = uuid_of("init01")
+ENTRY = f"/v1/boot/{MAC}/boot.ipxe"
+CLOUD = "#cloud-config\nhostname: {{ server.name }}\n"
+DOCUMENTS = (
+    fleet(f"baseURL: 'http://boot.test', unknownServers: {{profile: look}}, {PEERS}, {REPORTED}"),
+    server("web01", "role: web, nid: '7', xname: x0c0s0b0n0", "provision: 1, serial: ABC123").replace(
+        '"}]', f'", addresses: [{ADDRESS}]}}]'
+    ),
+    server("init01", "role: init").replace('"}]', '", addresses: [127.0.0.1]}]'),
+    server("disk01", "role: disk"),
+    image("flatcar-1", "userData: Ignition/3.4", "kernel, initrd"),
+    image("live-1", "userData: CloudInit, writesDisk: false", "kernel, initrd"),
+    image("look-1", "writesDisk: false", "uki"),
+    profile("web", "flatcar-1", "userData: {format: Ignition/3.4, template: t}"),
+    profile("init", "live-1", "userData: {format: CloudInit, template: c}"),
+    profile("look", "look-1"),
+    policy("web", "{matchLabels: {role: web}}", often="Once"),
+    policy("init", "{matchLabels: {role: init}}", boots="init"),
+    policy("disk", "{matchLabels: {role: disk}}", often="Never"),
+)
+FLEET = planned(*DOCUMENTS, templates={**TEMPLATES, "c": CLOUD})
+LOG = b"x" * 65536 + b"\nlast"
+TOKEN = next(path.rpartition("/")[2] for path in FLEET.boot_files if "/provisioned/" in path)
+
+# Of a server that boots once: what asks for its entry, as each project's clients spell it.
+ENTRIES = {
+    "matchbox's first script": f"/ipxe?uuid={UUID}&mac={MAC}&domain=&hostname=&serial=ABC123",
+    "matchbox by MAC": f"/ipxe?mac={MAC}",
+    "matchbox by an encoded MAC": f"/ipxe?mac={COLONS.replace(':', '%3a')}",
+    "matchbox by UUID": f"/ipxe?uuid={UUID}",
+    "matchbox by serial": "/ipxe?serial=ABC123",
+    "bss by MAC": f"/boot/v1/bootscript?mac={COLONS}&retry=1&arch=x86_64&ts=1",
+    "bss in short": f"/bootscript?mac={COLONS}",
+    "smee": f"/{COLONS}/auto.ipxe",
+    "smee's script": f"/ipxe/script/{COLONS}/auto.ipxe",
+    "netboot.xyz": f"/MAC-{BARE}.ipxe",
+}
+LOOKED_UP = {  # what only an endpoint knows
+    "bss by name": "/boot/v1/bootscript?name=web01",
+    "bss by xname": "/boot/v1/bootscript?host=x0c0s0b0n0",
+    "bss by nid": "/boot/v1/bootscript?nid=7",
+    "matchbox in capitals": f"/ipxe?mac={COLONS.upper()}",
+    # The two that netboot.xyz tries one after the other: roles/netbootxyz/templates/disks/netboot.xyz.j2.
+    "netboot.xyz with hyphens": f"/MAC-{MAC}.ipxe",
+    # The spellings of --dhcp-mac-address-format: smee/internal/ipxe/script/ipxe.go takes what Go's net.ParseMAC does.
+    "smee with hyphens": f"/ipxe/script/{MAC}/auto.ipxe",
+    "smee with dots": f"/{BARE[:4]}.{BARE[4:8]}.{BARE[8:]}/auto.ipxe",
+}
+NOBODY = (
+    "/ipxe?mac=52:54:00:00:00:99",
+    "/ipxe?mac=zz",
+    "/ipxe?mac=%00",
+    "/ipxe?mac=..%2f..%2fops",
+    "/ipxe?uuid=..&mac=%ff%fe",
+    "/ipxe?serial=-",
+    "/grub?mac=",
+    "/grub",
+    "/boot/v1/bootscript",
+    "/boot/v1/bootparameters",
+    "/bootscript?mac=52:54:00:00:00:99",
+    "/52:54:00:00:00:99/auto.ipxe",
+    "/MAC-525400000099.ipxe",
+    "/pixiecore/v1/boot/52:54:00:00:00:99",
+    "/unattended/built?token=x",
+    f"/unattended/built?token={'0' * 64}",
+    "/metadata?mac=zz",
+    "/ignition?mac=zz",
+    f"/cloud?mac={MAC}",
+    f"/generic?mac={MAC}",
+    f"/nocloud/{UUID}/user-data",
+)
+
+
+@pytest.fixture
+def here() -> Iterator[Site]:
+    with site(FLEET) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("peers") / "output"
+    Site(root).publish(FLEET)
+    return root
+
+
+@pytest.fixture(scope="module")
+def looking(output: Path) -> Iterator[httpx.Client]:
+    """An endpoint whose boots nobody asks for in earnest."""
+    with Site(output).serve(trusted_proxies=PROXY) as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+        yield client
+
+
+def test_every_alias_is_of_an_output_that_a_fleet_may_choose() -> None:
+    for alias in TABLE:
+        assert {alias.path for alias in TABLE if alias.output in PEERS} == {alias.path for alias in TABLE}
+        assert alias.kinds and all(kind.role in (Role.ENTRY, Role.DATA, Role.LOOK, Role.REPORT) for kind in alias.kinds)
+
+
+@pytest.mark.parametrize("asked", [*ENTRIES, *LOOKED_UP])
+def test_e2_what_was_given_by_an_alias_is_given_by_no_path_again(here: Site, asked: str) -> None:
+    """The first fetch is recorded as the entry's own, and once it is too late for another, all turn together."""
+    alias = {**ENTRIES, **LOOKED_UP}[asked]
+    with here.serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+        assert "boots flatcar-1" in client.get(alias).text
+        [seen] = here.observed()
+        kind = kind_of(seen.path)
+        assert kind is not None
+        assert (seen.server, kind.role, seen.offer) == ("web01", Role.ENTRY, offer())
+        here.now += timedelta(seconds=61)
+        for path in (ENTRY, f"/ipxe/{UUID}", *ENTRIES.values(), *LOOKED_UP.values()):
+            assert "boots its local disk" in client.get(path).text, path
+        assert here.observed() == []
+
+
+@pytest.mark.parametrize("asked", ENTRIES)
+def test_e2_what_was_given_by_the_entry_is_given_by_no_alias(here: Site, asked: str) -> None:
+    with here.serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+        assert "boots flatcar-1" in client.get(ENTRY).text
+        here.now += timedelta(seconds=61)
+        assert "boots its local disk" in client.get(ENTRIES[asked]).text
+
+
+def offer() -> str | None:
+    writes = FLEET.servers["web01"].published.paths[f"boot{ENTRY}"][0].writes
+    return writes.offer if writes is not None else None
+
+
+@pytest.mark.parametrize("asked", [*ENTRIES, *LOOKED_UP])
+def test_e1_nothing_is_given_by_an_alias_that_cannot_be_recorded(here: Site, asked: str) -> None:
+    with here.serve(records=False) as url:
+        answer = httpx_client.get(f"{url}{ {**ENTRIES, **LOOKED_UP}[asked] }", headers=LOADER)
+        assert "could not be recorded" in answer.text and "boots its local disk" in answer.text
+
+
+@pytest.mark.parametrize("asked", ENTRIES)
+def test_e6_who_only_looks_by_an_alias_spends_nothing(here: Site, asked: str) -> None:
+    with here.serve() as url, httpx_client.Client(base_url=url) as client:
+        assert "not given" in client.get(ENTRIES[asked], headers={"user-agent": "curl/8"}).text
+        assert client.head(ENTRIES[asked], headers=LOADER).status_code == 200
+        assert here.observed() == []
+        assert "boots flatcar-1" in client.get(ENTRIES[asked], headers=LOADER).text
+
+
+@pytest.mark.parametrize("asked", ENTRIES)
+def test_e5_no_proxy_can_revalidate_an_alias_of_an_entry(here: Site, asked: str) -> None:
+    with here.serve() as url:
+        for more in ({}, {"if-none-match": "*"}):
+            answer = httpx_client.get(f"{url}{ENTRIES[asked]}", headers={**LOADER, **more})
+            assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+            assert "etag" not in answer.headers
+
+
+def test_e25_another_machine_is_given_the_fallback_by_an_alias(here: Site) -> None:
+    with here.serve() as url:
+        answer = httpx_client.get(f"{url}/ipxe?mac={MAC}&uuid={uuid_of('other')}", headers=LOADER)
+        assert "boots its local disk" in answer.text
+        assert here.observed() == []
+
+
+def test_a_stop_of_all_boots_holds_for_aliases(here: Site) -> None:
+    with here.serve() as url:
+        say(here.root / "ops", Stoppage("ada", "a flood", everything=True), BEFORE)
+        for path in ENTRIES.values():
+            stopped = partial(lambda path: "a flood" in httpx_client.get(f"{url}{path}", headers=LOADER).text, path)
+            assert eventually(stopped), path
+        assert httpx_client.get(f"{url}/httpboot", headers={"x-forwarded-for": "10.12.0.99"}).status_code == 404
+        assert "boots flatcar-1" not in httpx_client.get(f"{url}{ENTRY}", headers=LOADER).text
+
+
+def test_pixiecore_is_told_to_have_the_machine_ask_for_its_entry(looking: httpx.Client) -> None:
+    """As its API's client reads it: go.universe.tf/netboot, pixiecore/booters.go, apibooter.BootSpec."""
+    said = looking.get(f"/pixiecore/v1/boot/{COLONS}").json()
+    assert list(said) == ["ipxe-script"]
+    first, chain = said["ipxe-script"].splitlines()
+    assert first == "#!ipxe"
+    assert chain.startswith(f"chain --autofree http://boot.test{ENTRY}?uuid=${{uuid}}")
+    assert looking.get(f"/pixiecore/v1/boot/{mac_of('disk01')}").status_code == 404  # "don't boot this machine"
+
+
+def test_boot_parameters_show_no_boot_that_writes_a_disk(looking: httpx.Client) -> None:
+    [web] = looking.get(f"/boot/v1/bootparameters?mac={COLONS}").json()
+    assert web == {"hosts": ["web01"], "macs": [COLONS]}
+    [init] = looking.get("/boot/v1/bootparameters?name=init01").json()
+    assert init["kernel"].endswith("/kernel") and init["initrd"].endswith("initrd")
+    assert "ds=nocloud" in init["params"]
+    assert looking.post("/boot/v1/bootparameters").status_code == 405
+
+
+def test_matchbox_has_ignition_cloud_config_and_metadata(looking: httpx.Client) -> None:
+    assert looking.get(f"/ignition?uuid={UUID}&mac={MAC}").json() == {"ignition": {"version": "3.4.0"}}
+    assert looking.get(f"/ignition?uuid={UUID}").json() == {"ignition": {"version": "3.4.0"}}
+    assert looking.get(f"/cloud?uuid={INIT}").text == "#cloud-config\nhostname: init01\n"
+    told = looking.get(f"/metadata?mac={MAC}&foo=bar").text.splitlines()
+    assert {"ROLE=web", f"REQUEST_QUERY_MAC={MAC}", "REQUEST_QUERY_FOO=bar"} <= {*told}
+    assert f"REQUEST_RAW_QUERY=mac={MAC}&foo=bar" in told
+    assert not any(line.startswith("X=") for line in looking.get(f"/metadata?mac={MAC}&a=b%0aX=1").text.splitlines())
+
+
+def test_first_scripts_are_the_first_script(looking: httpx.Client) -> None:
+    script = looking.get("/boot.ipxe").content
+    assert {looking.get(path).content for path in ("/boot.ipxe.0", "/auto.ipxe", "/ipxe")} == {script}
+    assert looking.get(f"/ipxe?mac={MAC}").content != script  # though that path was asked for before
+    # dhcp-boot of Tinkerbell's docs/technical/smee/DHCP.md: what it fetches lies two levels up.
+    deeper = script.decode().replace("--name entry ", "--name entry ../../")
+    assert looking.get("/ipxe/script/auto.ipxe").text == deeper
+
+
+def test_ec2_knows_a_machine_by_its_address(looking: httpx.Client) -> None:
+    assert looking.get("/2009-04-04/user-data").text == "#cloud-config\nhostname: init01\n"
+    assert looking.get("/2009-04-04/meta-data/instance-id").text == INIT
+    assert looking.get("/latest/meta-data/").text.split() == ["hostname", "instance-id", "local-hostname"]
+    assert looking.get("/2009-04-04/meta-data/nothing").status_code == 404
+    elsewhere = {"x-forwarded-for": "10.12.0.99"}
+    assert looking.get("/2009-04-04/user-data", headers=elsewhere).status_code == 404
+
+
+def test_an_unknown_client_of_http_boot_gets_the_profile_of_unknown_servers(looking: httpx.Client) -> None:
+    said = looking.get("/httpboot", headers={"x-forwarded-for": "10.12.0.99"}).json()
+    assert said["ClientIPs"] == "10.12.0.99"
+    assert said["UKIURL"].endswith(".efi") or "uki" in said["UKIURL"]
+    assert "SystemUUID" not in said
+    assert looking.get("/httpboot", headers={"x-forwarded-for": ADDRESS}).status_code == 404
+
+
+@pytest.mark.parametrize("path", NOBODY)
+def test_an_unknown_machine_or_malformed_key_is_the_one_404(looking: httpx.Client, path: str) -> None:
+    answer = looking.get(path)
+    assert (answer.status_code, answer.content, answer.headers["cache-control"]) == (404, b"", "no-store")
+
+
+def test_an_output_that_was_not_chosen_has_no_paths() -> None:
+    with site() as made, made.serve() as url:
+        for path in (*ENTRIES.values(), *LOOKED_UP.values(), "/2009-04-04/user-data", f"/metadata?mac={MAC}"):
+            answer = httpx_client.get(f"{url}{path}", headers=LOADER)
+            assert answer.status_code == 404 or (path.startswith("/ipxe?") and "the boot entry of this" in answer.text)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("word", ["built", "failed"])
+def test_foremans_callbacks_are_reports(here: Site, word: str, method: str) -> None:
+    with here.serve() as url:
+        answer = httpx_client.request(
+            method,
+            f"{url}/unattended/{word}?token={TOKEN}",
+            content=LOG if method == "POST" else b"",
+            headers={"content-type": "text/plain", "user-agent": "curl/8.5"},  # as its snippet `built` sends it
+        )
+        assert answer.status_code == 204
+        [seen] = here.observed()
+        assert (seen.is_report, seen.is_failure) == (word == "built", word == "failed")
+        assert (seen.server, seen.digest) == ("web01", TOKEN)
+        assert (seen.log or "").endswith("last") == (word == "failed" and method == "POST")
+
+
+def test_foremans_callback_ends_what_was_given(here: Site) -> None:
+    with here.serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+        assert "boots flatcar-1" in client.get(ENTRIES["smee"]).text
+        client.get(f"/unattended/built?token={TOKEN}")
+        assert "boots its local disk" in client.get(ENTRIES["smee"]).text
+
+
+@given(
+    st.sampled_from([f"/{alias.path}" for alias in TABLE] + ["/metadata", "/2009-04-04/user-data"]),
+    st.binary(max_size=40)
+    | st.sampled_from([b"mac=", b"uuid=", b"token=", b"nid="]).flatmap(
+        lambda key: st.binary(max_size=40).map(lambda value: key + value)
+    ),
+)
+def test_no_query_finds_what_is_no_machine(output: Path, path: str, query: bytes) -> None:
+    tree = PublishedTree(output, lambda: BEFORE)
+    found = NamedAnswers(tree, Answers(tree)).find(path, query, lambda: "10.0.0.1", BEFORE)
+    assert found is None or path == "/ipxe" or b"nid=" in query  # which names one by a digit
+
+
+def test_tokens_find_no_server_where_foreman_is_not_chosen() -> None:
+    state = planned(*[each.replace(", foreman", "") for each in DOCUMENTS], templates={**TEMPLATES, "c": CLOUD})
+    identities = state.servers["web01"].published.identities
+    assert identity_of(Kind.TOKEN, TOKEN) not in identities
+    assert identity_of(Kind.TOKEN, TOKEN) in FLEET.servers["web01"].published.identities
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/ipxe?mac={COLONS}&uuid={UUID}",
+        f"/boot/v1/bootscript?mac={COLONS}",
+        f"/{COLONS}/auto.ipxe",
+        f"/MAC-{BARE}.ipxe",
+    ],
+)
+def test_an_unknown_machine_is_noted_by_whatever_path_it_asks(path: str) -> None:
+    below, _, query = path.partition("?")
+    noted = unknown_of(below, parse_query(query), "10.12.0.99", BEFORE)
+    assert noted is not None and noted.macs == (MAC,)
+
+
+TOLD = '{"ignition": {"version": "3.4.0"}, "told": "{{ urls.provisioned }}"}'
+
+
+def test_data_by_what_anybody_knows_tells_no_token_of_an_installation(tmp_path: Path) -> None:
+    """Its own system has another path for it, by a token that only this instance's key makes."""
+    keyed = planned(*DOCUMENTS, templates={"t": TOLD, "c": CLOUD}, keys=TokenKeys(b"k" * 32))
+    named = {path.rpartition("/")[2] for path in keyed.boot_files if "/provisioned/" in path}
+    [token] = named
+    data = next(file.content for path, file in keyed.boot_files.items() if f"/data/{token}/" in path)
+    assert token.encode() in data
+    for path in (f"/v1/boot/{MAC}/user-data/ignition", f"/ignition/{UUID}"):
+        assert token.encode() not in keyed.boot_files[path].content
+    with site(keyed) as here, here.serve() as url:
+        assert httpx_client.get(f"{url}/unattended/built?token={token}").status_code == 204
+        [seen] = here.observed()
+        assert (seen.server, seen.is_report) == ("web01", True)
+
+
+def test_e29_where_an_endpoint_is_named_no_alias_in_the_tree_gives_what_is_made_once() -> None:
+    named = fleet(f"baseURL: 'http://boot.test', endpoint: 'http://gitboot.test', {PEERS}, {REPORTED}")
+    found = planned(named, *DOCUMENTS[1:], templates={**TEMPLATES, "c": CLOUD})
+    for path in (f"/{COLONS}/auto.ipxe", f"/ipxe/script/{COLONS}/auto.ipxe", f"/MAC-{BARE}.ipxe"):
+        text = found.boot_files[path].content.decode()
+        assert f"imgfetch --timeout 8000 --name answer http://gitboot.test{path}?" in text and "kernel" not in text
+    said = json.loads(found.boot_files[f"/pixiecore/v1/boot/{COLONS}"].content)
+    assert f"http://boot.test{ENTRY}" in said["ipxe-script"]  # which sends on by itself
+    assert not any(f"boot/{MAC}/user-data" in path for path in found.servers["web01"].entries)
+
+
+S3 = (
+    "a b [21/Nov/2026:02:00:00 +0000] 10.0.0.1 - C REST.GET.OBJECT boot/{key} "
+    '"GET /x HTTP/1.1" 200 - 7 7 1 1 "-" "-" - '
+)
+
+
+def test_a_buckets_log_names_an_alias_that_is_a_file_of_the_tree() -> None:
+    """It does not say which version was sent, so only what names an installation is evidence there, as ever."""
+    for path in (f"52%253A54%253A00{COLONS[8:].replace(':', '%253A')}/auto.ipxe", f"MAC-{BARE}.ipxe"):
+        assert read(S3.format(key=path).encode()) is Ignored.VERSION
+    assert read(S3.format(key=f"v1/boot/{MAC}/bootparameters.json").encode()) is Ignored.PATH
+
+
+# Mirrors
+
+
+@pytest.fixture(scope="module", params=["nginx", "caddy"])
+def mirror(request: pytest.FixtureRequest, output: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
+    running = nginx if request.param == "nginx" else caddy
+    with running(output / "boot", output / "ops" / "serve", tmp_path_factory.mktemp(request.param)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(mirror: Mirror) -> Iterator[httpx.Client]:
+    with httpx_client.Client(base_url=mirror.url, headers=LOADER) as found:
+        yield found
+
+
+@pytest.fixture
+def logged(mirror: Mirror) -> Callable[[int], list[Logged]]:
+    begins = mirror.log.stat().st_size if mirror.log.exists() else 0
+
+    def new(count: int) -> list[Logged]:
+        def lines() -> list[bytes]:
+            return mirror.log.read_bytes()[begins:].splitlines() if mirror.log.exists() else []
+
+        assert eventually(lambda: len(lines()) >= count), lines()
+        return [read(line) for line in lines()]
+
+    return new
+
+
+def test_e29_an_alias_at_a_mirror_is_the_entry_and_its_log_says_so(
+    client: httpx.Client, logged: Callable[[int], list[Logged]]
+) -> None:
+    for path in ENTRIES.values():
+        answer = client.get(path)
+        assert "boots flatcar-1" in answer.text, path
+        assert (answer.headers["cache-control"], "etag" in answer.headers) == ("no-store", False), path
+    for seen, path in zip(logged(len(ENTRIES)), ENTRIES.values(), strict=True):
+        assert isinstance(seen, Observation), (path, seen)
+        kind = kind_of(seen.path)
+        assert kind is not None and kind.role is Role.ENTRY
+        assert FLEET.servers["web01"].entries[seen.path], path
+
+
+@pytest.mark.parametrize(
+    ("below", "query", "status"),
+    [
+        ("v1", f"mac={MAC}", 503),
+        ("ipxe", f"uuid={UUID}", 503),
+        ("ipxe", f"mac={MAC}", 200),
+        ("ipxe/serial", "serial=ABC123", 503),
+        ("ipxe/serial", "mac=52-54-00-00-00-99", 503),
+        ("v1/boot", "mac=52-54-00-00-00-99", 503),
+    ],
+)
+def test_finding_m5_an_alias_of_what_cannot_be_read_is_not_absent(
+    output: Path, client: httpx.Client, below: str, query: str, status: int
+) -> None:
+    with broken(output / "boot" / below, "forbidden"):
+        answer = client.get(f"/ipxe?{query}")
+        assert (answer.status_code, answer.content == b"") == (status, status == 503)
+    assert client.get(f"/ipxe?mac={MAC}").status_code == 200
+
+
+def test_data_and_first_scripts_at_a_mirror(client: httpx.Client) -> None:
+    assert client.get(f"/ignition?uuid={UUID}&mac={MAC}").json() == {"ignition": {"version": "3.4.0"}}
+    assert client.get(f"/cloud?mac={mac_of('init01')}").text == "#cloud-config\nhostname: init01\n"
+    assert client.get(f"/nocloud/{INIT}/user-data").headers["content-type"] == "text/cloud-config; charset=utf-8"
+    script = client.get("/boot.ipxe").content
+    assert {client.get(path).content for path in ("/boot.ipxe.0", "/auto.ipxe", "/ipxe")} == {script}
+    [init] = client.get(f"/boot/v1/bootparameters?mac={mac_of('init01')}").json()
+    assert init["hosts"] == ["init01"]
+    assert json.loads(client.get(f"/pixiecore/v1/boot/{COLONS}").content)["ipxe-script"]
+
+
+@pytest.mark.parametrize("path", [*NOBODY, *LOOKED_UP.values()])
+def test_a_mirror_has_one_404_for_who_is_not_known_there(client: httpx.Client, path: str) -> None:
+    answer = client.get(path)
+    assert (answer.status_code, answer.content, answer.headers["cache-control"]) == (404, b"", "no-store")

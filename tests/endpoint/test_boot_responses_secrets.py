@@ -1,0 +1,532 @@
+"""Secrets of user data: encrypted in Git and in the tree, given decrypted to a machine while it is installed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+from pyrage.x25519 import Identity
+
+from gitboot.cli.main import Exit
+from gitboot.endpoint.age_encryption import Keys, encrypt, make_key
+from gitboot.errors import InvalidRepository
+from gitboot.evaluator.content_keys import decision_keys
+from gitboot.problems import Code
+from gitboot.render.paths import CHECK, CHECKER, kind_of
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
+from tests.endpoint.test_server_workers import served
+from tests.helpers import httpx_client
+from tests.helpers.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server
+from tests.helpers.forked_commands import captured
+from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.served_tree import BEFORE, ENTRY, LOADER, MAC, PROXY, Fleet, Site, get, planned, site
+
+PLAIN: Final = "token: kubeadm-hunter2-çé\n"
+OWN: Final = "-----BEGIN PRIVATE KEY-----\nhunter3\n-----END PRIVATE KEY-----\n"
+IGNITION: Final = '{"ignition": {"version": "3.4.0"}, "x": {{ urls.secrets | tojson }}}'
+USER_DATA: Final = "userData: {format: Ignition/3.4, template: t, secrets: {join: s/join.age}}"
+INSTALLS: Final = "{matchLabels: {role: web}}"
+
+
+class Sealed:
+    """A key, and the files of a fleet whose secrets are encrypted to it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.file = folder / "keys"
+        self.public = make_key(self.file)
+        self.keys = Keys(self.file)
+        self.files = {"t": IGNITION, "s/join.age": self.seal(PLAIN), "s/own.age": self.seal(OWN)}
+
+    def seal(self, text: str) -> str:
+        return encrypt(text.encode(), [self.public]).decode()
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Sealed:
+    return Sealed(tmp_path_factory.mktemp("keys"))
+
+
+def documents(
+    *,
+    of_fleet: str = "",
+    of_server: str = "secrets: {own: s/own.age}",
+    often: str = "Once",
+    user_data: str = USER_DATA,
+) -> tuple[str, ...]:
+    return (
+        fleet(f"baseURL: 'http://boot.test', {of_fleet}"),
+        server("web01", "role: web", f"provision: 1, {of_server}"),
+        image("flatcar-1", "userData: Ignition/3.4", "kernel, initrd"),
+        image("memtest-7", "writesDisk: false, userData: Ignition/3.4"),
+        profile("web", "flatcar-1", user_data),
+        profile("repair", "memtest-7", user_data),
+        policy("web", INSTALLS, often=often),
+    )
+
+
+REPORTED: Final = "provisioning: {evidence: Reported}"
+
+
+def secrets_in(fleet_of: Fleet) -> dict[str, str]:
+    """The URLs of secrets by name, as the user data has them."""
+    text = next(file.content for path, file in fleet_of.boot_files.items() if path.endswith("config.ign"))
+    found: dict[str, str] = json.loads(text)["x"]
+    return found
+
+
+def path_of(url: str) -> str:
+    return url.removeprefix("http://boot.test")
+
+
+@pytest.fixture
+def here(sealed: Sealed) -> Iterator[Site]:
+    with site(planned(*documents(), templates=sealed.files)) as made:
+        yield made
+
+
+# What Git says
+
+
+def test_the_servers_own_secrets_win_over_the_profiles(sealed: Sealed) -> None:
+    other = documents(of_server="secrets: {join: s/own.age}")
+    boots = [
+        decision("web01", *each, files=sealed.files).policy.boot.user_data.secrets  # type: ignore[union-attr]
+        for each in (documents(), other)
+    ]
+    assert [sorted(each) for each in boots] == [["join", "own"], ["join"]]
+    assert boots[1]["join"] == boots[0]["own"] != boots[0]["join"]
+
+
+def test_another_secret_is_another_decision_and_says_nothing_of_it(sealed: Sealed) -> None:
+    """Its digest sees the encrypted file alone, so that a change is reviewed and counted like one of user data."""
+    files = {**sealed.files, "s/join.age": sealed.seal(PLAIN)}  # the same once more, encrypted anew
+    one, other = (decision("web01", *documents(), files=each) for each in (sealed.files, files))
+    assert one.digest != other.digest
+    shown = json.dumps(one.facts())
+    for each in (PLAIN, OWN):
+        assert each.strip() not in shown
+        assert base64.b64encode(each.encode()).decode()[:12] not in shown
+    facts = one.facts()["policy"]["boot"]["userData"]["secrets"]
+    assert sorted(facts) == ["join", "own"] and all(len(each) == 64 for each in facts.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "word"),
+    [
+        ({"s/join.age": "hunter2"}, Code.NOT_SEALED, "not encrypted by age"),
+        ({"s/join.age": None}, Code.UNKNOWN_REFERENCE, "there is no file"),
+    ],
+)
+def test_a_file_that_nobody_could_open_is_a_problem_of_the_commit(
+    sealed: Sealed, given: dict[str, str | None], code: Code, word: str
+) -> None:
+    files = {path: text for path, text in {**sealed.files, **given}.items() if text is not None}
+    with pytest.raises(InvalidRepository) as refused:
+        decided(*documents(), files=files)
+    problems = [each for each in refused.value.problems if each.code is code]
+    assert {each.path for each in problems} == {"004.yaml", "005.yaml"}
+    assert word in problems[0].message and "hunter2" not in str(refused.value)
+
+
+def test_a_files_name_says_that_it_is_encrypted(sealed: Sealed) -> None:
+    with pytest.raises(InvalidRepository, match=r"expected a file that is encrypted, \*\.age"):
+        repository(*documents(user_data=USER_DATA.replace("s/join.age", "t")), files=sealed.files)
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        (documents(often="Always"), "networkBoot Always"),
+        ((*documents(), maintenance("repair", "20T22:00 21T04:00")), "Maintenance/repair boots it"),
+        (documents(of_fleet="unknownServers: {profile: repair}"), "unknown machines boot it"),
+    ],
+)
+def test_a_boot_without_an_end_has_no_secrets(sealed: Sealed, given: tuple[str, ...], word: str) -> None:
+    with pytest.raises(InvalidRepository) as refused:
+        decided(*given, files=sealed.files)
+    assert {each.code for each in refused.value.problems} == {Code.SECRET_KEPT_OPEN}
+    assert word in str(refused.value)
+
+
+@pytest.mark.parametrize("often", ["Once", "OnImageChange"])
+def test_the_url_names_who_gives_it(sealed: Sealed, often: str) -> None:
+    """A mirror has none: the URL leads past it."""
+    mirrored = "endpoint: 'http://gitboot.test:8080'"
+    for of_fleet, base in (("", "http://boot.test"), (mirrored, "http://gitboot.test:8080")):
+        urls = secrets_in(planned(*documents(of_fleet=of_fleet, often=often), templates=sealed.files))
+        assert set(urls) == {"join", "own"}
+        assert all(url.startswith(f"{base}/s/") and url.endswith(f"/{MAC}/{name}") for name, url in urls.items())
+
+
+def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
+    """Also if nothing else of a fleet differs."""
+    fleets = [
+        repository(*documents(of_fleet=each), files=sealed.files)
+        for each in ("", "endpoint: 'http://other.test'", f"{REPORTED[:-1]}, attempts: 2}}")
+    ]
+    assert len({decision_keys(each, ["web01"])["web01"] for each in fleets}) == 3
+
+
+def test_secret_as_a_function_says_what_to_do_instead(sealed: Sealed) -> None:
+    files = {**sealed.files, "t": '{"ignition": {"version": "3.4.0"}, "x": "{{ secret("join") }}"}'}
+    with pytest.raises(InvalidRepository, match=r"urls\.secrets\.NAME"):
+        decided(*documents(), files=files)
+
+
+# What is published
+
+
+def test_nothing_of_a_secret_is_published_but_what_age_made_of_it(sealed: Sealed) -> None:
+    found = planned(*documents(), templates=sealed.files)
+    state = found.files["ops/servers/web01.json"].content.decode()
+    everything = "\n".join(f"{path}\n{file.content.decode()}" for path, file in found.files.items())
+    assert "hunter" not in everything
+    assert base64.b64encode(PLAIN.encode())[:20].decode() not in everything
+    names = {urls.rpartition("/")[2] for urls in secrets_in(found).values()}
+    assert names == {"join", "own"} and '"role":"sealed"' in state
+    assert not [path for path in found.files if path.startswith("boot/s/")]
+    machines = "\n".join(file.content.decode() for file in found.boot_files.values())
+    assert "YWdlLWVuY3J5cHRpb24" not in machines  # not even encrypted, where machines look
+
+
+STEPS: Final = {  # by what it counts as provisioned, and whether its secrets are offered
+    None: True,
+    "Fetched": True,  # the boot that asks for them has just begun
+    "Reported": False,
+    "Progress": False,
+    "Operator": False,
+}
+
+
+@pytest.mark.parametrize("evidence", STEPS)
+def test_it_is_offered_with_user_data_and_ends_when_the_installation_is_done(
+    sealed: Sealed, evidence: str | None
+) -> None:
+    done = Record(provision=1, image="flatcar-1", pool="web", evidence=evidence, provisioned_at=BEFORE)
+    record, offered = done if evidence is not None else Record(), STEPS[evidence]
+    found = planned(*documents(), records={"web01": record}, templates=sealed.files)
+    paths = [path for path in found.servers["web01"].published.paths if path.startswith("boot/s/")]
+    contents = [found.servers["web01"].published.paths[path][0].content for path in paths]
+    assert any(contents) is offered, paths
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_an_installer_that_has_failed_is_given_no_more(sealed: Sealed, failed: bool) -> None:
+    from gitboot.resolve.provisioning_record import Failure
+
+    key = decision("web01", *documents(of_fleet=REPORTED), files=sealed.files)
+    wanted = planned(*documents(of_fleet=REPORTED), templates=sealed.files).servers["web01"].plan
+    assert key.policy is not None and wanted is not None and wanted.key is not None
+    attempt = InstallAttempt(
+        key=wanted.key,
+        boots=(Seen(BEFORE - timedelta(minutes=5), "boot/x", "10.0.0.1"),),
+        failed=Failure(BEFORE, "10.0.0.1", "") if failed else None,
+    )
+    found = planned(
+        *documents(of_fleet=REPORTED), records={"web01": Record(attempts=(attempt,))}, templates=sealed.files
+    )
+    offered = [path for path, turns in found.servers["web01"].published.paths.items() if path.startswith("boot/s/")]
+    assert bool(offered) is not failed
+
+
+# What an endpoint gives
+
+
+def test_an_endpoint_gives_what_it_holds_and_writes_it_down(here: Site, sealed: Sealed) -> None:
+    urls = secrets_in(planned(*documents(), templates=sealed.files))
+    with here.serve(keys=sealed.keys) as url:
+        for name, text in (("join", PLAIN), ("own", OWN)):
+            found = get(url + path_of(urls[name]))
+            assert (found.status_code, found.content) == (200, text.encode())
+            assert found.headers["cache-control"] == "no-store" and "etag" not in found.headers
+            assert found.headers["content-type"] == "application/octet-stream"
+        assert httpx_client.head(url + path_of(urls["own"])).headers["content-length"] == str(len(OWN.encode()))
+        again = get(url + path_of(urls["own"]).replace(MAC, MAC.replace("-", ":").upper()))
+        assert again.content == OWN.encode()
+    seen = here.observed()
+    assert [each.path.rpartition("/")[2] for each in seen] == ["join", "own", "own"]
+    assert all(each.is_start and kind_of(each.path) is not None for each in seen)
+    assert "hunter" not in "".join(path.read_text() for path in here.spool.iterdir() if path.is_file())
+
+
+def test_what_is_asked_for_otherwise_is_the_one_404(here: Site, sealed: Sealed) -> None:
+    whole = path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
+    _, _, token, mac, name = whole.split("/")
+    others = [
+        f"/s/{token}/{mac}/other",
+        f"/s/{'0' * 64}/{mac}/{name}",
+        f"/s/{token}/52-54-00-00-00-01/{name}",
+        f"/s/{token}/{mac}/",
+        f"/s/{token}/{mac}/{name}/",
+        f"/s/{token}/{mac}/../{mac}/{name}x",
+        f"/s/{token[:-1]}/{mac}/{name}",
+        f"/s/{token}/{name}",
+        "/s/",
+        f"/boot/s/{token}/{mac}/{name}",
+    ]
+    with here.serve(keys=sealed.keys) as url:
+        assert get(url + whole).status_code == 200
+        for other in others:
+            found = get(url + other)
+            assert (found.status_code, found.content) == (404, b""), other
+
+
+def test_who_is_no_machine_of_the_fleet_is_given_none(sealed: Sealed) -> None:
+    clients = "provisioning: {clients: [10.12.0.0/24]}"
+    made = planned(*documents(of_fleet=clients), templates=sealed.files)
+    path = path_of(secrets_in(made)["join"])
+    with site(made) as there, there.serve(keys=sealed.keys, trusted_proxies=PROXY) as url:
+        for client, status in (("10.12.0.13", 200), ("10.13.0.13", 404), ("127.0.0.1", 404)):
+            assert get(url + path, headers={"x-forwarded-for": client}).status_code == status, client
+        assert [each.client for each in there.observed()] == ["10.12.0.13"]
+
+
+# What a check by gitboot sends: both marks, and each alone, for a cache may drop one.
+CHECKS: Final = {
+    "both marks": (f"?{CHECK}=1", {"user-agent": f"{CHECKER}/0.2.0"}),
+    "its name alone": ("", {"user-agent": f"{CHECKER}/0.2.0"}),
+    "the query alone, as a loader names itself": (f"?{CHECK}=1", LOADER),
+}
+
+
+@pytest.mark.parametrize("marks", CHECKS)
+def test_finding_m3_a_secret_that_a_check_asks_for_is_neither_given_nor_counted(sealed: Sealed, marks: str) -> None:
+    """Each client of this host counts here, so that only the marks tell a check from a machine."""
+    query, headers = CHECKS[marks]
+    clients = "provisioning: {evidence: Reported, clients: [127.0.0.0/8]}"
+    made = planned(*documents(of_fleet=clients), templates=sealed.files)
+    path = path_of(secrets_in(made)["join"])
+    with site(made) as there, there.serve(keys=sealed.keys) as url:
+        for _ in range(9):  # five withheld boots of a machine are a condition
+            found = get(f"{url}{path}{query}", headers=headers)
+            assert (found.status_code, found.content) == (404, b"")
+        assert 'gitboot_boots_refused_total{reason="NotCounted"} 0.0\n' in httpx_client.get(f"{url}/metrics").text
+        assert get(url + path).content == PLAIN.encode(), "the machine is given its secret"
+        assert [each.path for each in there.observed() if each.is_evidence] == [f"boot{path}"]
+
+
+def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, sealed: Sealed, tmp_path: Path) -> None:
+    path = path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
+    make_key(tmp_path / "other")
+    for keys, word in ((None, "without --secret-keys"), (Keys(tmp_path / "other"), "none of the keys opens it")):
+        with here.serve(keys=keys) as url:
+            found = get(url + path)
+            assert (found.status_code, found.content, found.headers["retry-after"]) == (503, b"", "5")
+            assert 'reason="NotOpened"} 1' in httpx_client.get(f"{url}/metrics").text
+        assert not here.observed(), word
+
+
+def test_it_is_given_by_the_one_spool_alone(here: Site, sealed: Sealed) -> None:
+    path = path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
+    with here.serve(records=False, keys=sealed.keys) as url:
+        assert get(url + path).status_code == 503
+    here.spool.rename(here.spool.with_name("gone"))
+    here.spool.mkdir()
+    with here.serve(keys=sealed.keys) as url:
+        assert get(url + path).status_code == 503
+
+
+def test_the_installers_report_ends_it_before_the_instance_knows(sealed: Sealed) -> None:
+    made = planned(*documents(of_fleet=REPORTED), templates=sealed.files)
+    path = path_of(secrets_in(made)["join"])
+    report = next(f"/{each}" for each in made.boot_files if "/provisioned/" in each).replace("//", "/")
+    with site(made) as there, there.serve(keys=sealed.keys) as url:
+        assert "(Network)" in get(url + ENTRY).text
+        assert get(url + path).status_code == 200
+        there.now += timedelta(minutes=5)
+        assert get(url + path).status_code == 200  # its system asks once more
+        assert get(url + report).status_code == 204
+        assert get(url + path).status_code == 404
+
+
+def test_it_ends_by_the_clock_and_when_it_is_withdrawn(sealed: Sealed) -> None:
+    record = Record(provision=1, image="flatcar-1", pool="web", evidence="Fetched", provisioned_at=BEFORE)
+    made = planned(*documents(), records={"web01": record}, templates=sealed.files)
+    path = path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
+    with site(made) as there, there.serve(keys=sealed.keys) as url:
+        for minutes, status in ((0, 200), (119, 200), (120, 404)):
+            there.now = BEFORE + timedelta(minutes=minutes)
+            assert get(url + path).status_code == status, minutes
+        there.now = BEFORE
+        there.publish(planned(*documents(of_fleet="stopped: 'no'"), templates=sealed.files), commit="stopped")
+        assert get(url + path).status_code == 404
+
+
+# The whole way
+
+
+def boots_given(instance: Instance) -> dict[str, Any]:
+    """The condition by which an instance tells what its endpoints have not given."""
+    found = [each for each in instance.status()["conditions"] if each["type"] == "BootsGiven"]
+    return found[0] if found else {"status": True, "reason": "Given"}
+
+
+def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(tmp_path: Path, sealed: Sealed) -> None:
+    pushed = Repository.create(tmp_path / "git")
+    secret_ends = documents(of_fleet="provisioning: {evidence: Reported, clients: [127.0.0.0/8]}")
+    pushed.push({"fleet.yaml": "---\n".join(secret_ends), **sealed.files})
+    keys = tmp_path / "keys"
+    keys.write_bytes(sealed.file.read_bytes())
+    with running(pushed.bare, tmp_path, "--secret-keys", str(keys), records="fresh") as instance:
+        entry = eventually(lambda: "(Network)" in (found := instance.get(ENTRY).text) and found)
+        data = next(word for word in entry.split() if "ignition.config.url=" in word).partition("=")[2]
+        user_data: dict[str, Any] = instance.get(path_of(data)).json()
+        path = path_of(user_data["x"]["join"])
+        assert instance.get(path).text == PLAIN
+        keys.write_text(f"{Identity.generate()}\n")
+        assert instance.get(path).status_code == 503
+        said = eventually(lambda: boots_given(instance)["reason"] == "NotOpened" and boots_given(instance)["message"])
+        assert "the secret join: none of the keys opens it" in said
+        keys.write_bytes(sealed.file.read_bytes())
+        assert instance.get(path).text == PLAIN
+        eventually(lambda: boots_given(instance)["status"])
+        eventually(lambda: instance.get("/api/v1/servers/web01").json()["step"] == "Started")
+        pushed.push({"s/join.age": "hunter2"})  # read beside the commit before, of which nothing else differs
+        eventually(lambda: instance.status()["attempted"]["problems"])
+        assert {each["code"] for each in instance.status()["attempted"]["problems"]} == {Code.NOT_SEALED}
+        assert instance.get(path).text == PLAIN
+        report = path.replace("/s/", f"/v1/boot/{MAC}/provisioned/").partition(f"/{MAC}/join")[0]
+        assert instance.get(report).status_code == 204
+        assert instance.get(path).status_code == 404
+        eventually(lambda: instance.status()["records"] == {"Provisioned": 1})
+        assert instance.get(path).status_code == 404
+        pages = [instance.get(f"/api/v1/{page}").text for page in ("status", "servers", "servers/web01/plan")]
+        pages += [instance.get("/metrics").text, json.dumps(instance.events)]
+    assert "hunter" not in "".join(pages)
+    for folder in ("state", "output", "spool"):
+        for file in (tmp_path / folder).rglob("*"):
+            assert not file.is_file() or b"hunter" not in file.read_bytes(), file
+
+
+def test_gitboot_serve_opens_them_too_and_refuses_to_start_without_a_key(here: Site, sealed: Sealed) -> None:
+    path = path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
+    with served(here.root, "--spool", str(here.spool), "--secret-keys", str(sealed.file)) as (url, _):
+        assert get(url + path).text == PLAIN
+    refused = captured("serve", "--out", here.root, "--secret-keys", here.root / "no")
+    assert refused.returncode == Exit.USAGE and "no cannot be read: No such file" in refused.stderr
+
+
+# Who fetched it
+
+
+STRANGER: Final = "127.0.0.66"
+
+
+def from_address(instance: Instance, address: str, path: str, times: int = 1) -> set[int]:
+    """Fetch a path again and again from an address of this host; return the statuses."""
+    transport = httpx.HTTPTransport(local_address=address, verify=False)
+    with httpx.Client(base_url=instance.url, transport=transport, headers=LOADER, timeout=60) as client:
+        return {client.get(path).status_code for _ in range(times)}
+
+
+def private(instance: Instance) -> dict[str, Any] | None:
+    """The condition that a secret was fetched by nobody else; None: it holds."""
+    return next((each for each in instance.status()["conditions"] if each["type"] == "SecretsPrivate"), None)
+
+
+def fetched_secrets(instance: Instance) -> list[str]:
+    """Who fetched the secret, as the events have it."""
+    told = [each for each in instance.events if each["type"] == "SecretFetched"]
+    return [each["client"] for each in told if each["secret"] == "secrets/join"]
+
+
+def shown_fetches(folder: Path) -> dict[str, int]:
+    """What `gitboot secret fetches` shows of the secret."""
+    shown = typed("secret", "fetches", "web01", "--state", folder / "state", "-o", "json")
+    (found,) = (each for each in shown.json["items"] if each["secret"] == "secrets/join")
+    others = {"others": found["others"]["times"]} if found["others"] is not None else {}
+    return {each["address"]: each["times"] for each in found["addresses"]} | others
+
+
+@pytest.fixture
+def served_secret(tmp_path: Path, sealed: Sealed) -> tuple[Repository, tuple[str, ...]]:
+    """A fleet whose secret machines of this host may fetch, and how an instance serves it."""
+    pushed = Repository.create(tmp_path / "git")
+    allowed = documents(of_fleet="provisioning: {evidence: Reported, clients: [127.0.0.0/8]}")
+    pushed.push({"fleet.yaml": "---\n".join(allowed), **sealed.files})
+    return pushed, ("--secret-keys", str(sealed.file))
+
+
+def install(instance: Instance) -> str:
+    """Let the machine, at 127.0.0.1, boot and fetch its user data and its secret; return the secret's path."""
+    entry = eventually(lambda: "(Network)" in (found := instance.get(ENTRY).text) and found)
+    data = next(word for word in entry.split() if "ignition.config.url=" in word).partition("=")[2]
+    path = path_of(instance.get(path_of(data)).json()["x"]["join"])
+    assert instance.get(path).text == PLAIN
+    eventually(lambda: fetched_secrets(instance) == ["127.0.0.1"])
+    return path
+
+
+def test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_condition(
+    tmp_path: Path, served_secret: tuple[Repository, tuple[str, ...]]
+) -> None:
+    pushed, arguments = served_secret
+    with running(pushed.bare, tmp_path, *arguments, records="fresh") as instance:
+        path = install(instance)
+        assert private(instance) is None
+        assert from_address(instance, STRANGER, path, 12) == {200}  # gitboot withholds nothing
+        found = eventually(lambda: private(instance))
+        assert (found["status"], found["reason"]) == (False, "SecondAddress")
+        assert "web01: the secret join was fetched" in found["message"] and STRANGER in found["message"]
+        assert found["remedy"].startswith("gitboot secret fetches web01 --state STATE")
+        eventually(lambda: shown_fetches(tmp_path).get(STRANGER, 0) > 10)
+        assert fetched_secrets(instance) == ["127.0.0.1", STRANGER]
+
+        confirmed = typed("secret", "fetches", "web01", "--state", tmp_path / "state", "--confirm", "INC-4711")
+        assert confirmed.code == 0, confirmed.err
+        eventually(lambda: private(instance) is None)
+
+        assert from_address(instance, STRANGER, path, 300) == {200}
+        lines = [line for file in (tmp_path / "state/spool").glob("*.jsonl") for line in file.read_text().splitlines()]
+        assert sum(STRANGER in line for line in lines) < 100, "repeats are counted in place"
+    with running(pushed.bare, tmp_path, *arguments) as instance:  # the endpoint left its count when it ended
+        assert eventually(lambda: private(instance))["reason"] == "ManyFetches"
+        assert shown_fetches(tmp_path) == {"127.0.0.1": 1, STRANGER: 312}
+        assert not fetched_secrets(instance)
+
+
+def test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger(
+    tmp_path: Path, served_secret: tuple[Repository, tuple[str, ...]]
+) -> None:
+    pushed, arguments = served_secret
+    with running(pushed.bare, tmp_path, *arguments, "--workers", "2", records="fresh") as instance:
+        path = install(instance)
+        for number in range(60, 120):
+            from_address(instance, f"127.0.0.{number}", path)
+        found = eventually(lambda: found if len(found := shown_fetches(tmp_path)) == 17 else None)
+        assert found["127.0.0.1"] == 1
+        assert len(fetched_secrets(instance)) == 17
+        shown = [each for each in instance.status()["secretFetches"] if each["secret"] == "secrets/join"]
+        assert [(each["server"], each["unexpected"], len(each["addresses"])) for each in shown] == [("web01", True, 16)]
+        assert [each["type"] for each in instance.events].count("SecretsFetchedAgain") <= 2
+        with closing(sqlite3.connect(tmp_path / "state/ledger.sqlite")) as ledger:
+            ((rows, size),) = ledger.execute("SELECT count(*), max(length(facts)) FROM secret_fetches")
+        assert rows == 1 and size < 10_000
+
+
+def test_finding_s5_a_client_that_counts_for_nothing_is_noted_too(tmp_path: Path, sealed: Sealed) -> None:
+    """User data is for who knows its URL; a fetch from elsewhere is no evidence, and leaves a trace."""
+    pushed = Repository.create(tmp_path / "git")
+    allowed = documents(of_fleet="provisioning: {evidence: Reported, clients: [127.0.0.1/32]}")
+    pushed.push({"fleet.yaml": "---\n".join(allowed), **sealed.files})
+    with running(pushed.bare, tmp_path, "--secret-keys", str(sealed.file), records="fresh") as instance:
+        entry = eventually(lambda: "(Network)" in (found := instance.get(ENTRY).text) and found)
+        data = path_of(next(word for word in entry.split() if "ignition.config.url=" in word).partition("=")[2])
+        eventually(lambda: instance.get("/api/v1/servers/web01").json()["step"] == "Attempted")
+        assert from_address(instance, STRANGER, data) == {200}
+        told = eventually(lambda: [each for each in instance.events if each["type"] == "SecretFetched"])
+        assert [each["client"] for each in told] == [STRANGER]
+        assert instance.get("/api/v1/servers/web01").json()["step"] == "Attempted"
+        instance.get(data)
+        eventually(lambda: private(instance))
+        eventually(lambda: instance.get("/api/v1/servers/web01").json()["step"] == "Started")

@@ -1,0 +1,139 @@
+"""Strangers that hold what they can of a real endpoint: bodies that never end, and connections."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from select import select
+
+import httpx
+import pytest
+
+from gitboot.endpoint import connections
+from gitboot.endpoint.connections import MOST_BODIES_OF_ONE, MOST_IDLE
+from gitboot.fetchlog.unknown_machines import UnknownAsked
+from tests.endpoint.test_recorder_inventories import FLEET
+from tests.endpoint.test_server_workers import served
+from tests.helpers import httpx_client
+from tests.helpers.cases import for_each
+from tests.helpers.configuration import configured
+from tests.helpers.git_servers import program
+from tests.helpers.instance_process import eventually
+from tests.helpers.served_tree import ENTRY, IPXE, PROXY, connect, exchange, get, read_all, site
+
+MANY = 80
+POST = b"POST /v1/inventory HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n"
+REFUSED = b"HTTP/1.1 429 Too Many Requests\r\n"
+
+
+def readable(held: list[socket.socket]) -> list[socket.socket]:
+    """Return the connections on which the endpoint has answered, or which it has closed."""
+    return select(held, [], [], 0)[0]
+
+
+def test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_answered() -> None:
+    settings = configured(idle_connections=1000)
+    with (
+        site(FLEET) as made,
+        served(made.root, "--spool", str(made.spool), *settings) as (url, _),
+        ExitStack() as stack,
+    ):
+        held = [stack.enter_context(connect(url)) for _ in range(MANY)]
+        for each in held:
+            each.sendall(POST + b"\r\n{")
+        refused = eventually(lambda: len(found := readable(held)) == MANY - MOST_BODIES_OF_ONE and found)
+        for each in refused:
+            answer = read_all(each)
+            assert answer.startswith(REFUSED) and b"\r\nConnection: close\r\n" in answer
+        assert get(url + ENTRY).status_code == 200
+
+
+def test_finding_s4_a_body_that_trickles_ends_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "BODY_S", 0.1)
+    with site(FLEET) as made, made.serve(asked=UnknownAsked(made.spool)) as url, connect(url) as client:
+        client.sendall(POST + b"\r\n{")
+        answer = read_all(client)
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"\r\nConnection: close\r\n" in answer
+
+
+def test_finding_s4_curl_that_trickles_a_body_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "BODY_S", 1)
+    status = ("--silent", "--output", os.devnull, "--write-out", "%{http_code}", "--user-agent", IPXE)
+    with site(FLEET) as made, made.serve(asked=UnknownAsked(made.spool)) as url:
+        command = [program("curl", "curl"), *status, "--request", "POST", "--upload-file", ".", f"{url}/v1/inventory"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as curl:
+            assert curl.stdin is not None and curl.stdout is not None
+            with suppress(BrokenPipeError):
+                while not select([curl.stdout], [], [], 0.1)[0]:  # until curl writes the status of its answer
+                    curl.stdin.write(b"{")
+            assert curl.stdout.read() == b"408"
+
+
+@for_each(
+    "head",
+    [
+        "POST /v1/boot/none HTTP/1.1",
+        "GET /nothing HTTP/1.1",
+        "PUT / HTTP/1.1",
+        "POST / HTTP/1.1\r\nExpect: 100-continue",
+    ],
+)
+def test_a_request_that_is_answered_before_its_body_ends_the_connection(head: str) -> None:
+    second = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with site(FLEET) as made, made.serve() as url, connect(url) as client:
+        client.sendall(f"{head}\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{".encode())
+        answer = client.recv(65536)
+        with suppress(ConnectionError):
+            client.sendall(b"}" + second)
+        answer += read_all(client)
+        assert answer.count(b"\r\nConnection: close\r\n") == 1
+        assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_the_connection_stays_after_a_body_that_came_to_its_end() -> None:
+    end = b"Connection: close\r\n\r\n"
+    with site(FLEET) as made, made.serve(asked=UnknownAsked(made.spool)) as url:
+        answer = exchange(url, POST.replace(b"500", b"2") + b"\r\n{}" + b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + end)
+        assert answer.count(b"HTTP/1.1 ") == 2
+        assert answer.endswith(b"ok\n")
+
+
+def test_finding_s4_clients_that_read_slowly_make_room_for_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(connections, "most_connections", lambda: 3)
+    (tmp_path / "image").write_bytes(bytes(16_000_000))
+    with site() as made, made.serve(assets=tmp_path) as url, ExitStack() as stack:
+        held = [stack.enter_context(connect(url, receive_buffer=4096)) for _ in range(3)]
+        for each in held:
+            each.sendall(b"GET /assets/image HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert each.recv(12) == b"HTTP/1.1 200"
+        other = stack.enter_context(httpx_client.Client(transport=httpx.HTTPTransport(local_address="127.0.0.9")))
+        assert other.get(url + ENTRY).status_code == 200
+        assert len(read_all(held[0])) < 16_000_000
+
+
+def test_finding_s4_behind_a_named_proxy_bodies_count_for_the_forwarded_address() -> None:
+    with site(FLEET) as made, ExitStack() as stack:
+        url = stack.enter_context(made.serve(trusted_proxies=PROXY, most_idle=1000, asked=UnknownAsked(made.spool)))
+        held = [stack.enter_context(connect(url)) for _ in range(3 * MOST_BODIES_OF_ONE)]
+        for number, each in enumerate(held):
+            each.sendall(POST + b"X-Forwarded-For: 10.0.0.%d\r\n\r\n{" % (number % 3))
+        one_more = stack.enter_context(connect(url))
+        one_more.sendall(POST + b"X-Forwarded-For: 10.0.0.1\r\n\r\n{")
+        (refused,) = eventually(lambda: readable(held))
+        assert read_all(refused).startswith(REFUSED)
+        assert held.index(refused) % 3 == 1
+        assert readable([*held[0::3], *held[2::3], one_more]) == []
+
+
+def test_finding_s4_connections_of_this_host_are_limited_while_another_client_is_answered() -> None:
+    with site() as made, served(made.root, "--spool", str(made.spool)) as (url, _), ExitStack() as stack:
+        held = [stack.enter_context(connect(url)) for _ in range(MANY)]
+        eventually(lambda: len(readable(held)) == MANY - MOST_IDLE)
+        other = stack.enter_context(httpx_client.Client(transport=httpx.HTTPTransport(local_address="127.0.0.9")))
+        assert other.get(url + ENTRY).status_code == 200
+        assert len(readable(held)) == MANY - MOST_IDLE

@@ -1,0 +1,186 @@
+"""Metrics as they are read: by Prometheus' own format and by OpenMetrics, of an endpoint and of its instance."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from prometheus_client import Metric, parser
+from prometheus_client.openmetrics import parser as openmetrics
+
+from gitboot import __version__
+from gitboot.endpoint.metrics import families
+from gitboot.status.instance_status import Status
+from gitboot.status.progress import BOUNDS_S, Laps, Stage
+from tests.helpers import httpx_client
+from tests.helpers.git_servers import program
+from tests.helpers.monitored_endpoint import COMMITTED, FULL, full
+from tests.helpers.served_tree import BEFORE, ENTRY, ONCE, START, get, planned, site
+
+# As Prometheus asks.
+ACCEPT = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,*/*;q=0.1"
+
+Samples = dict[str, dict[tuple[str, ...], float]]
+
+
+def samples(url: str) -> Samples:
+    """Values by metric and by the values of its labels, in the order of their names."""
+    response = get(f"{url}/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    return _samples(parser.text_string_to_metric_families(response.text))
+
+
+def openmetrics_of(text: str) -> list[Metric]:
+    return list(openmetrics.text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
+
+
+def _samples(found: Iterable[Metric]) -> Samples:
+    read: Samples = {}
+    for family in found:
+        for sample in family.samples:
+            read.setdefault(sample.name, {})[tuple(value for _, value in sorted(sample.labels.items()))] = sample.value
+    return read
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An endpoint that knows a value of each metric."""
+    with full(tmp_path_factory.mktemp("certificates")) as url:
+        get(url + ENTRY)
+        yield url
+
+
+def test_requests_are_counted_by_what_they_were_for() -> None:
+    with site(planned(*ONCE)) as made, made.serve() as url:
+        for path in (ENTRY, ENTRY, "/boot.ipxe", "/healthz", "/nothing", "/also/nothing"):
+            get(url + path)
+        httpx_client.post(f"{url}/nothing")
+        counted = samples(url)["gitboot_http_requests_total"]
+    assert counted == {
+        ("entry", "200"): 2,
+        ("file", "200"): 1,
+        ("page", "200"): 1,
+        ("nothing", "404"): 2,
+        ("nothing", "405"): 1,
+        **{(kind, "500"): 0 for kind in ("artifact", "entry", "file", "inventory", "nothing", "page")},
+    }
+
+
+def test_prometheus_finds_nothing_amiss(url: str) -> None:
+    page = get(f"{url}/metrics").content
+    promtool = program("promtool", "prometheus")
+    checked = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_who_asks_for_openmetrics_is_given_the_same_as_that(url: str) -> None:
+    answer = get(f"{url}/metrics", headers={"accept": ACCEPT})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert answer.text.endswith("# EOF\n")
+    found, plain_ones = _samples(openmetrics_of(answer.text)), samples(url)
+    assert found.keys() == plain_ones.keys()
+    assert {name: found[name] for name in found if name != "gitboot_http_requests_total"} == {
+        name: plain_ones[name]
+        for name in plain_ones
+        if name != "gitboot_http_requests_total"  # it counts these two
+    }
+
+
+def test_each_metric_is_in_the_table_and_each_of_the_table_is_shown(url: str) -> None:
+    page = get(f"{url}/metrics", headers={"accept": ACCEPT}).text
+    shown = {each.name: each for each in openmetrics_of(page)}
+    assert {(each.name, each.type, each.documentation) for each in shown.values()} == {
+        (each.name, each.kind, each.says) for each in families()
+    }
+    for family in families():
+        assert shown[family.name].samples, f"{family.name} has no value to look at"
+        for sample in shown[family.name].samples:
+            assert sample.labels.keys() - {"le"} == set(family.labels)
+
+
+def test_no_metric_has_a_value_for_each_server(url: str) -> None:
+    page = get(f"{url}/metrics").text
+    assert "web01" not in page
+    assert samples(url)["gitboot_bmc_conditions"][("Stalled",)] == 2
+    assert samples(url)["gitboot_bmc_conditions"][("ForeignOverride",)] == 1
+    assert samples(url)["gitboot_bmc_conditions"][("Waiting",)] == 0
+
+
+def test_what_the_status_says_is_there(url: str) -> None:
+    found = samples(url)
+    assert found["gitboot_build_info"] == {(__version__,): 1}
+    assert found["gitboot_ready"] == {(): 1}
+    assert found["gitboot_commit_info"] == {
+        ("acce97ed", "accepted"): 1,
+        ("bad", "attempted"): 1,
+        ("c0ffee", "applied"): 1,
+    }
+    assert found["gitboot_accepted_commit_timestamp_seconds"] == {(): COMMITTED.timestamp()}
+    assert found["gitboot_commit_problems"] == {("GB2013", "warning"): 2, ("GB2017", "error"): 1}
+    assert found["gitboot_servers"] == {("Network",): 3, ("Disk",): 2}
+    assert found["gitboot_servers_installing"] == {("Installing", "Started"): 1}
+    last_step = BEFORE - timedelta(minutes=7)
+    assert found["gitboot_installing_last_step_timestamp_seconds"] == {(): last_step.timestamp()}
+    assert found["gitboot_servers_below_minimum_version"] == {("web",): 2, ("db",): 0}
+    assert found["gitboot_condition"] == {
+        ("false", "Published"): 0,
+        ("true", "Published"): 1,
+        ("false", "SourceReady"): 1,
+        ("true", "SourceReady"): 0,
+        ("false", "TreeRead"): 0,
+        ("true", "TreeRead"): 1,
+    }
+    assert found["gitboot_condition_reason"] == {
+        ("Published", "Published"): 1,
+        ("SourceError", "SourceReady"): 1,
+        ("Read", "TreeRead"): 1,
+    }
+    assert found["gitboot_planned_timestamp_seconds"] == {(): BEFORE.timestamp()}
+    assert found["gitboot_next_transition_timestamp_seconds"] == {(): START.timestamp()}
+    assert found["gitboot_status_timestamp_seconds"] == {(): (BEFORE - timedelta(minutes=1)).timestamp()}
+
+
+def test_operators_certificate_ends_when_it_ends(url: str) -> None:
+    (ends,) = samples(url)["gitboot_operators_certificate_expiration_timestamp_seconds"].values()
+    assert timedelta(days=29) < datetime.fromtimestamp(ends, UTC) - datetime.now(UTC) <= timedelta(days=30)
+
+
+def test_durations_are_counted_up_to_each_bound() -> None:
+    laps = Laps()
+    for seconds in (0.1, 0.1001, 1000):  # a bound, more than it, more than all
+        laps.add(Stage.PUBLISH, seconds)
+    laps.add(Stage.RECONCILE, 2)
+    with site() as made:
+        made.say(Status(stages=laps.facts()).facts())
+        with made.serve() as url:
+            found = samples(url)
+    below = {bound: (0 if bound < 0.1 else 1 if bound < 0.5 else 2) for bound in BOUNDS_S}
+    assert found["gitboot_stage_duration_seconds_bucket"] == {
+        **{(str(bound), "publish"): count for bound, count in below.items()},
+        ("+Inf", "publish"): 3,
+    }
+    assert found["gitboot_stage_duration_seconds_count"] == {("publish",): 3}
+    assert found["gitboot_stage_duration_seconds_sum"] == {("publish",): pytest.approx(1000.2001)}
+    assert found["gitboot_reconcile_duration_seconds_count"] == {(): 1}
+
+
+def test_what_an_instance_of_before_does_not_say_is_left_out() -> None:
+    said = FULL.facts()
+    for newer in ("stages", "belowMinimumVersion", "runs", "installing", "installations"):
+        del said[newer]
+    with site() as made:
+        made.say(said)
+        with made.serve() as url:
+            found = samples(url)
+    assert found["gitboot_servers"] == {("Network",): 3, ("Disk",): 2}
+    assert not {name for name in found if "stage" in name or "below" in name}
+
+
+def test_what_is_not_known_yet_is_left_out() -> None:
+    with site(None) as made, made.serve() as url:
+        found = samples(url)
+    assert found["gitboot_ready"] == {(): 0}
+    assert "gitboot_planned_timestamp_seconds" not in found
+    assert "gitboot_commit_info" not in found

@@ -1,0 +1,439 @@
+"""Operators who ask by TLS: what they are shown, also when its files change or break, and who is not let in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from gitboot.endpoint import tls
+from gitboot.endpoint.app import Clients, Endpoint
+from gitboot.endpoint.connections import Limits
+from gitboot.endpoint.served_files import PublishedTree
+from gitboot.endpoint.server import EndpointServer, listen_at
+from gitboot.endpoint.tls import Certificate, EncryptedSocket
+from tests.endpoint.test_server_workers import workers_of
+from tests.helpers.fleets import SEED
+from tests.helpers.forked_commands import captured
+from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.redfish_double.certificates import Authority, Issued
+from tests.helpers.served_tree import BEFORE, ENTRY, Site, connect, get, site
+
+STATUS = "/api/v1/status"
+START = datetime(2026, 10, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def made() -> Iterator[Site]:
+    with site() as found:
+        yield found
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    (tmp_path / "authority").mkdir()
+    return Authority(tmp_path / "authority")
+
+
+class Pair:
+    """The files that an endpoint is told of, and what stands in them."""
+
+    def __init__(self, folder: Path, authority: Authority) -> None:
+        self.certificate, self.key = folder / "operators.pem", folder / "operators.key"
+        self._authority = authority
+        self.trusted = ssl.create_default_context(cadata=authority.pem)
+        self.renew()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--operators-tls", str(self.certificate), str(self.key))
+
+    def renew(self) -> bytes:
+        """Put a new one there, as certbot does: one file after the other; return what clients are shown of it."""
+        issued = self._authority.issue()
+        self.put(issued)
+        return ssl.PEM_cert_to_DER_cert(issued.certificate.read_text())
+
+    def put(self, issued: Issued) -> None:
+        for file, target in zip(issued, (self.certificate, self.key), strict=True):
+            put(target, file.read_bytes())
+
+    def connect(self, url: str) -> ssl.SSLSocket:
+        return self.trusted.wrap_socket(connect(url), server_hostname="127.0.0.1")
+
+    def shown(self, url: str) -> bytes | None:
+        with self.connect(url) as client:
+            return client.getpeercert(binary_form=True)
+
+    def get(self, url: str) -> httpx.Response:
+        return httpx.get(url, verify=self.trusted, timeout=60)
+
+
+def put(target: Path, content: bytes) -> None:
+    """Never half of it."""
+    target.with_suffix(".new").write_bytes(content)
+    target.with_suffix(".new").replace(target)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, authority: Authority) -> Pair:
+    return Pair(tmp_path, authority)
+
+
+@contextmanager
+def served(made: Site, *arguments: str) -> Iterator[Instance]:
+    """``gitboot serve`` with a socket for operators; it must end cleanly when it is told to."""
+    places = ("--out", str(made.root), "--listen", "127.0.0.1:0", "--operators-listen", "127.0.0.1:0")
+    found = Instance.start("serve", *places, *arguments)
+    process = found.process
+    reader = threading.Thread(target=found.read, daemon=True)
+    reader.start()
+    try:
+        eventually(lambda: found.url and get(f"{found.url}/healthz").status_code == 200)
+        yield found
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+        reader.join(60)
+        assert [event for event in found.events if event["type"] in ("NotJson", "Logged")] == []
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(60)
+        found.errors.close()
+
+
+def operators_of(found: Instance) -> str:
+    """The URL at which operators ask."""
+    return str(eventually(lambda: [each["url"] for each in found.events if each["type"] == "ListeningForOperators"])[0])
+
+
+def said(found: Instance, type: str) -> list[str]:
+    return [each["message"] for each in found.events if each["type"] == type]
+
+
+def ask(client: socket.socket, path: str = STATUS) -> bytes:
+    """The first line that is answered on a connection that stays open."""
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    with client.makefile("rb") as answer:
+        first, length = answer.readline(), 0
+        while line := answer.readline().strip():
+            if line.lower().startswith(b"content-length:"):
+                length = int(line[15:])
+        answer.read(length)
+    return first
+
+
+# What is shown
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_operators_ask_by_tls_and_machines_as_ever(made: Site, pair: Pair, workers: str) -> None:
+    with served(made, *pair.options, "--workers", workers) as found:
+        operators = operators_of(found)
+        assert operators.startswith("https://127.0.0.1:")
+        for _ in range(6):  # whoever of them takes it
+            assert pair.get(operators + STATUS).status_code == 200
+        assert pair.get(operators + ENTRY).status_code == 404
+        assert get(found.url + ENTRY).status_code == 200
+        assert get(found.url + STATUS).status_code == 404
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(operators + STATUS, timeout=60)
+
+
+def test_a_token_is_taken_by_tls_as_well(made: Site, pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("a-token-of-prometheus\n")
+    tokens = ("--operators", "192.0.2.1/32", "--operators-tokens", str(tmp_path / "tokens"))
+    with served(made, *pair.options, *tokens) as found:
+        operators = operators_of(found)
+        assert pair.get(f"{operators}/metrics").status_code == 404
+        shown = {"authorization": "Bearer a-token-of-prometheus"}
+        answer = httpx.get(f"{operators}/metrics", headers=shown, verify=pair.trusted, timeout=60)
+        assert "gitboot_operators_certificate_read 1.0" in answer.text
+
+
+def test_a_new_certificate_is_shown_to_whoever_connects_next_and_drops_nobody(made: Site, pair: Pair) -> None:
+    with served(made, *pair.options) as found:
+        operators = operators_of(found)
+        with pair.connect(operators) as client:
+            assert ask(client).startswith(b"HTTP/1.1 200")
+            before = client.getpeercert(binary_form=True)
+            new = pair.renew()
+            assert new != before
+            eventually(lambda: pair.shown(operators) == new)
+            assert ask(client).startswith(b"HTTP/1.1 200"), "who is connected notices nothing"
+        assert eventually(lambda: said(found, "CertificateRead"))
+
+
+def break_it(how: str, pair: Pair, authority: Authority) -> None:
+    match how:
+        case "another key":
+            put(pair.key, authority.issue().key.read_bytes())
+        case "half a certificate":
+            put(pair.certificate, pair.certificate.read_bytes()[:200])
+        case "no key":
+            pair.key.unlink()
+        case "a locked key":
+            subprocess.run(
+                [
+                    "openssl",
+                    "pkey",
+                    "-in",
+                    pair.key,
+                    "-aes128",
+                    "-passout",
+                    "pass:secret",
+                    "-out",
+                    f"{pair.key}.locked",
+                ],
+                check=True,
+            )
+            Path(f"{pair.key}.locked").replace(pair.key)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("another key", "operators.key is not the key of "),
+        ("half a certificate", "operators.pem holds no certificate in PEM"),
+        ("no key", "operators.key cannot be read: No such file or directory"),
+        ("a locked key", "operators.key is locked with a passphrase"),
+    ],
+)
+def test_a_pair_that_is_broken_keeps_the_one_before_and_says_so_once(
+    made: Site, pair: Pair, authority: Authority, how: str, why: str
+) -> None:
+    with served(made, *pair.options) as found:
+        operators = operators_of(found)
+        before = pair.shown(operators)
+        break_it(how, pair, authority)
+        eventually(lambda: said(found, "CertificateKept"))
+        assert pair.shown(operators) == before
+        assert "gitboot_operators_certificate_read 0.0" in pair.get(f"{operators}/metrics").text
+        (message,) = said(found, "CertificateKept")
+        assert why in message
+        assert message.endswith("the one before goes on")
+        new = pair.renew()
+        eventually(lambda: pair.shown(operators) == new)
+        assert "gitboot_operators_certificate_read 1.0" in pair.get(f"{operators}/metrics").text
+    assert len(said(found, "CertificateRead")) == 1
+
+
+@pytest.mark.parametrize("gone", ["operators.pem", "operators.key"])
+def test_a_file_that_goes_while_it_is_looked_at_ends_no_worker(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    certificate = Certificate(pair.certificate, pair.key)
+    assert certificate.look(START) is None
+
+    def read_bytes(file: Path) -> bytes:
+        with file.open("rb") as opened:
+            if file.name == gone:
+                file.unlink()
+            return opened.read()
+
+    pair.renew()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", read_bytes)
+        event = certificate.look(START)
+    assert event is not None
+    assert event.type == "CertificateKept"
+    assert gone in event.message
+    assert event.message.endswith("cannot be read: No such file or directory: the one before goes on")
+    pair.renew()
+    found = certificate.look(START)
+    assert found is not None
+    assert found.type == "CertificateRead"
+
+
+def test_a_worker_that_begins_while_its_files_are_broken_answers_machines(
+    made: Site, pair: Pair, tmp_path: Path
+) -> None:
+    """It has nothing from before; machines need neither certificate nor tokens."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-token-of-prometheus\n")
+    with served(made, *pair.options, "--operators-tokens", str(tokens), "--workers", "2") as found:
+        operators = operators_of(found)
+        first = eventually(lambda: len(pids := workers_of(found.process.pid)) == 2 and pids)
+        pair.key.unlink()
+        tokens.unlink()
+        for pid in first:
+            os.kill(pid, signal.SIGKILL)
+        again = eventually(
+            lambda: len(pids := workers_of(found.process.pid)) == 2 and not set(pids) & set(first) and pids
+        )
+        eventually(lambda: get(found.url + ENTRY).status_code == 200)
+        eventually(lambda: any("nobody is let in" in each for each in said(found, "CertificateKept")))
+        with pytest.raises(httpx.TransportError):
+            pair.get(operators + STATUS)
+        pair.renew()
+        eventually(lambda: pair.get(operators + STATUS).status_code == 200)
+        assert workers_of(found.process.pid) == again, "none of them has ended for it"
+
+
+def test_an_instance_says_that_the_certificate_cannot_be_read_and_how_to_look(
+    pair: Pair, authority: Authority, tmp_path: Path
+) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(SEED)})
+    options = ("--operators-listen", "127.0.0.1:0", *pair.options, "--workers", "2", "--poll", "1")
+    with running(repository.bare, tmp_path, *options) as instance:
+        operators = operators_of(instance)
+
+        def condition() -> dict[str, object]:
+            found = pair.get(operators + STATUS).json()["conditions"]
+            return next((each for each in found if each["type"] == "CertificateRead"), {})
+
+        eventually(lambda: pair.get(operators + STATUS).json()["applied"]["commit"])
+        assert condition() == {}
+        break_it("another key", pair, authority)
+        found = eventually(condition)
+        assert found["status"] is False
+        assert found["reason"] == "Unusable"
+        assert "is not the key of" in str(found["message"])
+        assert "openssl" in str(found["remedy"])
+        pair.renew()
+        eventually(lambda: condition() == {})
+
+
+# At the start
+
+
+@pytest.mark.parametrize("command", ["serve", "run"])
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("a certificate alone", "Option '--operators-tls' requires 2 arguments."),
+        ("without a socket", "--operators-tls needs --operators-listen"),
+        ("another key", "operators.key is not the key of {folder}/operators.pem, in which the server's own"),
+        ("half a certificate", "{folder}/operators.pem holds no certificate in PEM"),
+        ("no key", "{folder}/operators.key cannot be read: No such file or directory"),
+        ("a locked key", "`openssl pkey` writes it without"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_at_the_start(
+    pair: Pair, authority: Authority, tmp_path: Path, command: str, how: str, why: str
+) -> None:
+    options = ["--operators-listen", "127.0.0.1:0", *pair.options]
+    if how == "a certificate alone":
+        options = options[:-1]
+    elif how == "without a socket":
+        options = options[2:]
+    else:
+        break_it(how, pair, authority)
+    (tmp_path / "output").mkdir()
+    places = ["--out", str(tmp_path / "output"), "--listen", "127.0.0.1:0"]
+    if command == "run":
+        places += ["--state", str(tmp_path / "state"), str(tmp_path / "repository")]
+    done = captured(command, *places, *options)
+    assert done.returncode == 64
+    assert why.format(folder=tmp_path) in done.stderr
+
+
+# Who is not let in
+
+
+def test_t12_who_does_not_agree_on_tls_is_counted(made: Site, pair: Pair, authority: Authority) -> None:
+    with served(made, *pair.options) as found:
+        operators = operators_of(found)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(operators.replace("https:", "http:") + STATUS, timeout=60)  # does not encrypt at all
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(operators + STATUS, timeout=60)  # does not trust what it is shown
+        with connect(operators) as client:  # breaks off
+            client.sendall(b"\x16\x03\x01")
+
+        def counted() -> bool:
+            return 'gitboot_operators_refused_total{reason="Handshake"} 3.0' in pair.get(f"{operators}/metrics").text
+
+        eventually(counted)
+
+
+@contextmanager
+def crowded(made: Site, issued: Issued, refused: list[int], most: int = 32) -> Iterator[tuple[str, str, Limits]]:
+    """An endpoint, and where machines and operators ask it."""
+    with ExitStack() as stack:
+        machines, operators = (stack.enter_context(listen_at("127.0.0.1:0")) for _ in range(2))
+        tree = PublishedTree(made.root, lambda: BEFORE)
+        endpoint = Endpoint(made.root, tree, lambda: BEFORE, clients=Clients(operators_at=operators.getsockname()))
+        endpoint.limits = Limits(most)
+        socket_of_operators = EncryptedSocket(operators, issued.context, endpoint.limits, lambda: refused.append(1))
+        stack.enter_context(EndpointServer(endpoint, machines, encrypted=socket_of_operators))
+        ports = [each.getsockname()[1] for each in (machines, operators)]
+        yield f"http://127.0.0.1:{ports[0]}", f"https://127.0.0.1:{ports[1]}", endpoint.limits
+
+
+def test_t5_who_has_yet_to_agree_on_tls_waits_as_one_that_asks_for_nothing(
+    made: Site, pair: Pair, authority: Authority
+) -> None:
+    refused: list[int] = []
+    with crowded(made, authority.issue(), refused) as (machines, operators, limits), ExitStack() as stack:
+        held = [stack.enter_context(connect(operators)) for _ in range(80)]
+        eventually(lambda: limits.closed == 48)
+        for each in held[:48]:
+            assert each.recv(1) == b"", "the oldest go"
+        assert get(machines + ENTRY).status_code == 200
+        assert pair.get(operators + STATUS).status_code == 200
+        held[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):  # it is open
+            held[-1].recv(1)
+        assert refused == [], "they had to go for others"
+
+
+def test_t5_who_has_agreed_on_tls_and_asks_for_nothing_goes_as_any_other(
+    made: Site, pair: Pair, authority: Authority
+) -> None:
+    with crowded(made, authority.issue(), []) as (_, operators, limits), ExitStack() as stack:
+        held = [stack.enter_context(pair.connect(operators)) for _ in range(40)]
+        for each in held[:8]:
+            with suppress(ConnectionResetError):
+                assert each.recv(1) == b"", "the oldest go"
+        for each in held[8:]:
+            assert ask(each).startswith(b"HTTP/1.1 200")
+        assert limits.closed == 8
+
+
+def test_t5_to_agree_on_tls_takes_no_longer_than_a_head(
+    made: Site, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "HEAD_S", 0.5)
+    refused: list[int] = []
+    with crowded(made, authority.issue(), refused) as (_, operators, _), connect(operators) as silent:
+        silent.settimeout(50)  # without a bound of ours it were 60
+        assert silent.recv(1) == b""
+        eventually(lambda: refused == [1])
+
+
+def test_t5_where_files_are_few_who_has_yet_to_agree_makes_room_for_a_machine(
+    made: Site, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gitboot.endpoint.connections.most_connections", lambda: 10)
+    with crowded(made, authority.issue(), [], most=1000) as (machines, operators, _), ExitStack() as stack:
+        held = [stack.enter_context(connect(operators)) for _ in range(30)]
+        for each in held[:20]:
+            assert each.recv(1) == b"", "ten have room; the endpoint knows all of them by now"
+        assert get(machines + ENTRY).status_code == 200
+        assert held[20].recv(1) == b""
+
+
+def test_an_end_does_not_wait_for_who_has_yet_to_agree(made: Site, pair: Pair) -> None:
+    with served(made, *pair.options) as found, connect(operators_of(found)) as silent:
+        assert pair.get(operators_of(found) + STATUS).status_code == 200
+        found.process.send_signal(signal.SIGTERM)
+        assert silent.recv(1) == b""
+        assert found.process.wait(120) == 0
+
+
+def test_a_url_says_how_to_ask(made: Site, pair: Pair) -> None:
+    with served(made) as found:
+        assert urlsplit(operators_of(found)).scheme == "http"

@@ -1,0 +1,125 @@
+"""A cache that another process has open: what it answers, and what it refuses to store."""
+
+from __future__ import annotations
+
+import io
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from threading import Thread
+
+import msgspec
+import pytest
+
+from gitboot.child_processes import encode, framed, read_frame
+from gitboot.evaluator.cache import MAX_KEY_BYTES, RemoteCache, serve_cache
+from gitboot.evaluator.protocol import MAX_KEYS, Begun, Known, NewResults, ResultKind, Wanted, known
+from tests.helpers.result_cache import StoredResults
+
+PARSED, DECIDED = ResultKind.PARSED, ResultKind.DECIDED
+RIGHT = NewResults(PARSED, {b"one": b"value"})
+
+
+def is_result(kind: ResultKind, value: bytes) -> bool:
+    return kind is PARSED and not value.startswith(b"wrong")
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    return framed(encode(message))
+
+
+def served(sent: bytes) -> tuple[dict[bytes, bytes], list[Mapping[bytes, bytes]]]:
+    """What a cache has after a process has sent this, and what it has answered."""
+    cache, answers = StoredResults(), io.BytesIO()
+    serve_cache(cache, io.BytesIO(sent), answers, is_result)
+    answers.seek(0)
+    frames: Iterator[bytes | None] = iter(lambda: read_frame(answers), None)
+    return cache.rows[PARSED], [known(each).values for each in frames if each is not None]
+
+
+def test_results_are_stored_and_looked_up_by_kind() -> None:
+    lookups = frame(Wanted(PARSED, (b"one", b"other"))) + frame(Wanted(DECIDED, (b"one",)))
+    assert served(frame(RIGHT) + lookups) == ({b"one": b"value"}, [{b"one": b"value"}, {}])
+
+
+@pytest.mark.parametrize("size", range(len(frame(RIGHT))))
+def test_nothing_of_a_truncated_frame_is_stored(size: int) -> None:
+    assert served(frame(RIGHT) + frame(NewResults(PARSED, {b"two": b"value"}))[:size]) == ({b"one": b"value"}, [])
+
+
+WRONG = {
+    "a frame that is too long": b"\xff\xff\xff\xff",
+    "no msgpack": framed(b"\xc1"),
+    "another message": frame(Begun(1)),
+    "an unknown kind": frame(NewResults(PARSED, {b"two": b"value"})).replace(b"parsed", b"parked"),
+    "a wrong value beside a right one": frame(NewResults(PARSED, {b"two": b"value", b"three": b"wrong"})),
+    "a value of another kind": frame(NewResults(DECIDED, {b"two": b"value"})),
+    "a long key": frame(NewResults(PARSED, {b"k" * (MAX_KEY_BYTES + 1): b"value"})),
+    "many keys": frame(NewResults(PARSED, {b"%d" % number: b"value" for number in range(MAX_KEYS + 1)})),
+    "many keys to look up": frame(Wanted(PARSED, (b"one",) * (MAX_KEYS + 1))),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_nothing_of_a_wrong_frame_is_stored_and_no_frame_after_it(wrong: str) -> None:
+    after = frame(NewResults(PARSED, {b"after": b"value"})) + frame(Wanted(PARSED, (b"one",)))
+    assert served(frame(RIGHT) + WRONG[wrong] + after) == ({b"one": b"value"}, [])
+
+
+@contextmanager
+def remote(cache: StoredResults) -> Iterator[RemoteCache]:
+    """A cache that a thread serves through a socket."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ours.makefile("rb") as incoming, ours.makefile("wb") as outgoing:
+        serving = Thread(target=serve_cache, args=(cache, incoming, outgoing, is_result))
+        serving.start()
+        with theirs.makefile("rb") as answers, theirs.makefile("wb") as questions:
+            yield RemoteCache(answers, questions)
+        theirs.shutdown(socket.SHUT_RDWR)
+        serving.join()
+
+
+def test_any_number_of_results_is_stored_and_looked_up() -> None:
+    rows = {b"%d" % number: b"%d" % number * 2000 for number in range(2 * MAX_KEYS + 1)}  # more than a socket holds
+    cache = StoredResults()
+    with remote(cache) as there:
+        there.insert_many(PARSED, rows)
+        assert there.get_many(PARSED, [*rows, b"other"]) == rows
+        there.insert_many(PARSED, {b"0": b"another"})
+        assert there.get_many(PARSED, [b"0"]) == {b"0": rows[b"0"]}
+    assert [len(each[PARSED]) for each in cache.inserted] == [MAX_KEYS, MAX_KEYS, 1, 1]
+
+
+def test_after_an_error_in_an_answer_each_lookup_is_a_miss() -> None:
+    answer = io.BytesIO(frame(Known({b"one": b"value"})))
+
+    class LacksMemory(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if size != 4:  # the length of the frame
+                raise MemoryError
+            return answer.read(size)
+
+    there = RemoteCache(LacksMemory(), io.BytesIO())
+    with pytest.raises(MemoryError):
+        there.get_many(PARSED, [b"one"])
+    assert there.get_many(PARSED, [b"one"]) == {}  # the rest of the answer is still in the stream
+
+
+class Broken(StoredResults):
+    """A cache that stops its process from serving."""
+
+    def get_many(self, kind: str, keys: Collection[bytes]) -> dict[bytes, bytes]:  # type: ignore[override]
+        raise OSError
+
+
+def test_without_the_other_process_each_lookup_is_a_miss() -> None:
+    ours, theirs = socket.socketpair()
+    with suppress(BrokenPipeError), theirs, theirs.makefile("rb") as answers, theirs.makefile("wb") as questions:
+        there = RemoteCache(answers, questions)
+        with ours, ours.makefile("rb") as incoming, ours.makefile("wb") as outgoing:
+            questions.write(frame(Wanted(PARSED, (b"one",))))
+            questions.flush()
+            serve_cache(Broken(), incoming, outgoing, is_result)
+        for _ in range(2):
+            there.insert_many(PARSED, {b"one": b"value"})
+            assert there.get_many(PARSED, [b"one"]) == {}

@@ -1,0 +1,695 @@
+"""The evaluator process: its limits, its failures, and its end with the process that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from gitboot.child_processes import Buffer, Child, encode
+from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated
+from gitboot.evaluator import protocol
+from gitboot.evaluator.cache import DecidedRow, decoded_row
+from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.evaluation_result import Commit, Evaluated
+from gitboot.evaluator.protocol import Allowance, ResultKind
+from gitboot.fleet.revision import Revision
+from gitboot.git.clone import Source
+from gitboot.git.remote import Remote
+from gitboot.model.scalars import SystemUuid
+from gitboot.problems import Code
+from gitboot.status.conditions import Condition
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import SEED, mac_of, policy, server, uuid_of
+from tests.helpers.forked_commands import Command, captured, nursery
+from tests.helpers.instance_in_process import in_process
+from tests.helpers.instance_process import Repository, alive, evaluators, eventually, running
+from tests.helpers.result_cache import StoredResults
+
+MANY = 3000  # servers: more memory than what is given here
+FEW = 300  # but an evaluator is at it a while
+
+
+@cache
+def many(count: int = MANY) -> str:
+    """A file with many servers, each with a MAC address of its own."""
+    names = [f"w{number:05}" for number in range(count)]
+    macs = [f"02:00:00:{number >> 16:02x}:{number >> 8 & 255:02x}:{number & 255:02x}" for number in range(count)]
+    return "---\n".join(
+        server(name, "role: web").replace(mac_of(name), mac) for name, mac in zip(names, macs, strict=True)
+    )
+
+
+def in_files(servers: int, most: int = 10_000) -> dict[str, str]:
+    """So many servers, in files that each have no more documents than a file may have."""
+    documents = many(servers).split("---\n")
+    parts = range(0, len(documents), most)
+    return {f"many{part}.yaml": "---\n".join(documents[part : part + most]) for part in parts}
+
+
+@cache
+def more_than_a_second() -> dict[str, str]:
+    """Files with so many servers that evaluating them takes ten seconds of processor time on this machine."""
+    servers, spent_s = 250, 0.0
+    while spent_s < 2.5:
+        servers *= 2
+        with TemporaryDirectory() as folder:
+            for name, text in {
+                **in_files(servers),
+                **{f"{number}.yaml": text for number, text in enumerate(SEED)},
+            }.items():
+                (Path(folder) / name).write_text(text)
+            before = os.times()
+            subprocess.run([sys.executable, "-m", "gitboot", "validate", folder], check=True, capture_output=True)
+            after = os.times()
+        spent_s = after.children_user + after.children_system - before.children_user - before.children_system
+    return in_files(4 * servers)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    with nursery():
+        yield
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push({f"{number:02}.yaml": text for number, text in enumerate(SEED)})
+    return made
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    made = tmp_path / "state"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def source(repository: Repository, state: Path) -> Source:
+    made = Source(Remote(url=str(repository.bare)), state)
+    made.fetch()
+    return made
+
+
+def newest(source: Source) -> Revision:
+    source.fetch()
+    latest = source.latest()
+    assert latest is not None
+    return latest
+
+
+@pytest.fixture
+def evaluation(state: Path) -> Iterator[Evaluation]:
+    made = Evaluation(state, waits=True)
+    yield made
+    made.close()
+
+
+def codes(evaluation: Evaluation, revision: Revision) -> list[str]:
+    with pytest.raises(InvalidRepository) as raised:
+        evaluation.evaluate(revision, None)
+    return [problem.code for problem in raised.value.problems]
+
+
+def evaluate(evaluation: Evaluation, revision: Revision, base: Commit | None = None) -> Evaluated:
+    found = evaluation.evaluate(revision, base)
+    assert found is not None
+    return found
+
+
+def kill_evaluators() -> None:
+    for process in evaluators(os.getpid()):
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(process, signal.SIGKILL)
+
+
+@contextmanager
+def started(child: Child) -> Iterator[Child]:
+    """Yield a process, and kill it at the end of the block."""
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.put_away()
+
+
+def child_of(process: subprocess.Popen[Any]) -> int:
+    """Wait for the only child of a process, and return its PID."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    (child,) = eventually(lambda: children.read_text().split())
+    return int(child)
+
+
+# One commit after the other
+
+
+def test_a_commit_is_told_and_the_next_by_what_it_changes(
+    repository: Repository, source: Source, evaluation: Evaluation
+) -> None:
+    first = evaluate(evaluation, newest(source))
+    web01 = first.commit.decisions.servers["web01"]
+    assert list(first.commit.decisions.servers) == ["web01"] and first.changes.first
+    repository.push({"web02.yaml": server("web02", "role: web")})
+    second = evaluate(evaluation, newest(source), first.commit)
+    assert list(second.commit.decisions.servers) == ["web01", "web02"]
+    assert (second.changes.before, second.changes.after) == (1, 2)
+    assert second.commit.decisions.servers["web01"] is web01  # it was not sent again
+    assert second.commit.fleet is first.commit.fleet
+    assert [each.server for each in second.come] == ["web02"]
+
+
+def test_an_answer_is_not_waited_for_and_comes_with_a_call(source: Source, state: Path) -> None:
+    called: list[None] = []
+    with closing(Evaluation(state)) as evaluation:
+        evaluation.on_answer = lambda: called.append(None)
+        assert evaluation.evaluate(newest(source), None) is None
+        eventually(lambda: called)
+        assert evaluate(evaluation, newest(source)).commit.revision == newest(source)
+
+
+def test_a_commit_that_was_dropped_leaves_nothing_behind(
+    repository: Repository, source: Source, evaluation: Evaluation
+) -> None:
+    first = evaluate(evaluation, newest(source))
+    repository.push({"web02.yaml": server("web02", "role: web")})
+    evaluate(evaluation, newest(source), first.commit)
+    repository.push({"web02.yaml": "", "web03.yaml": server("web03", "role: web")})
+    third = evaluate(evaluation, newest(source), first.commit)
+    assert list(third.commit.decisions.servers) == ["web01", "web03"]
+    assert (third.changes.before, third.changes.after) == (1, 2)
+
+
+def test_a_server_that_a_dropped_commit_removed_still_has_its_address(
+    repository: Repository, source: Source, evaluation: Evaluation
+) -> None:
+    repository.push({"web02.yaml": server("web02", "role: web")})
+    first = evaluate(evaluation, newest(source))
+    repository.push({"web02.yaml": ""})
+    evaluate(evaluation, newest(source), first.commit)
+    taken = server("web03", "role: web").replace(mac_of("web03"), mac_of("web02"))
+    repository.push({"web02.yaml": server("web02", "role: web"), "web03.yaml": taken})
+    with pytest.raises(InvalidRepository) as raised:
+        evaluation.evaluate(newest(source), first.commit)
+    assert [problem.code for problem in raised.value.problems] == [Code.DUPLICATE_IDENTITY]
+
+
+# Results of accepted commits are stored for the next process
+
+
+@pytest.fixture
+def cached(state: Path) -> Iterator[tuple[Evaluation, StoredResults]]:
+    """An evaluation with a cache of its own."""
+    cache = StoredResults()
+    made = Evaluation(state, waits=True, cache=cache)
+    yield made, cache
+    made.close()
+
+
+def stored(evaluation: Evaluation, cache: StoredResults, commit: Commit) -> None:
+    """Accept a commit, and wait until both kinds of its results are stored."""
+    before = len(cache.inserted)
+    evaluation.keep(commit.revision)
+    eventually(lambda: len(cache.inserted) == before + 2)
+
+
+def evaluated_anew(state: Path, revision: Revision, cache: StoredResults) -> Commit:
+    """A commit, evaluated by another process with the same cache."""
+    with closing(Evaluation(state, waits=True, cache=cache)) as evaluation:
+        return evaluate(evaluation, revision).commit
+
+
+def test_the_next_process_looks_up_the_results_of_an_accepted_commit(
+    repository: Repository, source: Source, state: Path, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, cache = cached
+    first = evaluate(evaluation, newest(source)).commit
+    assert not cache.rows
+    stored(evaluation, cache, first)
+    parsed, decided = cache.rows[ResultKind.PARSED], cache.rows[ResultKind.DECIDED]
+    assert (len(parsed), len(decided)) == (1, 1)
+    for key, value in decided.items():  # no evaluation comes to this, so it shows that the row was used
+        decided[key] = with_decision(value, firmware="BIOS")
+    assert evaluated_anew(state, first.revision, cache).decisions.servers["web01"].firmware == "BIOS"
+    repository.push({"web02.yaml": server("web02", "role: web")})
+    servers = evaluated_anew(state, newest(source), cache).decisions.servers
+    assert [each.firmware for each in servers.values()] == ["BIOS", "UEFI"]
+
+
+def with_decision(row: bytes, **fields: Any) -> bytes:
+    """A row of the cache with another decision."""
+    found = decoded_row(row)
+    assert found is not None
+    decision = replace(protocol.decision(found.decision), **fields)
+    return encode(DecidedRow(protocol.bytes_of(decision), found.host, found.findings))
+
+
+@pytest.mark.parametrize("part", ["decision", "host", "both"])
+def test_a_result_of_another_server_is_not_used(
+    source: Source, state: Path, cached: tuple[Evaluation, StoredResults], part: str
+) -> None:
+    evaluation, cache = cached
+    first = evaluate(evaluation, newest(source)).commit
+    stored(evaluation, cache, first)
+    rows = cache.rows[ResultKind.DECIDED]
+    for key, value in rows.items():
+        found, other = decoded_row(value), decoded_row(with_decision(value, server="web02"))
+        assert found is not None and other is not None
+        host = encode(replace(protocol.network(found.host), server="web02"))
+        decision = found.decision if part == "host" else other.decision
+        rows[key] = encode(DecidedRow(decision, found.host if part == "decision" else host, ()))
+    assert evaluated_anew(state, first.revision, cache).decisions == first.decisions
+
+
+def test_a_commit_of_which_an_answer_is_wrong_is_not_accepted(
+    source: Source, state: Path, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, cache = cached
+    first = evaluate(evaluation, newest(source)).commit
+    stored(evaluation, cache, first)
+    for key, value in cache.rows[ResultKind.DECIDED].items():
+        cache.rows[ResultKind.DECIDED][key] = with_decision(value, uuid=SystemUuid(uuid_of("web02")))
+    with pytest.raises(NotEvaluated, match="killed twice"):
+        evaluated_anew(state, first.revision, cache)
+
+
+def test_only_what_the_cache_lacks_is_stored(
+    repository: Repository, source: Source, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, cache = cached
+    first = evaluate(evaluation, newest(source)).commit
+    stored(evaluation, cache, first)
+    repository.push({"web02.yaml": server("web02", "role: web"), "README.md": "Hello"})
+    stored(evaluation, cache, evaluate(evaluation, newest(source), first).commit)
+    assert [(kind, len(values)) for each in cache.inserted for kind, values in each.items()] == 2 * [
+        (ResultKind.PARSED, 1),
+        (ResultKind.DECIDED, 1),
+    ]
+
+
+def test_the_process_of_a_commit_that_was_not_accepted_ends_and_nothing_is_stored(
+    source: Source, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, cache = cached
+    revision = newest(source)
+    evaluate(evaluation, revision)
+    (process,) = evaluators(os.getpid())
+    evaluation.settle(revision)  # it is about to be accepted
+    assert alive(process)
+    evaluation.settle(None)
+    eventually(lambda: not alive(process))
+    evaluation.close()
+    assert not cache.rows
+
+
+def test_a_process_that_follows_a_rejected_commit_stays(
+    repository: Repository, source: Source, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, _ = cached
+
+    def accept(base: Commit | None) -> Commit:
+        commit = evaluate(evaluation, newest(source), base).commit
+        evaluation.settle(commit.revision)
+        evaluation.keep(commit.revision)
+        return commit
+
+    first = accept(None)
+    repository.push({"broken.yaml": "kind: Nothing\n"})
+    with pytest.raises(InvalidRepository):
+        evaluation.evaluate(newest(source), first)
+    evaluation.settle(first.revision)
+    repository.push({"broken.yaml": ""})
+    second = accept(first)
+    process = evaluators(os.getpid())
+    assert len(process) == 1
+    repository.push({"README.md": "Hello"})
+    accept(second)
+    assert evaluators(os.getpid()) == process
+
+
+def test_a_commit_that_is_approved_after_its_process_has_ended_is_stored(
+    source: Source, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, cache = cached
+    commit = evaluate(evaluation, newest(source)).commit
+    evaluation.settle(None)
+    stored(evaluation, cache, commit)
+
+
+def test_what_a_process_finds_after_a_rejected_commit_is_not_stored(
+    repository: Repository, source: Source, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, cache = cached
+    first = evaluate(evaluation, newest(source)).commit
+    stored(evaluation, cache, first)
+    repository.push({"web02.yaml": server("web02", "role: web")})
+    rejected = newest(source)
+    evaluate(evaluation, rejected, first)
+    repository.push({"web02.yaml": server("web03", "role: web")})
+    third = evaluate(evaluation, newest(source), first).commit
+    before = len(cache.inserted)
+    evaluation.keep(third.revision)
+    evaluation.wait_until_stored()
+    assert len(cache.inserted) == before
+    (process,) = evaluators(os.getpid())
+    evaluation.settle(third.revision)
+    eventually(lambda: not alive(process))
+
+
+def test_a_process_that_does_not_read_is_given_up(state: Path) -> None:
+    with started(Child("tests.helpers.silent_program")) as child:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            child.send(protocol.Known({bytes(16): bytes(2**20)}), lambda: began + 1 - time.monotonic())
+
+
+def test_a_base_has_limits_of_its_own_if_the_process_does_not_hold_it(
+    repository: Repository, source: Source, state: Path
+) -> None:
+    first = newest(source)
+    repository.push({"web02.yaml": server("web02", "role: web")})
+    second = newest(source)
+    repository.push({"web03.yaml": server("web03", "role: web")})
+    with started(Child("gitboot.evaluator", str(state))) as child:
+        assert begun_commits(child, first, second) == 2
+        assert begun_commits(child, second, newest(source)) == 1
+
+
+def begun_commits(process: Child, base: Revision, revision: Revision) -> int:
+    """Return for how many commits the process starts to count what they take."""
+    process.send(protocol.Question(revision, base, Allowance()), lambda: 600)
+    begun = 0
+    for frame in process.answers(lambda: 600):
+        found = protocol.answer(frame)
+        begun += found == protocol.Begun(None)
+        if isinstance(found, protocol.Wanted):
+            process.send(protocol.Known({}), lambda: 600)
+        if isinstance(found, protocol.CommitEnd):
+            return begun
+    raise AssertionError("it ended early")
+
+
+def test_a_process_cannot_have_more_time_by_beginning_again_and_again(
+    source: Source, evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gitboot.evaluator.client.Child", lambda *_: Child("tests.helpers.unfinished_evaluator"))
+    with pytest.raises(NotEvaluated, match="killed twice"):
+        evaluate(evaluation, newest(source))
+
+
+def test_a_frame_that_is_too_long_is_no_frame() -> None:
+    with pytest.raises(ValueError, match="bytes"):
+        list(Buffer().add(b"\xff\xff\xff\xff"))
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x93\xa0\xa0\x90", b"\x90"])
+def test_a_stored_value_that_does_not_decode_is_evaluated_again(
+    value: bytes, source: Source, state: Path, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, cache = cached
+    first = evaluate(evaluation, newest(source)).commit
+    stored(evaluation, cache, first)
+    for rows in cache.rows.values():
+        rows.update(dict.fromkeys(rows, value))
+    assert evaluated_anew(state, first.revision, cache) == first
+
+
+def test_all_problems_of_a_commit_come_across(repository: Repository, source: Source, evaluation: Evaluation) -> None:
+    repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}"), "broken.yaml": "kind: Nothing\n"})
+    assert codes(evaluation, newest(source)) == ["GB1021"]
+
+
+def test_a_clone_that_cannot_be_read_is_told_as_that(source: Source, state: Path, evaluation: Evaluation) -> None:
+    revision = newest(source)
+    (state / "repository.git").rename(state / "away.git")
+    with pytest.raises(CorruptClone):
+        evaluation.evaluate(revision, None)
+    (state / "away.git").rename(state / "repository.git")
+    assert evaluate(evaluation, revision).commit.revision == revision
+
+
+# Limits, and deaths
+
+
+def test_a_commit_that_takes_too_much_time_is_refused_and_the_next_is_not(
+    repository: Repository, source: Source, state: Path
+) -> None:
+    with closing(Evaluation(state, allowance=Allowance(seconds=1), waits=True)) as evaluation:
+        repository.push(more_than_a_second())
+        assert codes(evaluation, newest(source)) == [Code.LIMITS]
+        repository.push(dict.fromkeys(more_than_a_second(), ""))
+        assert len(evaluate(evaluation, newest(source)).commit.decisions.servers) == 1
+
+
+def test_a_commit_that_takes_too_much_memory_is_refused_and_the_next_is_not(
+    repository: Repository, source: Source, state: Path
+) -> None:
+    with closing(Evaluation(state, allowance=Allowance(mebibytes=8), waits=True)) as evaluation:
+        repository.push({"many.yaml": many()})
+        assert codes(evaluation, newest(source)) == [Code.LIMITS]
+        repository.push({"many.yaml": ""})
+        assert len(evaluate(evaluation, newest(source)).commit.decisions.servers) == 1
+
+
+def test_a_commit_is_not_waited_for_without_end(repository: Repository, source: Source, state: Path) -> None:
+    with closing(Evaluation(state, allowance=Allowance(seconds=1), waits=True)) as evaluation:
+        evaluate(evaluation, newest(source))
+        (process,) = evaluators(os.getpid())
+        os.kill(process, signal.SIGSTOP)  # as a disk that hangs would
+        repository.push({"web02.yaml": server("web02", "role: web")})
+        assert codes(evaluation, newest(source)) == [Code.LIMITS]
+
+
+def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, source: Source, state: Path) -> None:
+    with closing(Evaluation(state)) as evaluation:
+        repository.push({"many.yaml": many(FEW)})
+        revision = newest(source)
+        assert evaluation.evaluate(revision, None) is None
+        os.kill(eventually(lambda: evaluators(os.getpid()))[0], signal.SIGKILL)
+        found = eventually(lambda: evaluation.evaluate(revision, None))
+        assert len(found.commit.decisions.servers) == FEW + 1
+        os.kill(evaluators(os.getpid())[0], signal.SIGKILL)  # while it has nothing to do
+        base = found.commit
+        repository.push({"many.yaml": many(2)})
+        revision = newest(source)
+        found = eventually(lambda: evaluation.evaluate(revision, base))
+        assert (found.changes.before, found.changes.after) == (FEW + 1, 3)
+    assert evaluators(os.getpid()) == []
+
+
+def test_a_commit_over_which_evaluators_are_killed_is_refused(
+    repository: Repository, source: Source, state: Path
+) -> None:
+    with closing(Evaluation(state)) as evaluation:
+        repository.push({"many.yaml": many()})
+        revision = newest(source)
+
+        def refused() -> tuple[str, ...] | None:
+            kill_evaluators()
+            try:
+                evaluation.evaluate(revision, None)
+            except InvalidRepository as error:
+                return tuple(problem.code for problem in error.problems)
+            return None
+
+        assert eventually(refused) == (Code.LIMITS,)
+
+
+def test_a_library_that_aborts_for_want_of_memory_is_a_limit(
+    repository: Repository, source: Source, state: Path
+) -> None:
+    with closing(Evaluation(state)) as evaluation:
+        repository.push({"many.yaml": many()})
+        revision = newest(source)
+        assert evaluation.evaluate(revision, None) is None
+        os.kill(eventually(lambda: evaluators(os.getpid()))[0], signal.SIGABRT)
+        with pytest.raises(InvalidRepository, match="more memory"):
+            eventually(lambda: evaluation.evaluate(revision, None))
+
+
+# With an instance around it
+
+
+def test_finding_c6_a_commit_whose_evaluation_does_not_end_is_evaluated_again(
+    tmp_path: Path, repository: Repository
+) -> None:
+    start = datetime(2026, 11, 20, 12, tzinfo=UTC)
+    with in_process(tmp_path, repository.bare, apart=True, clock=lambda: start) as parts:
+
+        def commit_accepted(at: datetime) -> Condition:
+            parts.reconciler.reconcile(at)
+            return next(each for each in parts.reconciler.status.conditions if each.type == "CommitAccepted")
+
+        def is_accepted(revision: str, at: datetime) -> bool:
+            parts.reconciler.reconcile(at)
+            return parts.reconciler.status.accepted == revision
+
+        def not_evaluated(at: datetime, again: str) -> Condition | None:
+            kill_evaluators()
+            found = commit_accepted(at)
+            return found if found.reason == "NotEvaluated" and f"again at {again}" in found.message else None
+
+        parts.source.fetch()
+        first = newest(parts.source)
+        eventually(lambda: is_accepted(first, start))
+        repository.push({"many.yaml": many()})
+        parts.source.fetch()
+        found = eventually(lambda: not_evaluated(start, "2026-11-20T12:01:00Z"))
+        assert "killed twice" in found.message
+        assert parts.reconciler.reconcile(start) == start + timedelta(minutes=1)
+        assert [each.type for each in parts.events].count("Refused") == 1
+
+        again = start + timedelta(minutes=1)
+        eventually(lambda: not_evaluated(again, "2026-11-20T12:03:00Z"))
+        assert parts.reconciler.reconcile(again) == again + timedelta(minutes=2), "each wait is twice as long"
+        assert [each.type for each in parts.events].count("Refused") == 1
+
+        newest_commit = repository.push({"many.yaml": "", "web02.yaml": server("web02", "role: web")})
+        parts.source.fetch()
+        eventually(lambda: is_accepted(newest_commit, again))
+        assert parts.reconciler.status.problems == ()
+
+        repository.push({"many.yaml": many(FEW)})
+        parts.source.fetch()
+        eventually(lambda: not_evaluated(again, "2026-11-20T12:02:00Z"))
+        later = again + timedelta(minutes=1)
+        eventually(lambda: commit_accepted(later).reason == "GuardTripped")  # valid, with many first boots
+
+
+def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path, repository: Repository) -> None:
+    with running(repository.bare, tmp_path, *configured(commit_seconds=1), "--poll", "0.3") as instance:
+        good = instance.status()["conditions"]
+        assert good
+        repository.push(more_than_a_second())
+
+        def refusals() -> list[dict[str, Any]]:
+            assert instance.get("/readyz").status_code == 200
+            return [event for event in instance.events if event["type"] == "Refused"]
+
+        (refused,) = eventually(refusals)  # an evaluator waits for whoever is not nice
+        assert Code.LIMITS in refused["message"]
+        commit = repository.push(
+            {**dict.fromkeys(more_than_a_second(), ""), "web02.yaml": server("web02", "role: web")}
+        )
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_an_instance_ends_whatever_its_evaluator_is_at(
+    tmp_path: Path, repository: Repository, number: signal.Signals
+) -> None:
+    with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
+        (idle,) = evaluators(instance.process.pid)
+        repository.push({"many.yaml": many(6000)})
+        eventually(lambda: Path(f"/proc/{idle}/stat").read_text().rpartition(")")[2].split()[0] == "R")
+        os.kill(idle, signal.SIGSTOP)  # it comes to no end by itself
+        instance.process.send_signal(number)
+        assert instance.process.wait(120) == 0
+        assert not alive(idle)
+
+
+def test_an_instance_that_is_killed_leaves_no_evaluator(tmp_path: Path, repository: Repository) -> None:
+    repository.push({"many.yaml": many(6000)})
+    places = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
+    with open(os.devnull, "wb") as nobody:
+        process = Command(("run", str(repository.bare), *places), os.environ, errors=nobody.fileno())
+    try:
+        (evaluator,) = eventually(lambda: evaluators(process.pid))
+    finally:
+        process.kill()
+        process.wait()
+    eventually(lambda: not alive(evaluator))
+
+
+# Commands that read a commit
+
+
+@pytest.mark.parametrize(
+    ("command", "servers", "limit"),
+    [
+        ("plan", MANY, ("--commit-memory", "8")),
+        ("images", MANY, ("--commit-memory", "8")),
+    ],
+    ids=["plan", "images"],
+)
+def test_a_command_that_takes_more_than_it_may_says_so(
+    repository: Repository, command: str, servers: int, limit: tuple[str, str]
+) -> None:
+    repository.push({"many.yaml": many(servers)})
+    done = captured(command, str(repository.bare), *limit)
+    assert done.returncode == 3
+    assert Code.LIMITS in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_finding_r14_a_command_that_takes_more_time_than_it_may_says_so_on_any_machine(repository: Repository) -> None:
+    repository.push(more_than_a_second())
+    done = captured("validate", str(repository.bare), "--commit-seconds", "1")
+    assert done.returncode == 3
+    assert Code.LIMITS in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("seconds", ["0.1", "1.5", "0"])
+def test_finding_r14_a_limit_that_the_kernel_cannot_keep_is_refused(
+    repository: Repository, seconds: str, tmp_path: Path
+) -> None:
+    (file := tmp_path / "gitboot.toml").write_text(f"commit-seconds = {seconds}\n")
+    places = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
+    for refused in (
+        captured("validate", str(repository.bare), "--commit-seconds", seconds),
+        captured("run", str(repository.bare), *places, "--config", str(file), "--once"),
+    ):
+        assert (refused.returncode, "Traceback" in refused.stderr) == (64, False)
+        assert "commit-seconds" in refused.stderr
+
+
+def test_a_command_that_reads_what_an_instance_accepted_is_held_to_its_limits_too(
+    tmp_path: Path, repository: Repository
+) -> None:
+    repository.push({"many.yaml": many(2 * FEW)})
+    place = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
+    assert captured("run", str(repository.bare), *place, "--once").returncode == 0
+    for command in (("records", "show"), ("bmc", "get")):
+        done = captured(*command, *place[2:])
+        assert (done.returncode, done.stderr) == (0, ""), done
+        done = captured(*command, *place[2:], "--commit-memory", "1")
+        assert (done.returncode, Code.LIMITS in done.stderr) == (3, True), done
+
+
+def test_a_command_within_its_limits_is_as_it_always_was(repository: Repository) -> None:
+    done = captured("validate", str(repository.bare))
+    assert (done.returncode, done.stderr) == (0, f"{repository.bare}: 1 server, 2 images, no errors\n")
+    repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
+    assert captured("validate", str(repository.bare)).returncode == 3
+
+
+def test_a_command_whose_child_aborts_for_want_of_memory_says_so(repository: Repository) -> None:
+    repository.push({"many.yaml": many(6000)})
+    command = [sys.executable, "-m", "gitboot", "validate", str(repository.bare)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        os.kill(child_of(process), signal.SIGABRT)
+        _, said = process.communicate()
+    assert (process.returncode, Code.LIMITS in said, "more memory" in said) == (3, True, True)
+
+
+def test_a_command_that_is_told_to_end_ends_with_its_child(repository: Repository) -> None:
+    repository.push({"many.yaml": many(6000)})
+    process = subprocess.Popen([sys.executable, "-m", "gitboot", "validate", str(repository.bare)])
+    child = child_of(process)
+    process.terminate()
+    assert process.wait(120) == -signal.SIGTERM
+    assert not alive(child)

@@ -1,0 +1,256 @@
+"""Content keys: a decision reads only what its key covers, and a key changes with everything that it covers."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from hashlib import blake2b
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gitboot.child_processes import encode
+from gitboot.errors import InvalidRepository
+from gitboot.evaluator.content_keys import decision_keys
+from gitboot.fleet.identities import machine
+from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.validation import load
+from gitboot.resolve.boot_composer import Composer
+from gitboot.resolve.decision_inputs import FleetView
+from gitboot.resolve.fleet_decisions import decide_server
+from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, tree_of
+from tests.helpers.fleet_strategies import GeneratedFleet, fleets
+from tests.helpers.fleets import document, fleet, image, maintenance, policy, profile, repository, server
+
+
+def loaded(history: History, tree: dict[str, str]) -> FleetRepository | None:
+    try:
+        return load(history.snapshot(history.commit(tree), None))
+    except InvalidRepository:
+        return None
+
+
+@LAWS
+@given(first=fleets(), others=st.lists(fleets(), min_size=1, max_size=3), seed=st.integers(0, 2**32))
+def test_equal_keys_of_two_commits_mean_equal_results(
+    first: GeneratedFleet, others: list[GeneratedFleet], seed: int
+) -> None:
+    draw, history = random.Random(seed), History({})
+    tree = tree_of(first)
+    commits = [loaded(history, tree)]
+    for other in others * 2:
+        tree = draw.choice(EDITS)(tree, other, draw)
+        commits.append(loaded(history, tree))
+    results: dict[tuple[bytes, bytes], object] = {}  # by key, and by the documents' digests or not
+    for commit in commits:
+        if commit is None:
+            continue
+        view, composer = FleetView(commit), Composer()
+        documents = {name: blake2b(encode(each)).digest() for name, each in commit.servers.items()}
+        keys, by_documents = decision_keys(commit), decision_keys(commit, documents=documents)
+        for name, each in commit.servers.items():
+            inputs = view.inputs(each)
+            result = inputs, decide_server(inputs, composer), machine(commit, each)
+            assert results.setdefault((b"", keys[name]), result) == result
+            assert results.setdefault((b"documents", by_documents[name]), result) == result
+
+
+def check_each_by_itself(commit: FleetRepository, draw: random.Random) -> None:
+    """Check that servers get the same inputs and keys together, in any order, as each gets alone."""
+    view, servers = FleetView(commit), list(commit.servers.values())
+    draw.shuffle(servers)
+    keys = decision_keys(commit, [each.metadata.name for each in servers])
+    for each in servers:
+        name = each.metadata.name
+        assert view.inputs(each) == FleetView(commit).inputs(each), name
+        assert decision_keys(commit, [name]) == {name: keys[name]}
+
+
+@LAWS
+@given(generated=fleets(), seed=st.integers(0, 2**32))
+def test_what_servers_share_does_not_depend_on_the_servers_before(generated: GeneratedFleet, seed: int) -> None:
+    commit = loaded(History({}), tree_of(generated))
+    assert commit is not None
+    check_each_by_itself(commit, random.Random(seed))
+
+
+def test_servers_that_differ_in_one_respect_share_nothing_wrong() -> None:
+    different = list(
+        product(
+            ("ring: a", "ring: b"),  # for a hold alone
+            ("", "wave: first"),  # for the rollout alone
+            ("", "pin: {image: flatcar-2, reason: r}", "pin: {image: flatcar-3, reason: r}"),
+            ("", "policy: named", "lifecycle: Parked"),
+            range(3),  # places in the rollout
+        )
+    )
+    servers = [
+        server(f"web{number:03}", ", ".join(filter(None, (ring, wave))), ", ".join(filter(None, (pin, more))))
+        for number, (ring, wave, pin, more, _) in enumerate(different)
+    ]
+    holds = "{select: {matchLabels: {ring: b}}, image: flatcar-4, reason: r}"
+    holds += ", {select: {servers: [web000]}, image: flatcar-1, reason: r}"
+    rollout = "{image: flatcar-5, percent: 50, selector: {matchLabels: {wave: first}}}"
+    commit = repository(
+        fleet(),
+        *(image(f"flatcar-{number}", "writesDisk: false") for number in range(1, 6)),
+        document("ImageStream", "flatcar", f"current: flatcar-1, holds: [{holds}], rollout: {rollout}"),
+        profile("web", "stream: flatcar"),
+        profile("other", "stream: flatcar", "kernelArguments: [quiet]"),
+        policy("web", "All"),
+        policy("named", "None", boots="other"),
+        maintenance("repair", "20T22:00 21T04:00", select="{servers: [web001]}", boots="other"),
+        *servers,
+    )
+    view = FleetView(commit)
+    images = {
+        each.image.metadata.name for one in commit.servers.values() if (each := view.shared(one).boot) and each.image
+    }
+    assert images == {f"flatcar-{number}" for number in range(1, 6)}
+    for seed in range(5):
+        check_each_by_itself(commit, random.Random(seed))
+
+
+def test_similar_servers_share_one_object() -> None:
+    alike = [server(f"web{number:02}", "role: web, rack: r1") for number in range(5)]
+    commit = repository(fleet(), image("flatcar-1"), profile("web", "flatcar-1"), policy("web", "All"), *alike)
+    view = FleetView(commit)
+    assert len({id(view.shared(each)) for each in commit.servers.values()}) == 1
+
+
+LEDGER = "6f0a3c1e-2b47-4a8b-9d3e-5c1f7a9b0e24"
+SITES = "sites: [{name: ams, baseURL: 'http://ams.test', select: All}]"
+FLEET = f"baseURL: 'http://boot.test', endpoint: 'http://end.test', provisioning: {{evidence: Reported}}, {SITES}"
+STREAM = "current: flatcar-1, skew: {mode: Warn, minimumVersion: '1'}"
+DOCUMENTS = {
+    "fleet": fleet(FLEET),
+    "server": server("web01", "role: web"),
+    "other": server("web02", "role: db"),
+    "image": image("flatcar-1", "writesDisk: false"),
+    "spare": image("flatcar-2", "writesDisk: false"),
+    "stream": document("ImageStream", "flatcar", STREAM),
+    "profile": profile("web", "stream: flatcar", "userData: {format: Generic, template: t}"),
+    "policy": policy("web", "{matchLabels: {role: web}}", "inherits: all"),
+    "all": policy("all", "All"),
+    "repair": profile("repair", "flatcar-1"),
+    "maintenance": maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}"),
+}
+TEMPLATE = {"t": "Hello\n", "README": ""}
+
+
+def key_of(documents: dict[str, str], files: dict[str, str]) -> bytes:
+    return decision_keys(repository(*documents.values(), files=files), ["web01"])["web01"]
+
+
+def key_after_edit(part: str, old: str, new: str) -> bytes:
+    """Return the key after one text was replaced in a document or in a file."""
+    documents, files = dict(DOCUMENTS), dict(TEMPLATE)
+    edited = documents if part in documents else files
+    assert old in edited[part]
+    edited[part] = edited[part].replace(old, new)
+    return key_of(documents, files)
+
+
+@pytest.mark.parametrize(
+    ("part", "old", "new"),
+    [
+        ("fleet", "name: test", "name: other"),
+        ("fleet", "http://ams.test", "http://other.test"),
+        ("fleet", "http://end.test", "http://other.test"),
+        ("fleet", SITES, "sites: []"),
+        ("fleet", "name: ams", "name: fra"),
+        ("fleet", "select: All}", "select: All, endpoint: 'http://other.test'}"),
+        ("fleet", "select: All}", f"select: All, ledger: {LEDGER}}}"),
+        ("fleet", "sites:", "serving: {lateEnds: Accept}, sites:"),
+        ("fleet", "sites:", "serving: {oneTimeBoots: Copies}, sites:"),
+        ("fleet", "sites:", "serving: {restrict: true}, sites:"),
+        ("fleet", "sites:", "serving: {ipxeHttps: true}, sites:"),
+        ("fleet", "sites:", "stopped: a fire, sites:"),
+        ("fleet", "sites:", "unknownServers: NotFound, sites:"),
+        ("fleet", "sites:", "requirePolicy: false, sites:"),
+        ("fleet", "evidence: Reported", "evidence: Declared"),
+        ("fleet", "evidence: Reported", "evidence: Reported, attempts: 2"),
+        ("fleet", "sites:", "outputs: [ipxe], sites:"),
+        ("fleet", "sites:", "outputs: [ipxe, grub, mirror], sites:"),
+        ("fleet", "sites:", "hardware: [{select: All, localDisk: NotFound}], sites:"),
+        ("fleet", "sites:", "hardware: [{select: All, loader: GRUB}], sites:"),
+        ("server", "architecture", "provision: 2, architecture"),
+        ("image", "version: '1'", "version: '1.1'"),
+        ("stream", "current: flatcar-1", "current: flatcar-2"),
+        ("stream", "minimumVersion: '1'", "minimumVersion: '2'"),
+        ("stream", "skew", "holds: [{select: {servers: [web01]}, image: flatcar-2, reason: r}], skew"),
+        ("stream", "skew", "rollout: {image: flatcar-2, percent: 100}, skew"),
+        ("profile", "template: t}}", "template: t}}  # gitboot:allow-secret because"),
+        ("profile", "userData", "kernelArguments: [quiet], userData"),
+        ("policy", "inherits", "vars: {a: b}, inherits"),
+        ("all", "profile", "vars: {a: b}, profile"),
+        ("repair", "image", "kernelArguments: [quiet], image"),
+        ("maintenance", "21T04", "21T05"),
+        ("t", "Hello", "Goodbye"),
+    ],
+)
+def test_a_key_changes_with_each_input_of_the_decision(part: str, old: str, new: str) -> None:
+    assert key_after_edit(part, old, new) != key_of(DOCUMENTS, TEMPLATE)
+
+
+@pytest.mark.parametrize(
+    ("part", "old", "new"),
+    [
+        ("fleet", "http://boot.test", "http://other.test"),  # the site has a base URL of its own
+        ("fleet", "sites:", "guards: {maxReinstalls: 3}, sites:"),
+        ("fleet", "sites:", "outputs: [ipxe, grub, pages, inventory], sites:"),
+        ("fleet", "sites:", "unknownServers: {profile: repair}, sites:"),
+        ("fleet", "evidence: Reported", "evidence: Fetched"),
+        ("fleet", "evidence: Reported", "evidence: Reported, monitors: [10.0.0.0/8], clients: [10.0.0.0/8]"),
+        ("fleet", "select: All}", "select: All}, {name: fra, baseURL: 'http://fra.test', select: None}"),
+        ("profile", "spec:", "# gitboot:allow-secret because\nspec:"),  # of no field
+        ("profile", "kind:", "# a comment\nkind:"),
+        ("server", "kind:", "# a comment\nkind:"),
+        ("other", "architecture", "provision: 2, architecture"),
+        ("spare", "version: '2'", "version: '2.1'"),
+        ("stream", "skew", "holds: [{select: {servers: [web02]}, image: flatcar-2, reason: r}], skew"),
+        ("README", "", "Read me"),
+    ],
+)
+def test_a_key_stays_if_no_input_of_the_decision_changes(part: str, old: str, new: str) -> None:
+    assert key_after_edit(part, old, new) == key_of(DOCUMENTS, TEMPLATE)
+
+
+@pytest.mark.parametrize("field", ["baseURL: 'http://boot.test'", "endpoint: 'http://end.test'"])
+def test_a_server_without_a_site_depends_on_the_urls_of_the_fleet(field: str) -> None:
+    documents = DOCUMENTS | {"fleet": DOCUMENTS["fleet"].replace(SITES, "sites: []")}
+    other = documents | {"fleet": documents["fleet"].replace(field, field.replace(".test", ".example"))}
+    assert key_of(documents, TEMPLATE) != key_of(other, TEMPLATE)
+
+
+def test_a_key_changes_with_the_files_that_the_server_names() -> None:
+    bmc = "bmc: {address: 'https://10.0.0.1', credentials: c, tls: {ca: ca.pem}}"
+    documents = DOCUMENTS | {"server": server("web01", "role: web", bmc)}
+    keys = {key_of(documents, TEMPLATE | {"ca.pem": text}) for text in ("A", "B")}
+    assert len(keys) == 2
+
+
+def test_keys_do_not_depend_on_the_order_of_files() -> None:
+    backwards = dict(reversed(DOCUMENTS.items()))
+    one, two = (repository(*each.values(), files=TEMPLATE) for each in (DOCUMENTS, backwards))
+    assert decision_keys(one) == decision_keys(two)
+
+
+def test_keys_are_the_same_in_every_process() -> None:
+    module = "tests.evaluator.test_content_keys"
+    code = f"from {module} import DOCUMENTS, TEMPLATE, key_of; print(key_of(DOCUMENTS, TEMPLATE).hex())"
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert keys == {key_of(DOCUMENTS, TEMPLATE).hex()}

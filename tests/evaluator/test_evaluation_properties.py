@@ -1,0 +1,401 @@
+"""What holds of every commit: evaluated from what it changes it is, byte for byte, what it is by itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase as Step
+from hypothesis import strategies as st
+
+from gitboot.child_processes import encode
+from gitboot.disk_cache import DiskCache
+from gitboot.errors import InvalidRepository
+from gitboot.evaluator import protocol
+from gitboot.evaluator.client import assembled
+from gitboot.evaluator.decision_history import Lineage
+from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
+from gitboot.evaluator.evaluation_result import Commit, commit_of
+from gitboot.evaluator.process import told
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
+from gitboot.git import history as source_history
+from gitboot.git.history import CommitSummary
+from gitboot.resolve import fleet_decisions
+from gitboot.resolve.boot_composer import Composer
+from gitboot.resolve.decision_inputs import ServerInputs
+from gitboot.resolve.fleet_decisions import DecidedServer
+from gitboot.review.decision_changes import compare
+from tests.helpers.fleet_strategies import FILES, Document, GeneratedFleet, fleets, in_json, name_of
+from tests.helpers.fleets import SEED, server
+from tests.helpers.result_cache import StoredResults
+from tests.helpers.search_effort import examples
+
+LAWS = settings(
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    phases=[step for step in Step if step is not Step.explain],
+)
+
+Tree = dict[str, str]  # path -> text
+
+
+@dataclass
+class History:
+    """Commits by their numbers, as a clone gives them."""
+
+    trees: dict[str, Tree]
+
+    def commit(self, tree: Tree) -> Revision:
+        revision = Revision(f"{len(self.trees) + 1:040}")
+        self.trees[revision] = tree
+        return revision
+
+    def snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
+        tree = self.trees[revision]
+        blobs = {path: BlobId(sha256(text.encode()).hexdigest()) for path, text in tree.items()}
+        changed = None
+        if previous is not None:
+            paths = blobs.keys() | previous.blobs.keys()
+            changed = frozenset(path for path in paths if blobs.get(path) != previous.blobs.get(path))
+        return Snapshot(revision=revision, blobs=blobs, read=self.read, changed=changed)
+
+    def read(self, blob: BlobId) -> bytes:
+        texts = (text.encode() for tree in self.trees.values() for text in tree.values())
+        return next(text for text in texts if sha256(text).hexdigest() == blob)
+
+
+def tree_of(fleet: GeneratedFleet) -> Tree:
+    return dict(FILES) | {path_of(document): in_json(document) for document in fleet.documents}
+
+
+def path_of(document: Document) -> str:
+    return f"{document['kind']}/{name_of(document)}.yaml".lower()
+
+
+# Edits: each gives another tree, which may be no fleet
+
+Edit = Callable[[Tree, GeneratedFleet, random.Random], Tree]
+
+
+def whole(_: Tree, other: GeneratedFleet, __: random.Random) -> Tree:
+    return tree_of(other)
+
+
+def some_documents(tree: Tree, other: GeneratedFleet, draw: random.Random) -> Tree:
+    taken = draw.sample(other.documents, draw.randint(1, 3))
+    return tree | {path_of(document): in_json(document) for document in taken}
+
+
+def one_kind(tree: Tree, other: GeneratedFleet, draw: random.Random) -> Tree:
+    kind = draw.choice(["Fleet", "Server", "ImageStream", "BootProfile", "BootPolicy", "Maintenance"])
+    return tree | {path_of(document): in_json(document) for document in other.of(kind)}
+
+
+def one_goes(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    gone = draw.choice(sorted(tree))
+    return {path: text for path, text in tree.items() if path != gone}
+
+
+def a_server_goes(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    servers = sorted(path for path in tree if path.startswith("server/"))
+    gone = draw.choice(servers or sorted(tree))
+    return {path: text for path, text in tree.items() if path != gone}
+
+
+def relabelled(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    """A server gets another role, ring or site: other selectors find it."""
+    path = draw.choice(sorted(path for path in tree if path.startswith("server/")) or sorted(tree))
+    old, new = draw.choice([("web", "db"), ("canary", "stable"), ("ams2", "fra1"), ("stable", "canary")])
+    return tree | {path: tree[path].replace(f'"{old}"', f'"{new}"')}
+
+
+def renamed(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    """A server is called something else, in the same file."""
+    path = draw.choice(sorted(path for path in tree if path.startswith("server/")) or sorted(tree))
+    return tree | {path: tree[path].replace('"name": "web', '"name": "aweb')}
+
+
+def with_a_bmc(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    """A server gets a BMC, perhaps one that is another's too, or is said to show what tells nothing."""
+    path = draw.choice(sorted(path for path in tree if path.startswith("server/")) or sorted(tree))
+    address = draw.choice(["https://10.0.0.1", "https://10.0.0.1:443/", "https://10.0.0.2"])
+    reports = draw.choice(["", ', "reports": {"serial": "X6DCP93"}', ', "reports": {"serial": "Default string"}'])
+    bmc = f'"bmc": {{"address": "{address}", "credentials": "rack"{reports}}}'
+    return tree | {path: tree[path].replace('"spec": {', f'"spec": {{{bmc}, ', 1)}
+
+
+def commented(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    """What a document says stays, and where it stands is another line."""
+    path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
+    return tree | {path: f"# {draw.random()}\n{tree[path]}"}
+
+
+def moved(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
+    return {f"moved/{each}" if each == path else each: text for each, text in tree.items()}
+
+
+def copied(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
+    return tree | {f"copied/{path}": tree[path]}
+
+
+def broken(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
+    return tree | {path: draw.choice(["{", "kind: Nothing\n", tree[path].replace('"spec": {', '"spec": {"what": 1, ')])}
+
+
+def other_template(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    path = draw.choice(sorted(FILES))
+    leaking = draw.choice(["", ' "passwd": "hunter2",', "{{ nothing }}"])
+    return tree | {path: FILES[path].replace('"of": "', f'"n": {draw.randint(0, 9)},{leaking} "of": "')}
+
+
+def mirrored(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    """Images are brought from elsewhere, and mirrored from now on, or no longer."""
+    outputs = '"outputs": ["mirror"], '
+    found = {path: text for path, text in tree.items() if path.startswith("fleet/")}
+    found = {
+        path: text.replace(outputs, "") if outputs in text else text.replace('"spec": {', f'"spec": {{{outputs}', 1)
+        for path, text in found.items()
+    }
+    if draw.random() < 0.5:
+        images = {path: text for path, text in tree.items() if path.startswith("bootimage/")}
+        found |= {path: text.replace('"assets:', '"http://vendor.test/') for path, text in images.items()}
+    return tree | found
+
+
+def shown(tree: Tree, _: GeneratedFleet, __: random.Random) -> Tree:
+    """There is a page from now on, which says where each server is written, or no longer."""
+    outputs = '"outputs": ["pages"], '
+    found = {path: text for path, text in tree.items() if path.startswith("fleet/") and '"outputs"' not in text}
+    return {path: text.replace(outputs, "") for path, text in tree.items()} | {
+        path: text.replace('"spec": {', f'"spec": {{{outputs}', 1) for path, text in found.items()
+    }
+
+
+def fleet_renamed(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    old, new = draw.choice([("test", "prod"), ("prod", "test")])
+    return {
+        path: text.replace(f'"name": "{old}"', f'"name": "{new}"', 1) if path.startswith("fleet/") else text
+        for path, text in tree.items()
+    }
+
+
+def ignored(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    return tree | {".gitbootignore": f"{draw.choice(sorted(tree))}\n"}
+
+
+def read_me(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+    return tree | {"README.md": str(draw.random())}
+
+
+EDITS: tuple[Edit, ...] = (
+    *(whole, some_documents, some_documents, one_kind, one_kind, one_kind, one_goes, a_server_goes, relabelled),
+    *(
+        relabelled,
+        renamed,
+        with_a_bmc,
+        with_a_bmc,
+        commented,
+        moved,
+        copied,
+        broken,
+        other_template,
+        other_template,
+        mirrored,
+        mirrored,
+        shown,
+        shown,
+        fleet_renamed,
+        ignored,
+        read_me,
+    ),
+)
+
+
+# What both ways have to agree on
+
+
+def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -> CommitPair | tuple[object, ...]:
+    try:
+        return evaluator.evaluate(revision, base)
+    except InvalidRepository as error:
+        return error.problems, error.dated
+
+
+def begun_again(evaluation: Evaluation, history: History) -> Evaluator:
+    """An evaluator that begins with the results of another one's last evaluation."""
+    results = StoredResults()
+    results.add(evaluation)
+    return Evaluator(history.snapshot, results=results)
+
+
+def by_itself(history: History, revision: Revision) -> CommitPair | tuple[object, ...]:
+    return evaluated(Evaluator(history.snapshot), revision, None)
+
+
+def commit_by_itself(found: CommitPair) -> Commit:
+    return commit_of(found.head.decided.repository, found.head.decided.decisions)
+
+
+def in_full(commit: Commit) -> tuple[object, ...]:
+    """All that an instance knows of a commit, with the order of what has one."""
+    decisions = commit.decisions
+    return (
+        commit.revision,
+        commit.fleet,
+        [(name, decision, decision.digest, decision.facts()) for name, decision in decisions.servers.items()],
+        list(decisions.networks.items()),
+        (decisions.base_url, decisions.outputs, decisions.evidence, list(decisions.sites.items())),
+        (decisions.unknown, decisions.unknown_not_found, decisions.warnings, decisions.dated),
+        list(commit.machines.items()),
+        list(commit.labels.items()),
+        list(commit.sites.items()),
+        commit.opt_outs,
+        list(commit.minimum_versions.items()),
+    )
+
+
+def on_page(commit: Commit) -> tuple[object, ...]:
+    """Return what the page shows of a commit besides, with the order of what has one."""
+    written = [(name, each.stream, each.joins, each.kept, each.lines) for name, each in commit.written.items()]
+    locations = list(commit.locations.servers.items()), list(commit.locations.shared.items())
+    return written, locations, commit.shown
+
+
+@LAWS
+@given(first=fleets(), others=st.lists(fleets(), min_size=2, max_size=4), seed=st.integers(0, 2**32))
+def test_a_commit_is_the_same_however_it_was_come_to(
+    first: GeneratedFleet, others: list[GeneratedFleet], seed: int
+) -> None:
+    draw = random.Random(seed)
+    history = History({})
+    evaluator = Evaluator(history.snapshot)
+    base_tree = tree_of(first)
+    revision = history.commit(base_tree)
+    found = evaluated(evaluator, revision, None)
+    assert isinstance(found, CommitPair)
+    base = assembled(None, revision, map(sent, told(found))).commit
+    base_cold = by_itself(history, revision)
+    for other in others * 2:
+        tree = base_tree
+        for _ in range(draw.randint(1, 2)):
+            tree = draw.choice(EDITS)(tree, other, draw)
+        revision = history.commit(tree)
+        found, cold = evaluated(evaluator, revision, base.revision), by_itself(history, revision)
+        if not isinstance(found, CommitPair) or not isinstance(cold, CommitPair):
+            assert found == cold
+            continue
+        assert isinstance(base_cold, CommitPair)
+        new = assembled(base, revision, map(sent, told(found))).commit
+        assert in_full(new) == in_full(commit_by_itself(cold))
+        all_told = assembled(None, revision, map(sent, told(cold))).commit
+        assert on_page(new) == on_page(all_told)
+        assert found.head.decided.repository.origins == cold.head.decided.repository.origins
+        old_side, new_side = base_cold.head.decided, cold.head.decided
+        whole_changes = compare(old_side.decisions, new_side.decisions, old_side.repository, new_side.repository)
+        assert found.changes() == whole_changes
+        again = begun_again(found.head, history) if draw.random() < 0.4 else None
+        if draw.random() < 0.6:
+            base, base_tree, base_cold = new, tree, cold
+        evaluator = again or evaluator
+
+
+def test_an_invalid_commit_decides_only_servers_that_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = {f"{name}.yaml": server(name, "role: web") for name in ("web02", "web03")}
+    good = {f"{number}.yaml": text for number, text in enumerate(SEED)} | servers
+    history = History({})
+    evaluator = Evaluator(history.snapshot)
+    first = history.commit(good)
+    evaluator.evaluate(first, None)
+    changed = {"web03.yaml": server("web03", "role: web, ring: canary"), "broken.yaml": "kind: Nothing"}
+    decided, decide_server = list[str](), fleet_decisions.decide_server
+
+    def recorded(inputs: ServerInputs, composer: Composer) -> DecidedServer:
+        decided.append(inputs.server.metadata.name)
+        return decide_server(inputs, composer)
+
+    monkeypatch.setattr(fleet_decisions, "decide_server", recorded)
+    with pytest.raises(InvalidRepository):
+        evaluator.evaluate(history.commit(good | changed), first)
+    assert decided == ["web03"]
+
+
+@LAWS
+@given(first=fleets(), other=fleets(), seed=st.integers(0, 2**32))
+def test_what_was_kept_of_another_commit_changes_nothing(
+    first: GeneratedFleet, other: GeneratedFleet, seed: int
+) -> None:
+    draw = random.Random(seed)
+    history = History({})
+    evaluator = Evaluator(history.snapshot)
+    before = evaluated(evaluator, history.commit(tree_of(first)), None)
+    assert isinstance(before, CommitPair)
+    tree = tree_of(first)
+    for _ in range(draw.randint(0, 3)):
+        tree = draw.choice(EDITS)(tree, other, draw)
+    revision = history.commit(tree)
+    found, cold = evaluated(begun_again(before.head, history), revision, None), by_itself(history, revision)
+    if not isinstance(found, CommitPair) or not isinstance(cold, CommitPair):
+        assert found == cold
+        return
+    new = assembled(None, revision, map(sent, told(found))).commit
+    assert in_full(new) == in_full(commit_by_itself(cold))
+    assert on_page(new) == on_page(assembled(None, revision, map(sent, told(cold))).commit)
+    assert found.head.decided.repository.origins == cold.head.decided.repository.origins
+    assert found.head.loaded.files == cold.head.loaded.files
+    assert (found.head.keys, found.head.rows) == (cold.head.keys, cold.head.rows)
+    assert found.extent == cold.extent
+    assert cold.base is None and cold.extent == cold.changes().extent  # of which it is not made
+
+
+def sent(answer: protocol.Answer) -> protocol.Answer:
+    return protocol.answer(encode(answer))
+
+
+def described(revision: Revision, tree: Tree) -> source_history.Step:
+    commit = CommitSummary(revision=revision, author="", date=datetime(2026, 1, 1, tzinfo=UTC), subject="")
+    return source_history.Step(commit=commit, tree=sha256(repr(sorted(tree.items())).encode()).hexdigest())
+
+
+@LAWS
+@given(first=fleets(), other=fleets(), seed=st.integers(0, 2**32))
+def test_a_server_has_the_history_that_whole_commits_tell(
+    first: GeneratedFleet, other: GeneratedFleet, seed: int
+) -> None:
+    draw = random.Random(seed)
+    history = History({})
+    trees = [tree_of(first)]
+    for _ in range(draw.randint(1, 6)):  # some go back to what was before
+        trees.append(draw.choice(EDITS)(draw.choice(trees[-2:]), other, draw))
+    commits = [described(history.commit(tree), tree) for tree in reversed(trees)]
+
+    def whole(revision: Revision, base: Revision | None) -> CommitPair:
+        before = Evaluator(history.snapshot).evaluate(base, None) if base is not None else None
+        found = Evaluator(history.snapshot).evaluate(revision, None)
+        return replace(found, base=before.head if before is not None else None)
+
+    evaluator = Evaluator(history.snapshot)
+    known = evaluated(evaluator, draw.choice(commits).commit.revision, None) if draw.random() < 0.5 else None
+    if isinstance(known, CommitPair):
+        evaluator = begun_again(known.head, history)
+    servers = sorted({name_of(each) for fleet in (first, other) for each in fleet.of("Server")})
+    with (
+        TemporaryDirectory() as folder,
+        DiskCache(Path(folder, "steps.sqlite"), pytest.fail) as some,
+        DiskCache(Path(folder, "wholes.sqlite"), pytest.fail) as all_of_them,
+    ):
+        by_steps, by_wholes = Lineage(commits, some, evaluator.evaluate), Lineage(commits, all_of_them, whole)
+        found = {server: list(by_steps.of(server)) for server in servers}
+        assert found == {server: list(by_wholes.of(server)) for server in servers}
+        cached = Lineage(commits, some, lambda *_: pytest.fail("a commit was evaluated again"))
+        assert {server: list(cached.of(server)) for server in servers} == found

@@ -1,0 +1,210 @@
+"""However many processes evaluate a commit, and whatever becomes of them: what it says is the same, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from benchmarks.fleet import Fleet
+from gitboot.child_processes import Spent, encode, share_of_limits, take_off_limits
+from gitboot.errors import InvalidRepository
+from gitboot.evaluator import cache
+from gitboot.evaluator import evaluation as workers_module
+from gitboot.evaluator.evaluation import Evaluator, Forks
+from gitboot.evaluator.process import told
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
+from tests.helpers.result_cache import StoredResults
+
+ROOT: Final = Path(__file__).parents[2]
+SERVERS: Final = 40
+FILES: Final = dict(Fleet(servers=SERVERS).files())
+# Servers that no policy selects: each has a warning.
+WARNED: Final = {path: data.replace(b"role: appliance", b"role: nobody") for path, data in FILES.items()} | {
+    "fleet.yaml": FILES["fleet.yaml"].replace(b"spec:\n", b"spec:\n  requirePolicy: false\n")
+}
+BROKEN: Final = {path: data.replace(b"role: batch", b"role: batch, role: worker") for path, data in FILES.items()} | {
+    "more.yaml": b"kind: Nothing\n"
+}
+
+
+def snapshot(files: dict[str, bytes]) -> Snapshot:
+    blobs = {path: BlobId(sha256(data).hexdigest()[:40]) for path, data in files.items()}
+    contents = {blobs[path]: data for path, data in files.items()}
+    return Snapshot(revision=Revision("c" * 40), blobs=blobs, read=contents.__getitem__)
+
+
+def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
+    """What an evaluator with so many workers says of a commit, and keeps of it; and for how much it had others."""
+    said: dict[str, Any]
+    shared: list[bytes | None] = []
+
+    class Watched(Forks):
+        def _shared(self, *how: Any) -> Any:
+            found = super()._shared(*how)
+            shared.extend(found)
+            return found
+
+    evaluator = Evaluator(lambda *_: snapshot(files), workers=Watched(number=number))
+    try:
+        found, results = evaluator.evaluate(Revision("c" * 40), None), StoredResults()
+        results.add(found.head)
+        frames = b"".join(map(encode, told(found)))
+        said = {"frames": sha256(frames).hexdigest(), "results": sha256(encode(results.rows)).hexdigest()}
+    except InvalidRepository as error:
+        said = {"problems": list(map(str, error.problems))}
+    return {"said": said, "by others": sum(each is not None for each in shared)}
+
+
+def in_worker(act: Callable[[int], object], after: int) -> Callable[[Any], bytes]:
+    """What a worker does for each server; after so many it does something else."""
+    ours, numbers, encode_decided = os.getpid(), count(), cache.encode_decided
+
+    def instead(said: Any) -> bytes:
+        if os.getpid() != ours and next(numbers) >= after:
+            act(os.getpid())
+        return encode_decided(said)
+
+    return instead
+
+
+def out_of_memory(_: int) -> None:
+    raise MemoryError
+
+
+def failing(files: dict[str, bytes], number: int, act: Callable[[int], object], after: int) -> dict[str, Any]:
+    """The same where each worker fails after so many servers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers_module, "encode_decided", in_worker(act, after))
+        return evaluated(files, number)
+
+
+def limited() -> list[float]:
+    """What forks may have of what this process may, and what is left once they had 2 s of the processor."""
+    spent = Spent.now()
+    assert spent.memory is not None
+    spent.limit(memory=300 * 2**20, processor_s=50)
+    share = share_of_limits(3)
+    assert share.processor_s is not None
+    assert share.memory is not None
+    before = resource.getrlimit(resource.RLIMIT_CPU)[0]
+    take_off_limits(2)
+    after = resource.getrlimit(resource.RLIMIT_CPU)[0]
+    resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return [share.processor_s, (share.memory - spent.memory) / 2**20, before - after]
+
+
+def overrun(pid: int) -> None:
+    """What takes more of the processor than it may is ended so."""
+    os.kill(pid, signal.SIGXCPU)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def orphaned(folder: Path) -> bool:
+    """Whether workers end with their evaluator, whatever they are at."""
+    if (evaluator := os.fork()) == 0:
+
+        def wait(pid: int) -> None:
+            (folder / str(pid)).touch()
+            signal.pause()
+
+        failing(FILES, 2, wait, 0)
+        os._exit(0)
+    until(lambda: len(list(folder.iterdir())) == 2)
+    os.kill(evaluator, signal.SIGKILL)
+    os.waitpid(evaluator, 0)
+    until(lambda: not any(map(is_alive, folder.iterdir())))
+    return True
+
+
+def is_alive(worker: Path) -> bool:
+    try:
+        return Path(f"/proc/{worker.name}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 300
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def main(folder: str) -> None:
+    """All of it in one process, which has one thread: another would not be divided."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers_module, "_WORTH", 1)
+        patch.setattr(workers_module, "BATCH", 4)
+        found = {
+            "same": [evaluated(WARNED, number) for number in (1, 2, 8)],
+            "broken": [evaluated(BROKEN, number) for number in (1, 3)],
+            "killed": [failing(WARNED, 2, kill, after) for after in (0, 9)],
+            "out of memory": [failing(WARNED, 2, out_of_memory, after) for after in (0, 9)],
+            "overrun": [failing(WARNED, 2, overrun, after) for after in (0, 9)],
+            "orphaned": orphaned(Path(folder)),
+            "limited": limited(),
+        }
+    sys.stdout.write(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("workers")
+    process = subprocess.run(
+        [sys.executable, "-m", __name__, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, check=True
+    )
+    said: dict[str, Any] = json.loads(process.stdout)
+    return said
+
+
+def test_one_two_and_eight_say_the_same_bytes(found: dict[str, Any]) -> None:
+    alone, two, eight = found["same"]
+    assert alone["by others"] == 0
+    assert two["by others"] == eight["by others"] > SERVERS  # files and servers
+    assert alone["said"] == two["said"] == eight["said"]
+    assert "frames" in alone["said"]
+
+
+def test_what_is_wrong_with_a_commit_is_told_alike(found: dict[str, Any]) -> None:
+    alone, three = found["broken"]
+    assert three["by others"] > 0
+    assert alone["said"] == three["said"]
+    assert len(alone["said"]["problems"]) > 3
+
+
+@pytest.mark.parametrize("how", ["killed", "out of memory", "overrun"])
+def test_what_a_worker_does_not_come_to_is_done_without_it(found: dict[str, Any], how: str) -> None:
+    alone, two, _ = found["same"]
+    at_once, later = found[how]
+    assert at_once["said"] == later["said"] == alone["said"]
+    assert at_once["by others"] < later["by others"] < two["by others"]
+
+
+def test_t1_a_worker_ends_with_its_evaluator(found: dict[str, Any]) -> None:
+    assert found["orphaned"]
+
+
+def test_t1_workers_share_what_the_evaluator_may_have(found: dict[str, Any]) -> None:
+    processor_s, mebibytes, taken_off = found["limited"]
+    assert 45 <= processor_s <= 51
+    assert 90 < mebibytes <= 100
+    assert taken_off == 2
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

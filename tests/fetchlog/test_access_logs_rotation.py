@@ -1,0 +1,232 @@
+"""A log that grows and is rotated while it is read: each line once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gitboot.errors import LockedByAnother, UsageError
+from gitboot.fetchlog.access_logs import LogFile
+
+
+@contextmanager
+def reading(log: Path) -> Iterator[Callable[[], list[str]]]:
+    """What gives the lines that were added since it was called last."""
+    memory = log.parent.parent / "memory"
+    memory.mkdir(parents=True, exist_ok=True)
+    with LogFile(log, memory) as file:
+        yield lambda: [line.decode().strip() for line in file.lines()]
+
+
+def once(log: Path) -> list[str]:
+    with reading(log) as read:
+        return read()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path / "logs" / "gitboot.log"
+
+
+def add(log: Path, *lines: str) -> None:
+    with log.open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def rename(log: Path) -> Path:
+    return log.rename(log.with_name("gitboot.log.1"))
+
+
+def copy(log: Path) -> Path:
+    copied = Path(shutil.copy(log, log.with_name("gitboot.log.1")))
+    os.truncate(log, 0)
+    return copied
+
+
+def roll(log: Path) -> Path:
+    """As Caddy does."""
+    return log.rename(log.with_name("gitboot-2026-11-21T02-34-18.000.log"))
+
+
+ROTATIONS = pytest.mark.parametrize("rotate", [rename, copy, roll])
+IN_ONE_PROCESS = pytest.mark.parametrize("at_once", [True, False], ids=["followed", "process by process"])
+
+
+@contextmanager
+def reader(log: Path, at_once: bool) -> Iterator[Callable[[], list[str]]]:
+    if at_once:
+        with reading(log) as read:
+            yield read
+    else:
+        yield lambda: once(log)
+
+
+@IN_ONE_PROCESS
+def test_each_line_is_read_once(log: Path, at_once: bool) -> None:
+    add(log, "a", "b")
+    with reader(log, at_once) as read:
+        assert read() == ["a", "b"]
+        assert read() == []
+        add(log, "c")
+        assert read() == ["c"]
+
+
+@IN_ONE_PROCESS
+@ROTATIONS
+def test_a_rotation_loses_and_repeats_nothing(log: Path, rotate: Callable[[Path], Path], at_once: bool) -> None:
+    add(log, "a")
+    with reader(log, at_once) as read:
+        assert read() == ["a"]
+        add(log, "b")
+        rotated = rotate(log)
+        add(log, "c")
+        assert sorted(read() + read()) == ["b", "c"]
+        add(rotated, "d")  # by a server that has not opened the new log yet
+        add(log, "e")
+        assert sorted(read() + read()) == ["d", "e"]
+
+
+@IN_ONE_PROCESS
+def test_a_log_that_was_truncated_and_has_grown_beyond_is_read_from_its_beginning(log: Path, at_once: bool) -> None:
+    add(log, "a" * 10)
+    with reader(log, at_once) as read:
+        assert len(read()) == 1
+        log.write_text("")
+        add(log, "b" * 10, "c")
+        assert read() == ["b" * 10, "c"]
+
+
+def test_several_rotations_while_nobody_reads_lose_nothing(log: Path) -> None:
+    add(log, "a")
+    assert once(log) == ["a"]
+    add(log, "b")
+    log.rename(log.with_name("gitboot.log.2"))
+    add(log, "c")
+    log.rename(log.with_name("gitboot.log.1"))
+    add(log, "d")
+    assert once(log) == ["b", "c", "d"]
+    assert once(log) == []
+
+
+def test_what_was_rotated_before_the_first_time_is_history(log: Path) -> None:
+    add(log, "a")
+    rename(log)
+    add(log, "b")
+    assert once(log) == ["b"]
+    assert once(log) == []
+
+
+def test_a_file_that_is_followed_is_read_to_its_end_though_it_is_deleted(log: Path) -> None:
+    add(log, "a")
+    with reading(log) as read:
+        assert read() == ["a"]
+        add(log, "b")
+        rename(log).unlink()  # compressed
+        add(log, "c")
+        assert read() == ["b", "c"]
+        assert read() == []
+
+
+def test_a_copy_that_is_being_made_is_not_taken_for_news(log: Path) -> None:
+    add(log, "a", "b")
+    with reading(log) as read:
+        assert read() == ["a", "b"]
+        copied = log.with_name("gitboot.log.1")
+        add(copied, "a")
+        assert read() == []
+        add(copied, "b", "c")
+        assert read() == []
+        log.write_text("")
+        assert read() == ["c"]
+
+
+@pytest.mark.parametrize(
+    "name", ["gitboot.log.2.gz", "gitboot-other.log", "gitboot.login", "other.log", "gitboot.log.d"]
+)
+def test_what_is_no_rotated_file_is_left_alone(log: Path, name: str) -> None:
+    add(log, "a")
+    once(log)
+    add(log.with_name(name) if not name.endswith(".d") else _folder(log.with_name(name)) / "x", "x")
+    assert once(log) == []
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+@IN_ONE_PROCESS
+def test_a_line_is_read_when_it_is_whole(log: Path, at_once: bool) -> None:
+    log.write_text("a\nhal")
+    with reader(log, at_once) as read:
+        assert read() == ["a"]
+        with log.open("a") as file:
+            file.write("f\n")
+        assert read() == ["half"]
+
+
+def test_a_line_without_end_is_read_in_pieces(log: Path) -> None:
+    log.write_text("a" * 1_000_000)
+    assert [len(piece) for piece in once(log)] == [262_144] * 3
+    add(log, "", "b")
+    assert [len(piece) for piece in once(log)] == [1_000_000 - 3 * 262_144, 1]
+
+
+def test_a_line_counts_as_read_once_the_next_is_asked_for(log: Path, tmp_path: Path) -> None:
+    add(log, *(f"{number}" for number in range(3)))
+    with reading(log):
+        pass
+    with LogFile(log, tmp_path / "memory") as file:
+        lines = file.lines()
+        assert [next(lines), next(lines)] == [b"0\n", b"1\n"]
+        lines.close()
+    assert once(log) == ["1", "2"]
+
+
+def test_after_a_kill_no_more_than_some_lines_of_a_long_log_are_read_again(log: Path, tmp_path: Path) -> None:
+    add(log, *(f"{number}" for number in range(2500)))
+    with reading(log):
+        pass
+    with LogFile(log, tmp_path / "memory") as file:
+        lines = file.lines()
+        for _ in range(1500):
+            next(lines)
+        (memory,) = (tmp_path / "memory").glob("*.json")
+        at_the_kill = memory.read_bytes()
+        lines.close()
+    memory.write_bytes(at_the_kill)
+    assert once(log) == [f"{number}" for number in range(999, 2500)]
+
+
+def test_a_log_that_is_not_there_yet_is_waited_for(log: Path) -> None:
+    with reading(log) as read:
+        assert read() == []
+        add(log, "a")
+        assert read() == ["a"]
+
+
+def test_two_processes_cannot_read_one_log_into_one_memory(log: Path) -> None:
+    with reading(log), pytest.raises(LockedByAnother), reading(log):
+        pass
+
+
+def test_a_memory_that_is_damaged_says_so(log: Path, tmp_path: Path) -> None:
+    add(log, "a")
+    once(log)
+    (memory,) = (tmp_path / "memory").glob("*.json")
+    memory.write_text("{")
+    with pytest.raises(UsageError, match="read anew"):
+        once(log)
+
+
+def test_a_folder_that_is_not_there_says_so(log: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="memory"), LogFile(log, tmp_path / "memory"):
+        pass
+    with pytest.raises(UsageError, match="missing"), reading(tmp_path / "missing" / "x" / "gitboot.log") as read:
+        read()

@@ -1,0 +1,96 @@
+"""Intents and their outcomes in a fetch log: what lines with one id mean together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from gitboot.fetchlog.log_entries import Observation, Outcome, that_use_up, with_outcomes
+from gitboot.fetchlog.one_time_boots import GivenBoots, how_given
+from gitboot.fetchlog.spool import SpoolFile, line_of, parse
+from gitboot.jsonio import Digest
+from gitboot.resolve.provisioning_record import FETCH_GRACE
+from gitboot.system_clock import Uptime
+from tests.helpers.cases import for_each
+
+AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
+OFFER = Digest("b" * 64)
+NO_CLOCK = Uptime("", 0)
+INTENT = Observation(
+    server="web01",
+    path="boot/v1/boot/52-54-00-00-00-01/boot.ipxe",
+    digest=Digest("a" * 64),
+    offer=OFFER,
+    client="10.12.0.13",
+    at=AT,
+    intent="one",
+)
+SERVED, WITHHELD = (replace(INTENT, outcome=each) for each in Outcome)
+OTHER = replace(INTENT, intent="two", at=AT + timedelta(seconds=5))
+PLAIN = replace(INTENT, intent=None)
+
+
+@for_each(
+    ("lines", "use_up"),
+    [
+        ([PLAIN], [PLAIN]),
+        ([INTENT], [INTENT]),
+        ([INTENT, SERVED], [SERVED]),
+        ([SERVED], [SERVED]),
+        ([INTENT, WITHHELD], []),
+        ([WITHHELD], []),
+        ([INTENT, SERVED, WITHHELD], [SERVED]),
+        ([INTENT, WITHHELD, OTHER], [OTHER]),
+        ([PLAIN, WITHHELD], [PLAIN]),
+    ],
+)
+def test_the_order_of_lines_does_not_change_what_uses_a_boot_up(
+    lines: Sequence[Observation], use_up: Sequence[Observation]
+) -> None:
+    assert [that_use_up(each) for each in permutations(lines)] == [list(use_up)] * len(list(permutations(lines)))
+
+
+def test_a_withheld_intent_stays_known_as_withheld() -> None:
+    assert with_outcomes([INTENT, WITHHELD], lambda each: each) == [WITHHELD]
+
+
+@pytest.mark.parametrize("line", [INTENT, SERVED, WITHHELD, PLAIN])
+def test_a_line_is_read_as_it_was_written(line: Observation) -> None:
+    assert parse(line_of(line)) == line
+
+
+def test_an_outcome_that_this_version_does_not_know_is_a_stray_line() -> None:
+    assert parse(line_of(SERVED).replace(b'"served"', b'"delayed"')) is None
+
+
+def test_an_outcome_without_its_intent_is_no_line() -> None:
+    assert parse(line_of(SERVED).replace(b'"intent"', b'"other"')) is None
+
+
+@pytest.mark.parametrize("line", [INTENT, SERVED], ids=["outcome unknown", "served"])
+def test_a_boot_is_served_again_for_a_minute_after_its_first_intent(line: Observation) -> None:
+    given = how_given([line, OTHER], OFFER, None)
+    assert given is not None
+    assert given.again(AT + FETCH_GRACE - timedelta(seconds=1), NO_CLOCK)
+    assert not given.again(AT + FETCH_GRACE, NO_CLOCK)
+
+
+def test_an_endpoint_serves_what_was_withheld_and_says_of_what_is_unknown_that_it_was_perhaps_served(
+    tmp_path: Path,
+) -> None:
+    boots, file = GivenBoots(tmp_path), SpoolFile(tmp_path)
+    file.append(line_of(INTENT))
+    found = boots.find("web01", OFFER)
+    assert found is not None and str(found) == "perhaps served at 2026-11-20T22:00:00Z to 10.12.0.13"
+    file.append(line_of(OTHER))
+    file.append(line_of(WITHHELD))
+    found = boots.find("web01", OFFER)
+    assert found is not None and found.first == OTHER, "only the intent that it names is withheld"
+    file.append(line_of(replace(OTHER, outcome=Outcome.WITHHELD)))
+    assert boots.find("web01", OFFER) is None
+    file.close()

@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import resource
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.fetchlog import spool
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.one_time_boots import GivenBoots
+from gitboot.fetchlog.spool import Spool, SpoolFile, forgotten, forgotten_next, line_of, take
+from gitboot.jsonio import Digest
+
+AT = datetime(2026, 11, 20, 22, 0, 0, 123456, tzinfo=UTC)
+
+
+def observation(number: int = 0, *, at: datetime = AT) -> Observation:
+    return Observation(
+        server=f"web{number:04}",
+        path="boot/v1/boot/52-54-00-00-00-01/boot.ipxe",
+        digest=Digest("a" * 64),
+        client="10.12.0.13",
+        at=at + timedelta(seconds=number),
+    )
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[SpoolFile]:
+    file = SpoolFile(tmp_path)
+    yield file
+    file.close()
+
+
+def write(file: SpoolFile, *numbers: int) -> None:
+    for number in numbers:
+        file.append(line_of(observation(number)))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.jsonl"))
+
+
+def forget(folder: Path, offsets: Mapping[str, int]) -> None:
+    """As an instance does whose tree knows it all."""
+    spool.forget(folder, offsets, forgotten_next(folder, offsets))
+
+
+def test_what_is_written_is_taken_once(tmp_path: Path, written: SpoolFile) -> None:
+    write(written, 0, 1, 2)
+    first = take(tmp_path, {})
+    assert first.observations == [observation(number) for number in range(3)]
+    assert take(tmp_path, first.offsets).observations == []
+    write(written, 3)
+    assert take(tmp_path, first.offsets).observations == [observation(3)]
+
+
+def test_what_a_mirror_saw_has_a_date_for_a_digest(tmp_path: Path, written: SpoolFile) -> None:
+    seen = replace(observation(), server="", digest=None, modified=1795212000)
+    written.append(line_of(seen))
+    assert take(tmp_path, {}).observations == [seen]
+
+
+@pytest.mark.parametrize("version", [{}, {"digest": "a" * 64, "modified": 1795212000}])
+def test_an_observation_is_of_one_version(version: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="either"):
+        replace(observation(), **{"digest": None, "modified": None, **version})
+
+
+def test_what_was_taken_and_not_noted_is_taken_again(tmp_path: Path, written: SpoolFile) -> None:
+    write(written, 1)
+    assert take(tmp_path, {}).observations == take(tmp_path, {}).observations == [observation(1)]
+
+
+def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    assert take(tmp_path / "missing", {}) == ([], {}, 0)
+    forget(tmp_path / "missing", {})
+
+
+def test_what_several_wrote_comes_by_its_instants(tmp_path: Path) -> None:
+    files = [SpoolFile(tmp_path) for _ in range(3)]
+    for number in (2, 1, 4, 0, 3, 5):
+        write(files[number % 3], number)
+    assert take(tmp_path, {}).observations == [observation(number) for number in range(6)]
+
+
+# Forgetting
+
+
+def test_what_is_still_written_is_not_forgotten(tmp_path: Path, written: SpoolFile) -> None:
+    write(written, 1)
+    taken = take(tmp_path, {})
+    forget(tmp_path, taken.offsets)
+    assert len(names(tmp_path)) == 1
+    write(written, 2)
+    assert take(tmp_path, taken.offsets).observations == [observation(2)]
+
+
+def test_what_is_wholly_taken_and_left_by_its_writer_is_forgotten(tmp_path: Path, written: SpoolFile) -> None:
+    write(written, 1)
+    written.close()
+    taken = take(tmp_path, {})
+    forget(tmp_path, {})
+    assert len(names(tmp_path)) == 1, "nobody said that it was taken"
+    forget(tmp_path, taken.offsets)
+    assert names(tmp_path) == []
+    assert take(tmp_path, taken.offsets).offsets == {}
+
+
+def test_it_is_counted_how_often_something_was_forgotten_before_it_is(tmp_path: Path) -> None:
+    for times in (1, 2, 3):
+        file = SpoolFile(tmp_path)
+        write(file, times)
+        assert forgotten_next(tmp_path, take(tmp_path, {}).offsets) == times - 1, "it is still written"
+        file.close()
+        taken = take(tmp_path, {})
+        spool.forget(tmp_path, taken.offsets, times - 1)
+        assert (len(names(tmp_path)), forgotten(tmp_path)) == (1, times - 1), "no tree knows that it is forgotten"
+        assert forgotten_next(tmp_path, taken.offsets) == times
+        forget(tmp_path, taken.offsets)
+        assert (names(tmp_path), forgotten(tmp_path)) == ([], times)
+
+
+def test_what_was_added_since_it_was_taken_is_not_forgotten(tmp_path: Path, written: SpoolFile) -> None:
+    write(written, 1)
+    taken = take(tmp_path, {})
+    write(written, 2)
+    written.close()
+    forget(tmp_path, taken.offsets)
+    again = take(tmp_path, taken.offsets)
+    assert again.observations == [observation(2)]
+    forget(tmp_path, again.offsets)
+    assert names(tmp_path) == []
+
+
+def test_half_a_line_of_a_writer_that_was_killed_is_forgotten(tmp_path: Path, written: SpoolFile) -> None:
+    write(written, 1)
+    written.close()
+    (path,) = tmp_path.glob("*.jsonl")
+    with path.open("ab") as file:
+        file.write(line_of(observation(2))[:-9])
+    taken = take(tmp_path, {})
+    assert taken.observations == [observation(1)]
+    forget(tmp_path, taken.offsets)
+    assert names(tmp_path) == []
+
+
+def test_a_file_is_locked_before_it_can_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = fcntl.flock
+
+    def forget_first(file: int, operation: int) -> None:
+        assert not list(tmp_path.glob("*.jsonl"))
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", forget_first)
+    write(SpoolFile(tmp_path), 1)
+
+
+def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
+    file = SpoolFile(tmp_path, most_bytes=500)
+    write(file, *range(9))
+    assert len(names(tmp_path)) > 2
+    taken = take(tmp_path, {})
+    assert taken.observations == [observation(number) for number in range(9)]
+    forget(tmp_path, taken.offsets)
+    assert len(names(tmp_path)) == 1, "the one that is written"
+
+
+def write_many(spool: Path, first: int, count: int) -> None:
+    spooled = Spool(spool, most_bytes=5000)
+    for future in [spooled.record(observation(number)) for number in range(first, first + count)]:
+        future.result(timeout=60)
+    spooled.close()
+
+
+def test_nothing_is_lost_or_doubled_between_processes(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_many, args=(tmp_path, 1000 * n, 300)) for n in range(3)]
+    for writer in writers:
+        writer.start()
+    taken: list[Observation] = []
+    offsets: dict[str, int] = {}
+    while True:
+        ended = not any(writer.is_alive() for writer in writers)
+        found = take(tmp_path, offsets)
+        taken, offsets = taken + found.observations, found.offsets
+        forget(tmp_path, offsets)
+        if ended:
+            break
+    servers = [each.server for each in taken]
+    assert len(servers) == len(set(servers)) == 900
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"at": "2026-11-20T22:00:00Z"}',
+        b'{"at": "2026-11-20T22:00:00Z", "client": "", "path": "", "server": ""}',
+        b'{"at": "2026-11-20T22:00:00Z", "client": "", "path": "", "server": "", "modified": "1"}',
+        b'{"at": "soon", "client": "", "digest": "", "path": "", "server": ""}',
+    ],
+    ids=lambda stray: stray[:20].decode(errors="replace") or "nothing",
+)
+def test_a_stray_line_spoils_no_other(tmp_path: Path, written: SpoolFile, stray: bytes) -> None:
+    write(written, 1)
+    (path,) = tmp_path.glob("*.jsonl")
+    with path.open("ab") as file:
+        file.write(stray + b"\n")
+    write(written, 2)
+    taken = take(tmp_path, {})
+    assert (taken.observations, taken.strays) == ([observation(1), observation(2)], 1)
+
+
+# What cannot be written
+
+
+def test_a_full_disk_costs_an_observation_and_no_more(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writer = context.Process(target=write_limited, args=(tmp_path,))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == 0
+    assert take(tmp_path, {}).observations == [observation(1), observation(3)]
+
+
+def write_limited(spool: Path) -> None:
+    file = SpoolFile(spool)
+    write(file, 1)
+    size = len(line_of(observation(1)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    with pytest.raises(OSError, match="part"):
+        write(file, 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    write(file, 3)
+
+
+def test_after_a_failed_sync_a_file_is_trusted_no_more(
+    tmp_path: Path, written: SpoolFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(written, 1)
+
+    def fail(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            write(written, 2)
+    write(written, 3)
+    assert len(names(tmp_path)) == 2
+    assert take(tmp_path, {}).observations == [observation(1), observation(3)]
+
+
+@pytest.mark.parametrize("left", [0, 9, len(line_of(observation(1)))], ids=["nothing", "half a line", "a line"])
+def test_a_file_that_somebody_has_cut_off_gets_no_more_lines(tmp_path: Path, written: SpoolFile, left: int) -> None:
+    """Readers have come further than its end."""
+    write(written, 1, 2)
+    taken = take(tmp_path, {})
+    (path,) = tmp_path.glob("*.jsonl")
+    os.truncate(path, left)
+    write(written, 3)
+    again = take(tmp_path, taken.offsets)
+    assert (again.observations, again.strays) == ([observation(3)], 0)
+    assert (path.stat().st_size, len(names(tmp_path))) == (left, 2)
+    forget(tmp_path, again.offsets)
+    assert len(names(tmp_path)) == 1 and not path.exists(), "the other is still written"
+
+
+def test_what_was_taken_back_by_its_writer_was_not_given(tmp_path: Path, written: SpoolFile) -> None:
+    """Another process has read the line before its sync failed."""
+    given = GivenBoots(tmp_path)
+    first, second = (replace(observation(number), offer=Digest(str(number) * 64)) for number in (1, 2))
+    written.append(line_of(first))
+    whole = len(line_of(first))
+    written.append(line_of(second))
+    assert given.find(second.server, str(second.offer)) is not None
+    (path,) = tmp_path.glob("*.jsonl")
+    os.truncate(path, whole)
+    assert given.find(second.server, str(second.offer)) is None
+    assert given.find(first.server, str(first.offer)) is not None
+
+
+def test_a_folder_that_is_gone_fails_each_observation(tmp_path: Path) -> None:
+    spooled = Spool(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError):
+        spooled.record(observation()).result(timeout=60)
+    spooled.close()
+
+
+# Many at once, and too late
+
+
+def test_what_waits_is_written_with_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, syncs, sync = threading.Event(), [0], os.fdatasync
+
+    def slowly(fd: int) -> None:
+        syncs[0] += 1
+        gate.wait(60)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", slowly)
+    spooled = Spool(tmp_path)
+    futures = [spooled.record(observation(number)) for number in range(500)]
+    assert not any(future.done() for future in futures), "nothing is told before it stands"
+    gate.set()
+    for future in futures:
+        future.result(timeout=60)
+    spooled.close()
+    assert syncs[0] <= 3
+    assert len(take(tmp_path, {}).observations) == 500
+
+
+def test_what_is_cancelled_in_time_is_not_written_and_what_is_being_written_cannot_be_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, begun, sync = threading.Event(), threading.Event(), os.fdatasync
+
+    def slowly(fd: int) -> None:
+        begun.set()
+        gate.wait(60)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", slowly)
+    spooled = Spool(tmp_path)
+    under_way = spooled.record(observation(1))
+    begun.wait(60)
+    waiting, last = spooled.record(observation(2)), spooled.record(observation(3))
+    assert not under_way.cancel()
+    assert waiting.cancel()
+    gate.set()
+    last.result(timeout=60)
+    spooled.close()
+    assert take(tmp_path, {}).observations == [observation(1), observation(3)]
+    (path,) = tmp_path.glob("*.jsonl")
+    assert b"web0002" not in path.read_bytes()

@@ -1,0 +1,126 @@
+"""What .gitbootignore leaves out is what Git would, and takes no longer for hostile patterns."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from gitboot.fleet.ignore import Ignore, lines, parse_pattern, read_ignore
+from tests.helpers.cases import AT_MOST, for_each, growth
+from tests.helpers.search_effort import examples
+
+
+def leaves_out(patterns: str, path: str) -> bool:
+    ignore, malformed = read_ignore(patterns.encode())
+    assert not malformed
+    return ignore.leaves_out(path)
+
+
+@for_each(
+    ("patterns", "left_out", "taken_in"),
+    [
+        ("a", ["a", "a/b", "b/a", "b/a/c"], ["ab", "b"]),
+        ("/a", ["a", "a/b"], ["b/a"]),
+        ("a/", ["a/b", "b/a/c", "a/"], ["a", "b/a"]),
+        ("a/b", ["a/b", "a/b/c"], ["c/a/b", "a"]),
+        ("*.yaml", ["a.yaml", "b/a.yaml", ".yaml"], ["a.yml", "yaml"]),
+        ("a/*.yaml", ["a/b.yaml"], ["a/b/c.yaml", "a.yaml"]),
+        ("a/**", ["a/b", "a/b/c"], ["a", "ba/c"]),
+        ("**/a", ["a", "b/a", "b/c/a"], ["ba", "b/ca"]),
+        ("a/**/b", ["a/b", "a/c/b", "a/c/d/b"], ["ab", "a/cb", "c/a/b"]),
+        ("a**b", ["ab", "acb"], ["a/b"]),
+        ("?", ["a", "b/c"], ["ab", "ü"]),  # a byte, as to Git
+        ("[a-c]x\n[!a]y", ["bx", "by"], ["dx", "ay"]),
+        ("*\n!a.yaml", ["b.yaml", "b/a.yaml"], ["a.yaml"]),
+        ("b/*\n!b/a.yaml", ["b/c.yaml"], ["b/a.yaml"]),
+        ("b/\n!b/a.yaml", ["b/a.yaml"], []),  # nothing below a folder that is left out can be taken in again
+        ("!a\na", ["a"], []),
+        ("", [], ["a"]),
+    ],
+)
+def test_patterns_mean_what_they_mean_in_gitignore(patterns: str, left_out: list[str], taken_in: list[str]) -> None:
+    assert [path for path in left_out + taken_in if leaves_out(patterns, path)] == left_out
+
+
+_PIECES = [*"ab/*?! #-.", "**", "**/", "/**", "/**/", "***", "ü", "\\", "\\*", "\\ ", "ab", "\\/"]
+_PIECES += ["[ab]", "[!a]", "[^b-c]", "[[:alpha:]]", "[]a]", "[a-]", "[/a]", "[a-c-e]", "[\\]a]", "[a\\-c]", "[!/]"]
+_NAMES = ["a", "b", "ab", "ba", "aab", "abc", "*", "ü", "!a", " a", "a ", "#", "]", "-", "[", "a.b", "a\\b", "x"]
+
+patterns = st.lists(st.lists(st.sampled_from(_PIECES), min_size=1, max_size=6).map("".join), min_size=1, max_size=4)
+paths = st.sets(st.lists(st.sampled_from(_NAMES), min_size=1, max_size=4).map("/".join), min_size=1, max_size=12)
+
+
+@pytest.fixture(scope="module")
+def work_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ignoring")
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    return folder
+
+
+def _ignored_by_git(work_tree: Path, data: bytes, paths: set[str]) -> set[str]:
+    (work_tree / ".gitignore").write_bytes(data)
+    given = "\0".join(sorted(paths)).encode()
+    nothing_of_the_user = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    command = ["git", "-C", str(work_tree), "-c", f"core.excludesFile={os.devnull}", "check-ignore"]
+    child = subprocess.run(
+        [*command, "--no-index", "--stdin", "-z"],
+        input=given,
+        capture_output=True,
+        env=nothing_of_the_user,
+        check=False,
+    )
+    assert child.returncode in (0, 1), child.stderr  # 1: none of them
+    return set(child.stdout.decode().split("\0")) - {""}
+
+
+@settings(max_examples=examples(200))
+@given(patterns, paths)
+@example(["**/****/[^b-c]**/b"], {"ab/b", "b"})
+@example(["a**/b"], {"ab", "a/b", "ac/d/b"})  # the literal beginning is compared apart: "**/" may follow it
+@example(["a\\/**\\/b"], {"a/b", "a/c/b"})
+def test_what_is_left_out_is_what_git_ignores(work_tree: Path, patterns: list[str], paths: set[str]) -> None:
+    data = "\n".join(patterns).encode()
+    ignore, malformed = read_ignore(data)
+    assume(not malformed)
+    assert {path for path in paths if ignore.leaves_out(path)} == _ignored_by_git(work_tree, data, paths)
+
+
+def _a_name(size: int) -> str:
+    return "a" * size
+
+
+def _a_deep_path(size: int) -> str:
+    return "a/" + "b/" * size + "d"
+
+
+@pytest.mark.parametrize(
+    ("case", "patterns", "path"),
+    [
+        ("stars and a long name", "*a" * 17 + "b", _a_name),
+        ("as many stars as letters", "*a" * 1000 + "b", _a_name),
+        ("folders and a deep path", "a/" + "**/b/" * 17 + "c", _a_deep_path),
+        ("a thousand patterns", "*a*b\n" * 1000, _a_name),
+    ],
+)
+def test_a_path_takes_as_long_as_it_is_long(case: str, patterns: str, path: Callable[[int], str]) -> None:
+    ignore = Ignore(parse_pattern(line.text) for line in lines(patterns.encode()))
+    calls = count()  # what it was asked before, it knows
+
+    def ask(size: int) -> None:
+        assert not ignore.leaves_out(path(size) + str(next(calls))), case
+
+    assert growth(ask, 10_000) < AT_MOST
+
+
+def test_a_file_of_patterns_takes_as_long_as_it_is_long() -> None:
+    def read(size: int) -> None:
+        Ignore(parse_pattern(line.text) for line in lines(b"[[:alpha:]]**[!a]?a/**/*\n" * size))
+
+    assert growth(read, 100) < AT_MOST

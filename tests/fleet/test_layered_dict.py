@@ -1,0 +1,51 @@
+"""A mapping that is changed again and again says what a dictionary says that is made anew each time."""
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from gitboot.fleet.layered_dict import Overlay, merged, replaced
+from tests.helpers.cases import for_each
+
+
+def test_the_same_object_is_given_where_nothing_is_another() -> None:
+    before = {"a": 1, "b": 2}
+
+    assert merged(before, {"a": 1}, ["c"]) is before
+    assert merged(before, {"a": 2}) == {"a": 2, "b": 2}
+    assert before == {"a": 1, "b": 2}
+
+
+def test_what_changes_little_is_not_copied() -> None:
+    before = {number: number for number in range(10_000)}
+
+    after = replaced(before, {7: 8, 10_001: 0}, [3])
+
+    assert isinstance(after, Overlay)
+    assert after.base is before
+    assert isinstance(replaced(before, dict.fromkeys(range(1000), 0)), dict)
+
+
+@for_each("seed", range(20))
+def test_many_changes_add_up_to_one_dictionary_in_order(seed: int) -> None:
+    draw = random.Random(seed)
+    keys = range(draw.choice((4, 30, 300)))
+    model = {key: 0 for key in keys if draw.random() < 0.6}
+    found: Mapping[int, int] = dict(model)
+    for number in range(60):
+        changed = {draw.choice(keys): draw.randint(0, 3) for _ in range(draw.randint(0, 3))}
+        gone = [draw.choice(keys) for _ in range(draw.randint(0, 2))]
+        before, kept = found, dict(found)
+        found = (merged if number % 2 else replaced)(found, changed, gone)
+        model = {key: each for key, each in {**model, **changed}.items() if key not in gone}
+
+        assert list(found.items()) == sorted(model.items())
+        assert (len(found), found.keys(), found == model) == (len(model), model.keys(), True)
+        assert [found.get(key, "nothing") for key in keys] == [model.get(key, "nothing") for key in keys]
+        assert [found.get(key) for key in keys] == [model.get(key) for key in keys]
+        assert [key in found for key in keys] == [key in model for key in keys]
+        assert dict(before) == kept
+        for key in gone:
+            with pytest.raises(KeyError):
+                found[key]

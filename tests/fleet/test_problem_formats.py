@@ -1,0 +1,211 @@
+"""Problems as SARIF, JUnit and GitHub's commands: the same facts, the worst first, whatever they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft4Validator  # type: ignore[import-untyped]
+
+from gitboot.fleet.problem_formats import github, junit, sarif
+from gitboot.problems import Code, Problem, Severity
+from tests.helpers.cases import for_each
+
+CODES = {code.value: code for code in Code}
+SCHEMA = Path(__file__).parents[1] / "data" / "sarif" / "sarif-2.1.0-rtm.5.json"
+
+TIE = Problem(
+    path="policies/web.yaml",
+    line=5,
+    column=11,
+    code=Code.POLICY_TIE,
+    message="BootPolicy/web and BootPolicy/edge select a server with one priority (web01)",
+    hint="raise the priority of one",
+)
+OVERDUE = replace(
+    TIE, path="a.yaml", code=Code.OVERDUE, message="100 % late: see a,b", hint="", severity=Severity.WARNING
+)
+
+problems_of = st.lists(
+    st.builds(
+        Problem,
+        path=st.text(min_size=1),
+        line=st.integers(1, 9),
+        column=st.integers(1, 9),
+        code=st.sampled_from(Code),
+        message=st.text(),
+        hint=st.text(),
+        severity=st.sampled_from(Severity),
+    ),
+    max_size=40,
+)
+
+
+def results(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(sarif(problems))["runs"][0]["results"]
+    return found
+
+
+def cases(problems: Sequence[Problem]) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(junit(problems)).iter("testcase"))
+
+
+# SARIF
+
+
+def faults(log: dict[str, Any]) -> list[str]:
+    return [error.message for error in Draft4Validator(json.loads(SCHEMA.read_text())).iter_errors(log)]
+
+
+def test_sarif_is_valid_by_its_published_schema() -> None:
+    every = [replace(TIE, code=code, line=number) for number, code in enumerate(Code, 1)]
+    whole = json.loads(sarif(every))
+    assert faults(whole) == faults(json.loads(sarif([]))) == []
+    del whole["runs"][0]["results"][0]["message"]
+    assert faults(whole) == ["'message' is a required property"]
+
+
+def test_a_result_has_its_rule_with_what_explain_says() -> None:
+    run = json.loads(sarif([OVERDUE, TIE]))["runs"][0]
+    for result in run["results"]:
+        rule = run["tool"]["driver"]["rules"][result["ruleIndex"]]
+        code = CODES[result["ruleId"]]
+        assert (rule["id"], rule["shortDescription"]["text"]) == (code.value, code.headline)
+        assert code.why in rule["help"]["text"] and code.fix in rule["help"]["markdown"]
+
+
+def test_a_path_is_a_relative_uri() -> None:
+    (result,) = results([replace(TIE, path="rack a/c:100%.yaml")])
+    artifact = result["locations"][0]["physicalLocation"]["artifactLocation"]
+    assert artifact == {"uri": "rack%20a/c%3A100%25.yaml", "uriBaseId": "%SRCROOT%"}
+
+
+@for_each(
+    ("case", "other", "same"),
+    [
+        ("its line moves", replace(TIE, line=90, column=1), True),
+        ("another column", replace(TIE, column=2), True),
+        ("another file", replace(TIE, path="b.yaml"), False),
+        ("another code", replace(TIE, code=Code.OVERDUE), False),
+        ("another server", replace(TIE, message=TIE.message.replace("web01", "web02")), False),
+    ],
+)
+def test_a_fingerprint_tells_a_problem_wherever_its_line_is(case: str, other: Problem, same: bool) -> None:
+    prints = [results([problem])[0]["partialFingerprints"] for problem in (TIE, other)]
+    assert (prints[0] == prints[1]) is same, case
+
+
+def test_a_fingerprint_forgets_the_line_of_another_file_that_a_message_names() -> None:
+    there = [replace(TIE, message=f"Server/a stands at x/a.yaml:{line} already") for line in (3, 40)]
+    mac = [replace(TIE, message=f"MAC address 52:54:00:00:00:{last}") for last in ("10", "11")]
+    told = [results([problem])[0]["partialFingerprints"]["primaryLocationLineHash"] for problem in (*there, *mac)]
+    assert told[0] == told[1]
+    assert told[2] != told[3]
+
+
+def test_two_problems_that_say_the_same_have_fingerprints_of_their_own() -> None:
+    told = results([TIE, replace(TIE, line=9)])
+    assert [each["partialFingerprints"]["primaryLocationLineHash"][-2:] for each in told] == [":1", ":2"]
+
+
+# JUnit
+
+
+def test_an_error_is_a_failure_and_a_warning_is_skipped() -> None:
+    root = ElementTree.fromstring(junit([OVERDUE, TIE]))
+    assert dict(root.attrib) == {"tests": "2", "failures": "1", "errors": "0", "skipped": "1"}
+    failed, skipped = root.iter("testcase")
+    assert failed.attrib == {"classname": "GB2011", "name": f"{TIE.path}: {TIE.message}", "file": TIE.path}
+    assert failed.findtext("failure") == str(TIE)
+    warning = skipped.find("skipped")
+    assert warning is not None and warning.attrib["message"] == f"warning: {OVERDUE}"
+
+
+def test_without_problems_one_test_has_passed() -> None:
+    (passed,) = cases([])
+    assert (passed.attrib["name"], list(passed)) == ("no problems", [])
+
+
+def test_gitlab_sees_every_test_since_no_two_have_one_name() -> None:
+    twice = [TIE, replace(TIE, line=9), replace(TIE, code=Code.OVERDUE)]
+    keys = {(test.attrib["classname"], test.attrib["name"]) for test in cases(twice)}
+    assert len(keys) == 3
+
+
+# GitHub
+
+
+def test_a_command_is_escaped_as_the_runner_reads_it() -> None:
+    expected = f"::warning file=a.yaml,line=5,col=11,title={OVERDUE.code}::100 %25 late: see a,b"
+    assert github([OVERDUE]) == expected
+    assert github([replace(OVERDUE, path="a,b:c%.yaml")]).startswith("::warning file=a%2Cb%3Ac%25.yaml,line=5")
+    assert github([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("errors", "warnings", "notice"),
+    [
+        (10, 10, None),
+        (11, 10, "1 more error"),
+        (10, 12, "2 more warnings"),
+        (14, 11, "4 more errors and 1 more warning"),
+    ],
+)
+def test_no_more_are_given_than_github_shows_a_step(errors: int, warnings: int, notice: str | None) -> None:
+    given = [replace(OVERDUE, line=line) for line in range(1, warnings + 1)]
+    given += [replace(TIE, line=line) for line in range(1, errors + 1)]
+    lines = github(given).splitlines()
+    assert [line.split(" ")[0] for line in lines[:20]] == ["::error"] * 10 + ["::warning"] * 10
+    assert "line=10," in lines[9] and "line=10," in lines[19]
+    assert lines[20:] == (
+        [f"::notice title=gitboot::{notice} not shown here: see the log of this step"] if notice else []
+    )
+
+
+# All three
+
+
+def test_each_format_has_the_same_facts_in_the_same_order() -> None:
+    given = [OVERDUE, replace(TIE, path="z.yaml"), TIE, replace(OVERDUE, line=2)]
+    by_sarif = [
+        (
+            unquote(each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]),
+            each["ruleId"],
+            each["level"] == "error",
+        )
+        for each in results(given)
+    ]
+    by_junit = [
+        (test.attrib["file"], test.attrib["classname"], test.find("failure") is not None) for test in cases(given)
+    ]
+    by_github = [
+        (line.split("file=")[1].split(",")[0], line.split("title=")[1].split("::")[0], line.startswith("::error"))
+        for line in github(given).splitlines()
+    ]
+    assert by_sarif == by_junit == by_github
+    assert [error for _, _, error in by_sarif] == [True, True, False, False]
+
+
+@given(problems_of)
+def test_any_text_leaves_the_formats_whole(problems: list[Problem]) -> None:
+    count = len(problems)
+    assert len(results(problems)) == count
+    assert len(cases(problems)) == max(count, 1)
+    assert len({each["partialFingerprints"]["primaryLocationLineHash"] for each in results(problems)}) == count
+    lines = github(problems).splitlines()
+    assert all(line.startswith(("::error file=", "::warning file=", "::notice title=")) for line in lines)
+    assert len(lines) <= 21
+
+
+@pytest.mark.parametrize("write", [sarif, junit, github])
+def test_the_order_in_which_problems_are_found_does_not_matter(write: Callable[[Sequence[Problem]], str]) -> None:
+    given = [OVERDUE, TIE, replace(TIE, line=9)]
+    assert write(given) == write(given[::-1])

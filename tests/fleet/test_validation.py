@@ -1,0 +1,573 @@
+"""Blobs become typed resources, or every problem of a commit: which files count, and what belongs together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gitboot.errors import InvalidRepository
+from gitboot.fleet.documents import ParseCache, parse_blob
+from gitboot.fleet.resources import KINDS, Id
+from gitboot.fleet.revision import BlobId, Irregular, Oversized, Snapshot
+from gitboot.fleet.validation import load, references
+from gitboot.model.scalars import Path, parse_file_path, parse_name
+from gitboot.problems import Problem
+from tests.helpers.cases import AT_MOST, TIMES, for_each, growth
+from tests.helpers.document_strategies import AWKWARD, LAYOUTS, Document, documents, fields, plain, written
+from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
+from tests.helpers.search_effort import examples
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+
+
+def problems(given: Snapshot, cache: ParseCache | None = None) -> tuple[Problem, ...]:
+    try:
+        load(given, cache)
+    except InvalidRepository as error:
+        return error.problems
+    return ()
+
+
+def told(given: Snapshot, cache: ParseCache | None = None) -> list[str]:
+    """What is wrong, as "000.yaml:1 GB2002"; nothing: it is valid."""
+    return [f"{each.path}:{each.line} {each.code}" for each in problems(given, cache)]
+
+
+def wrong(
+    *documents: str, files: Mapping[str, str] | None = None, irregular: Mapping[str, Irregular] | None = None
+) -> list[str]:
+    """The same of the seed with these documents, files, and paths that are no files."""
+    return told(replace(snapshot(*SEED, *documents, files=files), irregular=irregular or {}))
+
+
+# Which files count
+
+
+@for_each(
+    ("path", "counts"),
+    [
+        ("a.yaml", True),
+        ("a.yml", True),
+        ("deep/er/a.yaml", True),
+        ("with space/ä.yaml", True),
+        ("a.yaml.j2", False),
+        ("a.YAML", False),
+        ("yaml", False),
+        (".a.yaml", False),
+        (".github/workflows/ci.yaml", False),
+        ("deep/.hidden/a.yaml", False),
+        ("deep/.a.yaml", False),
+    ],
+)
+def test_yaml_counts_wherever_it_lies_but_not_behind_a_dot(path: str, counts: bool) -> None:
+    assert wrong(files={path: "kind: Other\n"}) == ([f"{path}:1 GB1021"] if counts else [])
+
+
+@for_each(
+    ("ignored", "counts"),
+    [
+        ("charts/", False),
+        ("/charts", False),
+        ("*.yaml\n!servers.yaml\n00*", True),
+        ("*/values.yaml", False),
+        ("chart", True),
+        ("# charts/", True),
+        ("charts/*\n!charts/values.yaml", True),
+        ("\ufeffcharts/", False),
+        ("charts/\r\n", False),
+    ],
+)
+def test_gitbootignore_is_written_as_gitignore(ignored: str, counts: bool) -> None:
+    files = {"charts/values.yaml": "kind: Other\n", ".gitbootignore": ignored}
+    assert ("charts/values.yaml:1 GB1021" in wrong(files=files)) == counts or ignored.startswith("*.yaml")
+
+
+def test_gitbootignore_counts_only_at_the_root() -> None:
+    files = {"charts/values.yaml": "kind: Other\n", "charts/.gitbootignore": "*"}
+    assert wrong(files=files) == ["charts/values.yaml:1 GB1021"]
+
+
+def test_a_file_that_is_left_out_can_be_a_template() -> None:
+    files = {"t/user-data.yaml": "#cloud-config\n", ".gitbootignore": "t/"}
+    web = profile("web", "flatcar-1", "userData: {format: CloudInit, template: t/user-data.yaml}")
+    loaded = load(snapshot(*SEED[:4], web, *SEED[5:], files=files))
+    assert loaded.files == {"t/user-data.yaml": b"#cloud-config\n"}
+
+
+@for_each("line", ["!", "a\\", "[z-a]", "\\", "[a", "a/[[:word:]]"])
+def test_a_line_of_gitbootignore_that_is_no_pattern_is_told(line: str) -> None:
+    assert wrong(files={".gitbootignore": f"a/\n{line}\nb/\n"}) == [".gitbootignore:2 GB5007"]
+
+
+@pytest.mark.parametrize("irregular", list(Irregular))
+def test_what_is_no_file_is_told_unless_it_is_left_out(irregular: Irregular) -> None:
+    codes = {Irregular.SUBMODULE: "GB5001", Irregular.SYMLINK: "GB5002", Irregular.FILE_NAME: "GB5004"}
+    assert wrong(irregular={"sub": irregular}) == [f"sub:1 {codes[irregular]}"]
+    assert wrong(irregular={".sub": irregular}) == []
+    assert wrong(files={".gitbootignore": "/sub"}, irregular={"sub": irregular}) == []
+
+
+def test_a_submodule_is_a_folder_that_can_be_left_out() -> None:
+    assert wrong(files={".gitbootignore": "sub/"}, irregular={"sub": Irregular.SUBMODULE}) == []
+    assert wrong(files={".gitbootignore": "sub/"}, irregular={"sub": Irregular.SYMLINK}) == ["sub:1 GB5002"]
+
+
+def test_a_gitbootignore_of_more_than_64_kib_is_reported_and_leaves_out_nothing() -> None:
+    ignored = "charts/\n" + "#" * 64 * 1024
+    files = {"charts/values.yaml": "kind: Other\n", ".gitbootignore": ignored}
+    assert wrong(files=files) == [".gitbootignore:1 GB1004", "charts/values.yaml:1 GB1021"]
+    assert wrong(files={**files, ".gitbootignore": ignored[: 64 * 1024]}) == []
+
+
+# What a file says
+
+
+def test_what_is_too_large_to_be_read_is_told_where_it_is_and_where_it_is_named() -> None:
+    named = profile("web", "flatcar-1", "userData: {format: Ignition/3.4, template: huge.ign}")
+    given = snapshot(*SEED[:4], named, *SEED[5:], files={"huge.ign": "", "huge.yaml": "# huge"})
+
+    def read(blob: BlobId) -> bytes:
+        if blob in (given.blobs["huge.ign"], given.blobs["huge.yaml"]):
+            raise Oversized(2**30)
+        return given.read(blob)
+
+    assert told(replace(given, read=read)) == ["004.yaml:4 GB1004", "huge.yaml:1 GB1004"]
+
+
+def test_a_file_has_several_documents_and_empty_ones_between_them() -> None:
+    text = "---\n# all of them\n---\n" + "\n---\n".join(SEED) + "---\n"
+    loaded = load(snapshot(files={"all.yaml": text}))
+    assert [str(key) for key in sorted(loaded.origins)] == [
+        *("BootImage/flatcar-1", "BootImage/memtest-7", "BootPolicy/web", "BootProfile/repair", "BootProfile/web"),
+        *("Fleet/test", "Server/web01"),
+    ]
+    assert loaded.place(Id("Server", "web01"), "metadata", "name")[1].line == 12
+
+
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [
+        ("CRLF", lambda text: text.replace("\n", "\r\n")),
+        ("a byte order mark", lambda text: "\ufeff" + text),
+        ("no newline at its end", lambda text: text.rstrip("\n")),
+        ("comments", lambda text: "# a\n" + text.replace("\n", " # b\n", 1)),
+        ("a document's end", lambda text: text + "...\n"),
+        ("another order", lambda text: "".join(sorted(text.splitlines(keepends=True)))),
+    ],
+)
+def test_how_a_document_is_written_changes_nothing(case: str, change: Any) -> None:
+    one, other = load(snapshot(*SEED)), load(snapshot(*map(change, SEED)))
+    assert (one.fleet, one.servers, one.images) == (other.fleet, other.servers, other.images), case
+    assert (one.profiles, one.policies) == (other.profiles, other.policies), case
+
+
+def test_resources_come_by_name_whatever_the_order_of_files() -> None:
+    servers = [server(f"web{number:02}", "role: web") for number in range(20, 1, -1)]
+    loaded = load(snapshot(*servers, *reversed(SEED)))
+    assert list(loaded.servers) == sorted(loaded.servers)
+    assert list(loaded.images) == ["flatcar-1", "memtest-7"]
+
+
+# Names, identities, references
+
+
+def test_kinds_have_names_of_their_own() -> None:
+    assert wrong(policy("flatcar-1", "None"), profile("flatcar-1", "flatcar-1")) == []
+
+
+@pytest.mark.parametrize("kind", [document("Server", "web01", ""), server("web01"), SEED[1]])
+def test_of_two_documents_with_one_name_the_second_is_told(kind: str) -> None:
+    expected = ["007.yaml:3 GB2002"] if "uuid" in kind else ["007.yaml:4 GB1023"] * 3
+    assert wrong(kind) == expected
+
+
+def test_there_is_one_fleet() -> None:
+    assert told(snapshot(*SEED[1:])) == ["fleet.yaml:1 GB2001"]
+    assert told(snapshot()) == ["fleet.yaml:1 GB2001"]
+    assert wrong(document("Fleet", "other", "baseURL: 'http://boot.test'")) == ["000.yaml:3 GB2002"]
+
+
+BMC = "bmc: {address: 'https://10.1.0.1', credentials: a"
+ONE = f"serial: S1A, {BMC}, system: /redfish/v1/Systems/1}}"
+
+
+@for_each(
+    ("case", "spec", "shared"),
+    [
+        ("nothing", "serial: S2B", 0),
+        ("the serial", "serial: S1A", 1),
+        ("a serial in another case", "serial: s1a", 1),
+        ("the BMC and its system", f"{BMC}, system: /redfish/v1/Systems/1}}", 1),
+        ("the BMC, but not the system", f"{BMC}, system: /redfish/v1/Systems/2}}", 0),
+        ("the BMC, of which one says no system", f"{BMC}}}", 1),
+        (
+            "the BMC in capitals, with its port",
+            ONE.replace("serial: S1A, ", "").replace("https://10.1.0.1", "HTTPS://10.1.0.1:443"),
+            1,
+        ),
+        ("the address, but another port", ONE.replace("serial: S1A, ", "").replace("10.1.0.1", "10.1.0.1:8443"), 0),
+        ("serial, BMC and system", ONE, 2),
+    ],
+)
+def test_two_servers_share_no_serial_and_no_bmc(case: str, spec: str, shared: int) -> None:
+    assert wrong(server("a", "", ONE), server("b", "", spec)) == ["008.yaml:4 GB2003"] * shared, case
+
+
+ADDRESSES = (
+    "https://bmc.example.net",
+    "https://bmc.example.net/",
+    "https://BMC.Example.NET:443",
+    "https://bmc.example.net.",
+)
+SYSTEMS = ("/redfish/v1/Systems/1", "/redfish/v1/Systems/1/", "/redfish//v1/Systems/1", "/redfish/v1/Systems/%31")
+
+
+@for_each("system", SYSTEMS)
+@for_each("address", ADDRESSES)
+def test_e26_one_bmc_is_one_in_every_spelling(address: str, system: str) -> None:
+    servers = (
+        server(name, "", f"bmc: {{address: '{at}', credentials: a, system: '{path}'}}")
+        for name, at, path in (("a", ADDRESSES[0], SYSTEMS[0]), ("b", address, system))
+    )
+    assert wrong(*servers) == ["008.yaml:4 GB2003"]
+
+
+@for_each(
+    ("case", "reports", "expected"),
+    [
+        ("a UUID", "uuid: 4C4C4544-0058-3610-8044-C2C04F503933", []),
+        ("a serial number", "serial: X6DCP93", []),
+        ("nothing", "", ["GB1044"]),
+        ("a UUID of zeros", "uuid: 00000000-0000-0000-0000-000000000000", ["GB1034"]),
+        ("another server's UUID", f"uuid: {uuid_of('web01')}", ["GB2003"]),
+        ("its own UUID", f"uuid: {uuid_of('a')}", []),
+    ],
+)
+def test_what_a_bmc_reports_tells_its_machine_from_others(case: str, reports: str, expected: list[str]) -> None:
+    found = wrong(server("a", "", f"bmc: {{address: 'https://10.1.0.1', credentials: a, reports: {{{reports}}}}}"))
+    assert [each.split()[1] for each in found] == expected, case
+
+
+def test_servers_of_one_chassis_each_name_their_system() -> None:
+    chassis = [server(f"n{number}", "", f"{BMC}, system: /redfish/v1/Systems/{number}}}") for number in range(4)]
+    assert wrong(*chassis) == []
+    assert wrong(*chassis[:2], server("n2", "", f"{BMC}}}"), *chassis[3:]) == ["009.yaml:4 GB2003"]
+
+
+def _with(name: str, uuid: str, *interfaces: str) -> str:
+    return document(
+        "Server", name, f"uuid: {uuid}, architecture: x86_64, firmware: UEFI, interfaces: [{', '.join(interfaces)}]"
+    )
+
+
+WEB01 = '{mac: "52:54:00:00:00:01", addresses: [10.1.0.1/24, "fd00::1"]}'
+
+
+@for_each(
+    ("case", "uuid", "interfaces", "shared"),
+    [
+        ("nothing", "11223344-5566-7788-99aa-bbccddeeff01", ['{mac: "52:54:00:00:00:02"}'], 0),
+        ("the UUID", "11223344-5566-7788-99AA-BBCCDDEEFF00", ['{mac: "52:54:00:00:00:02"}'], 1),
+        ("the UUID in the other byte order", "44332211-6655-8877-99aa-bbccddeeff00", ['{mac: "52:54:00:00:00:02"}'], 1),
+        ("the MAC address", uuid_of("b"), ["{mac: 5254.0000.0001}"], 1),
+        (
+            "one of two MAC addresses",
+            uuid_of("b"),
+            ["{mac: 52-54-00-00-00-02}", "{mac: 52-54-00-00-00-01, boot: false}"],
+            1,
+        ),
+        ("the IPv4 address", uuid_of("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.1]}"], 1),
+        ("the network, but not the address", uuid_of("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.2/24]}"], 0),
+        ("the IPv6 address", uuid_of("b"), ['{mac: 52-54-00-00-00-02, addresses: ["FD00:0::0:1/64"]}'], 1),
+        ("its own MAC address", uuid_of("b"), ["{mac: 52-54-00-00-00-02}", "{mac: 52-54-00-00-00-02}"], 1),
+        ("its own address", uuid_of("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.2, 10.1.0.2/8]}"], 1),
+    ],
+)
+def test_two_servers_share_no_uuid_and_no_address(case: str, uuid: str, interfaces: list[str], shared: int) -> None:
+    first = _with("a", "11223344-5566-7788-99aa-bbccddeeff00", WEB01)
+    assert wrong(first, _with("b", uuid, *interfaces)) == ["008.yaml:4 GB2003"] * shared, case
+
+
+# A fleet in which every field that can name something names nothing that is there.
+LOST = (
+    fleet(
+        "baseURL: 'http://boot.test', unknownServers: {profile: lost}, "
+        "sites: [{name: a, select: {servers: [lost]}, baseURL: 'http://a.test'}], "
+        "hardware: [{select: {servers: [lost]}}]"
+    ),
+    server("web01", "", "policy: lost, pin: {image: lost, reason: r}, " + BMC + ", tls: {ca: lost.pem}}"),
+    document(
+        "ImageStream",
+        "stream",
+        "current: lost, rollout: {image: lost, selector: {servers: [lost]}}, "
+        "holds: [{select: {servers: [web01, lost]}, image: lost, reason: r}]",
+    ),
+    profile(
+        "by-image",
+        "lost",
+        "userData: {format: CloudInit, template: a, vendorData: d, networkConfig: e}, templates: {ipxe: b, grub: c}",
+    ),
+    profile("by-stream", "stream: lost"),
+    policy("web", "{servers: [lost]}", "inherits: lost, profile: lost"),
+    maintenance("repair", select="{servers: [lost]}", boots="lost"),
+)
+
+
+def test_every_name_that_leads_nowhere_is_told() -> None:
+    counts = {"000": 3, "001": 3, "002": 5, "003": 6, "004": 1, "005": 3, "006": 2}
+    expected = [f"{number}.yaml:4 GB2004" for number, count in counts.items() for _ in range(count)]
+    assert told(snapshot(*LOST)) == expected
+
+
+def test_every_field_that_names_something_is_looked_up() -> None:
+    looked_up = {
+        f"{type(resource).__name__}.{_dotted(path)}"
+        for text in LOST
+        for _, resource in parse_blob(text.encode(), "").resources
+        for _, _, path in references(resource)
+    }
+    naming = {
+        f"{name}.{path}"
+        for name, kind in KINDS.items()
+        for path, parser in fields(kind)
+        if parser in (parse_name, parse_file_path) and path != "metadata.name"
+    }
+    assert naming - looked_up == {"Fleet.spec.sites[].name", "Server.spec.bmc.credentials"}
+    assert looked_up <= naming
+
+
+def _dotted(path: Path) -> str:
+    return "".join("[]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+
+
+# One problem for one cause
+
+
+@for_each(
+    ("case", "broken", "expected"),
+    [
+        ("a broken image", image("flatcar-1").replace("version", "versoin"), ["GB1022", "GB1023"]),
+        ("an image that is no YAML", image("flatcar-1").replace("spec: {", "spec: {{"), ["GB1012", "GB1001"]),
+        ("an image without a name", image("flatcar-1").replace("flatcar-1, labels", "'', labels"), ["GB1025"]),
+        ("an image of a kind that is misspelt", image("flatcar-1").replace("BootImage", "BotImage"), ["GB1021"]),
+        ("an image of another version", image("flatcar-1").replace("v1alpha1", "v2"), ["GB1020"]),
+        ("an image that is a pointer", LFS, ["GB5003"]),
+    ],
+)
+def test_what_names_a_broken_document_has_no_problem(case: str, broken: str, expected: list[str]) -> None:
+    found = told(snapshot(*SEED[:2], broken, *SEED[3:]))
+    assert sorted(each.split()[1] for each in found) == sorted(expected), case
+    assert {each.split(":")[0] for each in found} == {"002.yaml"}
+
+
+def test_a_broken_fleet_is_not_missing() -> None:
+    assert told(snapshot(fleet("baseURL: boot.test"), *SEED[1:])) == ["000.yaml:4 GB1037"]
+    assert told(snapshot(SEED[0].replace("Fleet", "Fleed"), *SEED[1:])) == ["000.yaml:2 GB1021"]
+
+
+def test_a_broken_server_shares_nothing() -> None:
+    assert wrong(server("web02", "", "serail: a").replace(uuid_of("web02"), uuid_of("web01"))) == ["007.yaml:4 GB1022"]
+
+
+def test_a_name_that_is_unknown_is_told_beside_a_broken_document_that_has_a_name() -> None:
+    broken = server("web02", "", "serail: a")
+    assert wrong(broken, policy("other", "None", boots="lost")) == ["007.yaml:4 GB1022", "008.yaml:4 GB2004"]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "template", "expected"),
+    [
+        ("sub", "sub/deep/t.j2", ["sub:1 GB5002"]),
+        ("sub", "sub", ["sub:1 GB5002"]),
+        ("sub", "submerged/t.j2", ["007.yaml:4 GB2004", "sub:1 GB5002"]),
+    ],
+)
+def test_what_lies_behind_a_link_is_not_missing(hidden: str, template: str, expected: list[str]) -> None:
+    lost = profile("other", "lost-behind-the-link", f"userData: {{format: CloudInit, template: {template}}}")
+    assert wrong(lost, irregular={hidden: Irregular.SYMLINK}) == expected
+
+
+def test_a_template_that_is_a_pointer_is_told_where_it_is_named() -> None:
+    named = profile("other", "flatcar-1", "userData: {format: CloudInit, template: t}")
+    assert wrong(named, files={"t": LFS, "unused": LFS}) == ["007.yaml:4 GB5003"]
+
+
+# What is read
+
+
+def _counting(given: Snapshot, reads: list[BlobId]) -> Snapshot:
+    def read(blob: BlobId) -> bytes:
+        reads.append(blob)
+        return given.read(blob)
+
+    return replace(given, read=read)
+
+
+def test_only_blobs_that_the_cache_lacks_are_read() -> None:
+    cache: ParseCache = {}
+    reads: list[BlobId] = []
+    first = load(_counting(snapshot(*SEED), reads), cache)
+    assert len(reads) == len(SEED)
+    second = load(_counting(snapshot(*SEED, server("web02", "role: web")), reads), cache)
+    assert len(reads) == len(SEED) + 1
+    assert second.servers["web01"] is first.servers["web01"]
+
+
+def test_a_blob_that_lies_twice_is_read_once_and_told_at_each_path() -> None:
+    reads: list[BlobId] = []
+    files = {"a.yaml": "kind: Other\n", "b.yaml": "kind: Other\n"}
+    found = told(_counting(snapshot(files=files), reads))
+    assert (found, len(reads)) == (["a.yaml:1 GB1021", "b.yaml:1 GB1021"], 1)
+
+
+def test_files_that_nothing_names_are_not_read() -> None:
+    reads: list[BlobId] = []
+    given = snapshot(*SEED, files={"README.md": "# A fleet\n", "image.iso": "0" * 100})
+    load(_counting(given, reads))
+    assert not {given.blobs["README.md"], given.blobs["image.iso"]} & set(reads)
+
+
+def test_a_file_is_read_once_however_many_problems_it_has() -> None:
+    reads: list[BlobId] = []
+    servers = [server(f"web{number}", "", "policy: lost") for number in range(2, 50)]
+    given = snapshot(*SEED, files={"all.yaml": "---\n".join(servers)})
+    assert len(told(_counting(given, reads))) == len(servers)
+    assert reads.count(given.blobs["all.yaml"]) == 1
+
+
+# Many problems
+
+
+def many(count: int, text: Callable[[int], str]) -> str:
+    return "".join(map(text, range(count)))
+
+
+def with_macs(name: str, count: int) -> str:
+    interfaces = many(count, lambda n: f"{{mac: 02-00-00-00-{n >> 8:02x}-{n & 255:02x}}}, ")
+    return server(name).replace("interfaces: [", f"interfaces: [{interfaces}")
+
+
+TOO_MANY: dict[str, Callable[[int], str]] = {
+    "fields that there are not": lambda count: server("web02") + many(count, lambda n: f"f{n}: x\n"),
+    "labels": lambda count: server("web02", many(count, lambda n: f"l{n}: '-', ")),
+    "one key": lambda count: server("web02") + "kind: Server\n" * count,
+    "aliases": lambda count: many(count, lambda n: f"a{n}: *a\n"),
+    "faulty documents": lambda count: "- a\n---\n" * count,
+    "documents of no kind": lambda count: "kind: Other\n---\n" * count,
+    "documents of one name": lambda count: (
+        (policy("b", "{matchLabels: {role: b}}", "priority: 9") + "---\n") * (count + 1)
+    ),
+    "names of nothing": lambda count: many(count, lambda n: server(f"b{n}", "", f"policy: b{n}") + "---\n"),
+    "addresses of another": lambda count: with_macs("web02", count) + "---\n" + with_macs("web03", count),
+}
+
+
+@for_each("case", TOO_MANY)
+def test_a_hundred_problems_of_a_file_are_shown_and_how_many_more(case: str) -> None:
+    found = problems(snapshot(*SEED, files={"x.yaml": TOO_MANY[case](250)}))
+    assert {each.path for each in found} == {"x.yaml"}
+    assert [each.code for each in found].index("GB1015") == len(found) - 1 == 100
+    assert found[-1].message == "150 more problems from here on are not shown"
+
+
+def test_problems_of_every_kind_in_one_file_are_counted_together() -> None:
+    texts = [text(70) for case, text in TOO_MANY.items() if case != "names of nothing"]  # a lost document may have it
+    found = problems(snapshot(*SEED, files={"x.yaml": "\n---\n".join(texts)}))
+    assert len(found) == 101
+    assert found[-1].message == f"{70 * len(texts) - 100} more problems from here on are not shown"
+
+
+def test_lines_of_gitbootignore_that_are_no_patterns_are_counted_too() -> None:
+    found = problems(snapshot(*SEED, files={".gitbootignore": "[\n" * 250}))
+    assert [each.line for each in found] == list(range(1, 102))
+    assert found[-1].message == "150 more problems from here on are not shown"
+
+
+@for_each("case", TOO_MANY)
+def test_problems_of_a_file_take_as_long_as_there_are_many(case: str) -> None:
+    fleets = {size: snapshot(*SEED, files={"x.yaml": TOO_MANY[case](size)}) for size in (200, 200 * TIMES)}
+    assert growth(lambda size: problems(fleets[size]), 200) < AT_MOST
+
+
+def test_names_that_lead_nowhere_are_compared_with_others_only_so_often() -> None:
+    policies = many(1000, lambda n: policy(f"policy-{n:04}", "{matchLabels: {role: b}}", "priority: 9") + "---\n")
+    servers = many(90, lambda n: server(f"b{n}", "", f"policy: polici-{n:04}") + "---\n")
+    hints = [each.hint for each in problems(snapshot(*SEED, files={"p.yaml": policies, "s.yaml": servers}))]
+    assert [hint.startswith("did you mean") for hint in hints] == [True] * 50 + [False] * 40
+
+
+# Any document
+
+
+@settings(max_examples=examples(60))
+@given(documents(), LAYOUTS)
+def test_any_document_is_read_as_it_is_written_in_any_layout(drawn: Document, layout: dict[str, Any]) -> None:
+    parsed = parse_blob(written(drawn, **layout).encode(), "a.yaml")
+    assert parsed.problems == ()
+    ((_, resource),) = parsed.resources
+    assert _without_what_is_absent(plain(resource), drawn) == drawn
+    again = parse_blob(written(plain(resource)).encode(), "a.yaml")
+    assert again.resources == ((0, resource),)
+
+
+def _without_what_is_absent(value: Any, like: Any) -> Any:
+    """``value`` with only those fields that ``like`` has too; True is no 1 here."""
+    if isinstance(value, dict):
+        return {key: _without_what_is_absent(value[key], like[key]) for key in like}
+    if isinstance(value, list):
+        return [_without_what_is_absent(*both) for both in zip(value, like, strict=True)]
+    return value if type(value) is type(like) else repr(value)
+
+
+JUNK: Final[st.SearchStrategy[Any]] = st.sampled_from(
+    [*AWKWARD, None, [], {}, ["a"], {"a": "b"}, [[]], [None], {"a": {"a": []}}, "All", 0, True]
+)
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    if isinstance(value, dict | list):
+        for step, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _places(each, (*path, step))
+
+
+@settings(max_examples=examples(120))
+@given(documents(), st.data())
+def test_any_value_in_any_place_gives_a_resource_or_problems(drawn: Document, data: st.DataObject) -> None:
+    *way, last = data.draw(st.sampled_from([path for path in _places(drawn) if path]))
+    parent: Any = drawn
+    for step in way:
+        parent = parent[step]
+    if isinstance(parent, dict) and data.draw(st.booleans()):
+        last = data.draw(st.sampled_from(AWKWARD[1:]))
+    parent[last] = data.draw(JUNK)
+    text = written(drawn)
+    parsed = parse_blob(text.encode(), "a.yaml")
+    assert bool(parsed.resources) != bool(parsed.problems)
+    for problem in parsed.problems:
+        assert 1 <= problem.line <= text.count("\n") + 1
+        assert problem.hint
+        assert (problem.message + problem.hint).isprintable()
+
+
+@settings(max_examples=examples(60))
+@given(
+    st.dictionaries(
+        st.sampled_from(["a.yaml", "b.yml", ".gitbootignore"]),
+        st.binary(max_size=60)
+        | st.sampled_from([each.encode() for each in SEED])
+        | st.text("ab: -[]{}\n!*/\\").map(str.encode),
+        min_size=1,
+    )
+)
+def test_any_bytes_give_a_fleet_or_problems(files: dict[str, bytes]) -> None:
+    blobs = {path: BlobId(path) for path in files}
+    given = replace(snapshot(*SEED[:2]), blobs=blobs, read=lambda blob: files[blob])
+    found = problems(given)
+    assert list(found) == sorted(set(found))
+    assert {each.path for each in found} <= {*files, "fleet.yaml"}

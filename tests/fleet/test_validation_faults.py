@@ -1,0 +1,251 @@
+"""Planted faults: each is found with its code, at its place, and nothing is found besides.
+
+They stand in faults/*.yaml as edits of the valid fleet in faults/fleet/: FILE: {A: B} writes B for the one A in
+FILE, FILE: TEXT writes the file anew, FILE: null removes it. The new text says itself what is found and where:
+⟦GB1033⟧ stands right before the place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gitboot.errors import InvalidRepository
+from gitboot.fleet.documents import ParseCache
+from gitboot.fleet.revision import BlobId, Irregular, Revision, Snapshot
+from gitboot.fleet.validation import load_revision
+from gitboot.problems import Code, Problem
+from gitboot.resolve.fleet_decisions import decide_loaded
+from tests.helpers.cases import for_each
+from tests.helpers.search_effort import examples
+
+FOLDER: Final = Path(__file__).parents[1] / "data" / "faults"
+FLEET: Final = {
+    str(path.relative_to(FOLDER / "fleet")): path.read_text()
+    for path in sorted((FOLDER / "fleet").rglob("*"))
+    if path.is_file()
+}
+_MARK: Final = re.compile(r"⟦(GB\d{4})⟧")
+START: Final = datetime.min.replace(tzinfo=UTC)  # before the end of any overlap
+_parsed: ParseCache = {}  # what the cases have in common is parsed once
+
+
+class Found(NamedTuple):
+    """A problem as far as a fault tells it."""
+
+    path: str
+    line: int
+    column: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What one case changes in the fleet: texts with their marks, None for a file that is gone."""
+
+    name: str
+    changed: Mapping[str, str | None]
+
+    @property
+    def expected(self) -> list[Found]:
+        texts = ((path, text) for path, text in self.changed.items() if text is not None)
+        return sorted(found for path, text in texts for found in _marked(path, text))
+
+
+def _marked(path: str, text: str) -> Iterator[Found]:
+    while mark := _MARK.search(text):
+        before = text[: mark.start()]
+        yield Found(path, before.count("\n") + 1, len(before) - before.rfind("\n"), mark[1])
+        text = before + text[mark.end() :]
+
+
+def _changed(path: str, edit: Any) -> str | None:
+    if edit is None or isinstance(edit, str):
+        return edit
+    text = FLEET[path]
+    for old, new in edit.items():
+        assert text.count(old) == 1, f"{path} has {old!r} {text.count(old)} times"
+        text = text.replace(old, new)
+    return text
+
+
+FAULTS: Final = {
+    file.stem: [
+        Fault(name, {path: _changed(path, edit) for path, edit in edits.items()})
+        for name, edits in yaml.load(file.read_text(), yaml.CSafeLoader).items()
+    ]
+    for file in sorted(FOLDER.glob("*.yaml"))
+}
+ALL: Final = [fault for faults in FAULTS.values() for fault in faults]
+
+
+def planted(*faults: Fault) -> Snapshot:
+    texts = FLEET | {path: text for fault in faults for path, text in fault.changed.items()}
+    return _snapshot({path: _MARK.sub("", text).encode() for path, text in texts.items() if text is not None})
+
+
+def _snapshot(files: Mapping[str, bytes], irregular: Mapping[str, Irregular] | None = None) -> Snapshot:
+    blobs = {path: BlobId(sha256(data).hexdigest()) for path, data in files.items()}
+    data = {blobs[path]: data for path, data in files.items()}
+    return Snapshot(revision=Revision("test"), blobs=blobs, read=data.__getitem__, irregular=irregular or {})
+
+
+def found(snapshot: Snapshot) -> list[Found]:
+    """What `gitboot validate` tells, in its order."""
+    return [Found(each.path, each.line, each.column, each.code) for each in _problems(snapshot)]
+
+
+def _problems(snapshot: Snapshot) -> tuple[Problem, ...]:
+    try:
+        return decide_loaded(load_revision(snapshot, _parsed)).decisions.problems_at(START)
+    except InvalidRepository as error:
+        return error.at(START).problems
+
+
+def test_nothing_is_wrong_before_a_fault_is_planted() -> None:
+    assert found(planted()) == []
+
+
+@for_each("fault", ALL, ids=lambda fault: fault.name)
+def test_a_fault_is_found_where_it_is_and_nothing_besides(fault: Fault) -> None:
+    assert fault.expected
+    assert found(planted(fault)) == fault.expected
+
+
+def test_each_fault_has_a_name_of_its_own() -> None:
+    names = [line for file in FOLDER.glob("*.yaml") for line in file.read_text().splitlines() if line[:1] > "#"]
+    assert sorted(names) == sorted(f"{fault.name}:" for fault in ALL)
+    assert len(set(names)) == len(names) > 200
+
+
+def _nested(depth: int) -> bytes:
+    return b"a: " + b"[" * depth + b"]" * depth
+
+
+@pytest.mark.parametrize(
+    ("case", "data", "expected"),
+    [
+        ("Latin-1", b"# caf\xe9\nkind: Server\n", ["1:6 GB1002"]),
+        ("UTF-16", "kind: Server\n".encode("utf-16"), ["1:1 GB1002"]),
+        ("over 16 MiB", b"a: b\n" * 4_000_000, ["1:1 GB1004"]),
+        ("a document over 1 MiB", b"a: b\n---\nb: " + b"c" * 2_000_000, ["1:1 GB1023", "2:1 GB1005"]),
+        ("lists in lists", _nested(65), ["1:67 GB1006"]),
+        ("lists in lists, and no deeper", _nested(63), ["1:1 GB1023"]),
+        ("over 100 problems", b"a:\n" + b"- *b\n" * 101, [f"{n}:3 GB1007" for n in range(2, 102)] + ["102:3 GB1015"]),
+    ],
+)
+def test_what_no_text_can_show_is_found_as_well(case: str, data: bytes, expected: list[str]) -> None:
+    files = {path: text.encode() for path, text in FLEET.items()}
+    told = [f"{each.line}:{each.column} {each.code}" for each in found(_snapshot({**files, "other.yaml": data}))]
+    assert told == expected
+
+
+@pytest.mark.parametrize(
+    ("irregular", "code"),
+    [(Irregular.SUBMODULE, "GB5001"), (Irregular.SYMLINK, "GB5002"), (Irregular.FILE_NAME, "GB5004")],
+)
+def test_what_is_no_file_is_found_by_its_path(irregular: Irregular, code: str) -> None:
+    files = {path: text.encode() for path, text in FLEET.items()}
+    assert found(_snapshot(files, {"servers/more": irregular})) == [("servers/more", 1, 1, code)]
+
+
+DOCUMENTS: Final = [fault for name in ("yaml", "envelope", "scalars", "combinations") for fault in FAULTS[name]]
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(st.sampled_from(DOCUMENTS), min_size=2, max_size=12))
+def test_faults_of_several_documents_are_all_found_sorted_and_none_twice(drawn: list[Fault]) -> None:
+    faults: list[Fault] = []
+    for fault in drawn:
+        if not any(fault.changed.keys() & other.changed.keys() for other in faults):
+            faults.append(fault)
+    assert found(planted(*faults)) == sorted(place for fault in faults for place in fault.expected)
+
+
+MESSAGES: Final = {
+    "a kind that is misspelt": 'there is no kind "BootPolcy" (did you mean BootPolicy?)',
+    "a field that is misspelt": 'spec has no field "serail" (did you mean serial?)',
+    "a field of an interface that is unknown": (
+        'spec.interfaces[0] has no field "speed" (it has addresses, boot, mac, name)'
+    ),
+    "a server without a UUID": (
+        "BootPolicy/edge boots BootImage/edge-os, which writes disks, and the UUID of the server is not known (edge01) "
+        "(write its uuid; until it is known lifecycle: Parked, or what writes no disk)"
+    ),
+    "a document without a spec": "the document needs spec (add spec)",
+    "a firmware in another case": 'expected one of UEFI, BIOS, found "uefi" (did you mean UEFI?)',
+    "a word for unknown servers that there is not": (
+        'expected one of LocalDisk, NotFound, or a mapping with profile, found "Reject" '
+        "(write one of LocalDisk, NotFound, or a mapping with profile)"
+    ),
+    "text where a list belongs": (
+        'spec.kernelArguments: expected a list, found "quiet" (look at the indentation and at missing or stray dashes)'
+    ),
+    "an argument of two lines": (
+        r'spec.kernelArguments[0]: expected one kernel argument on one line, found "quiet\nsplash" '
+        "(write one item an argument: name, name=value, or -name to remove one)"
+    ),
+    "two servers with one UUID in different byte orders": (
+        "UUID 44454c4c-3400-104a-8056-b9c04f4d3732 is Server/web01's at servers/web01.yaml:8 already, "
+        "as 4c4c4544-0034-4a10-8056-b9c04f4d3732 "
+        "(correct the one that is wrong, or remove the document of a machine that is gone)"
+    ),
+    "two servers with one serial": (
+        "serial 4J8VM72 is Server/web01's at servers/web01.yaml:9 already "
+        "(correct the one that is wrong, or remove the document of a machine that is gone)"
+    ),
+    "two servers of one name": "Server/old01 stands at servers/edge01.yaml:4 already (rename or remove one of the two)",
+    "two Fleets": "there is one Fleet a repository, and Fleet/faultless stands at fleet.yaml:4 (keep one of the two)",
+    "a server that names no policy of the repository": ('there is no BootPolicy named "legcay" (did you mean legacy?)'),
+    "a profile that names no user data of the repository": (
+        'there is no file "userdata/edge.ign" (did you mean userdata/edge.ign.j2?)'
+    ),
+}
+
+
+@for_each("name", MESSAGES)
+def test_a_message_names_what_was_found_and_what_was_meant(name: str) -> None:
+    (fault,) = (each for each in ALL if each.name == name)
+    (problem,) = _problems(planted(fault))
+    assert str(problem).partition(f"{problem.code}: ")[2] == MESSAGES[name]
+
+
+def test_a_problem_says_what_was_found_and_how_it_is_fixed() -> None:
+    for problem in (problem for fault in ALL for problem in _problems(planted(fault))):
+        assert problem.hint, problem
+        assert (problem.message + problem.hint).isprintable(), problem  # one line, and nothing for a terminal
+        assert not re.search(r"\w\.$", problem.message), problem
+        assert not re.search(r"\w\.$", problem.hint), problem
+
+
+def test_finding_r11_the_hint_of_a_template_that_cannot_be_read_names_the_raw_block() -> None:
+    unread = [each for fault in ALL for each in _problems(planted(fault)) if each.code == Code.TEMPLATE_SYNTAX]
+    assert len(unread) >= 3
+    for problem in unread:
+        assert problem.hint.endswith("Write text that is not meant for Jinja2 between {% raw %} and {% endraw %}"), (
+            problem
+        )
+
+
+@for_each("text", ["docker ps --format '{{.Names}}'", "echo ${#array[@]}", "awk '{%s}'"])
+def test_finding_r11_a_raw_block_lets_any_text_be_text(text: str) -> None:
+    lines = f"# {text}\n", f"# {{% raw %}}{text}{{% endraw %}}\n"
+    plain, raw = (_snapshot(_with("templates/web.ipxe.j2", "boot\n", line)) for line in lines)
+    assert {each.code for each in _problems(plain)} == {Code.TEMPLATE_SYNTAX}
+    assert _problems(raw) == ()
+
+
+def _with(path: str, old: str, new: str) -> dict[str, bytes]:
+    """The valid fleet with some text of one file in front of another."""
+    assert FLEET[path].count(old) == 1
+    return {name: text.encode() for name, text in (FLEET | {path: FLEET[path].replace(old, new + old)}).items()}

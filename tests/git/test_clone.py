@@ -1,0 +1,762 @@
+"""Following a repository on this machine: what is fetched, accepted, kept, and fixed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import pygit2
+import pytest
+import watchfiles
+
+from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
+from gitboot.fleet.revision import Irregular, Oversized, Revision
+from gitboot.git import fetch as bringing
+from gitboot.git import snapshots as tree
+from gitboot.git.clone import Reader, Source
+from gitboot.git.remote import Remote
+from gitboot.git.repository import opened
+from tests.helpers.instance_process import eventually
+from tests.helpers.repositories import ENVIRONMENT, Work
+
+NOWHERE = Revision("1" * 40)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    work = Work(tmp_path / "fleet")
+    work.commit({"fleet.yaml": "first"})
+    return work
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def follow(url: Path | str, state: Path, reference: str | None = None) -> Source:
+    return Source(Remote(url=str(url), reference=reference), state)
+
+
+def text(source: Source, revision: Revision, path: str = "fleet.yaml") -> str:
+    snapshot = source.snapshot(revision)
+    return snapshot.read(snapshot.blobs[path]).decode()
+
+
+# What is fetched
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        pytest.param(None, "main 2", id="HEAD"),
+        pytest.param("main", "main 2", id="branch"),
+        pytest.param("refs/heads/site/fra", "fra", id="whole name"),
+        pytest.param("site/fra", "fra", id="branch with a slash"),
+        pytest.param("v1.0.0", "first", id="tag"),
+        pytest.param("v1.1.0", "main 1", id="annotated tag"),
+        pytest.param("both", "fra", id="a branch before a tag of the same name"),
+        pytest.param("refs/tags/both", "first", id="the tag by its whole name"),
+        pytest.param(">=1.0.0 <2.0.0", "main 1", id="range"),
+        pytest.param("refs/pull/7/head", "pull", id="any other ref"),
+        pytest.param("{main 1}", "main 1", id="commit"),
+        pytest.param("{pull}", "pull", id="commit that no branch has"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["work tree", "bare"])
+def test_a_reference_says_what_is_fetched(
+    work: Work, tmp_path: Path, state: Path, reference: str | None, expected: str, kind: str
+) -> None:
+    revisions = {"first": work.head}
+    work.git("tag", "v1.0.0")
+    work.git("tag", "both")
+    work.git("tag", "v2.0.0-rc.1")
+    revisions["main 1"] = work.commit({"fleet.yaml": "main 1"})
+    work.git("tag", "--annotate", "--message=x", "v1.1.0")
+    revisions["main 2"] = work.commit({"fleet.yaml": "main 2"})
+    work.git("switch", "--quiet", "--create", "site/fra", "v1.0.0")
+    revisions["fra"] = work.commit({"fleet.yaml": "fra"})
+    work.git("branch", "both")
+    work.git("switch", "--quiet", "--detach", "v1.0.0")
+    revisions["pull"] = work.commit({"fleet.yaml": "pull"})
+    work.git("update-ref", "refs/pull/7/head", "HEAD")
+    work.git("switch", "--quiet", "main")
+    url = work.path
+    if kind == "bare":
+        url = tmp_path / "bare.git"
+        work.git("clone", "--quiet", "--mirror", str(work.path), str(url))
+    source = follow(url, state, reference and reference.format(**revisions))
+
+    fetched = source.fetch()
+
+    assert (fetched, text(source, fetched)) == (revisions[expected], expected)
+    assert source.latest() == fetched
+    assert follow(url, state, reference and reference.format(**revisions)).latest() == fetched, "after a restart"
+
+
+def test_a_file_url_is_a_path(work: Work, tmp_path: Path, state: Path) -> None:
+    moved = work.path.rename(tmp_path / "fleet %41 ü")
+    assert follow(moved, state).fetch() == work_head(moved)
+    assert follow(moved.as_uri(), state).fetch() == work_head(moved)
+
+
+def work_head(path: Path) -> Revision:
+    return Revision(str(pygit2.Repository(path).head.target))
+
+
+def test_each_fetch_brings_what_is_new(work: Work, state: Path) -> None:
+    source = follow(work.path, state)
+    assert source.latest() is None
+    for number in range(3):
+        revision = work.commit({"fleet.yaml": f"{number}", f"servers/{number}.yaml": "s"})
+        assert source.fetch() == source.fetch() == revision
+        assert text(source, revision) == f"{number}"
+    assert len(source.snapshot(revision).blobs) == 4
+
+
+def test_a_folder_of_a_work_tree_is_the_fleets_root(work: Work, state: Path) -> None:
+    revision = work.commit({"sites/fra/fleet.yaml": "fra", "sites/fra/servers/a.yaml": "a"})
+    source = follow(work.path / "sites" / "fra", state)
+    source.fetch()
+    shutil.rmtree(work.path)
+    assert sorted(source.snapshot(revision).blobs) == ["fleet.yaml", "servers/a.yaml"]
+
+
+def test_a_linked_work_tree_is_followed_where_it_stands(work: Work, tmp_path: Path, state: Path) -> None:
+    work.git("worktree", "add", "--quiet", "-b", "side", str(tmp_path / "linked"))
+    side = Work(tmp_path / "linked")
+    revision = side.commit({"fleet.yaml": "side"})
+    source = follow(side.path, state)
+    assert source.fetch() == revision
+    assert source.watch_paths() == (work.path / ".git",)
+
+
+def test_packed_and_loose_objects_come_alike(work: Work, state: Path) -> None:
+    work.commit({f"servers/{number}.yaml": f"s{number}" for number in range(20)})
+    work.git("gc", "--quiet")
+    packed = work.head
+    loose = work.commit({"servers/0.yaml": "changed"})
+    source = follow(work.path, state)
+    assert source.fetch() == loose
+    assert text(source, packed, "servers/0.yaml") == "s0"
+    assert len(source.snapshot(loose, previous=source.snapshot(packed)).blobs) == 21
+    assert not source.is_rewind(packed, loose)
+
+
+def test_a_pack_whose_commits_lack_parents_is_completed(work: Work, state: Path) -> None:
+    second = work.commit({"fleet.yaml": "second"})
+    work.git("pack-objects", "--quiet", ".git/objects/pack/pack", text=f"{second}\n{second}^{{tree}}\n")
+    work.git("prune-packed")
+    source = follow(work.path, state)
+    source.fetch()
+    assert text(source, Revision(work.git("rev-parse", "HEAD~1"))) == "first"
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        pytest.param("nope", "has no branch or tag nope; its branches are main, old", id="branch"),
+        pytest.param(">=3", "has no tag that is a version in the range >=3", id="range"),
+        pytest.param(NOWHERE, f"object {NOWHERE} is missing", id="commit"),
+        pytest.param("refs/tags/tree", "refs/tags/tree is no commit", id="tag of a tree"),
+        pytest.param("{tree}", "{tree} is no commit", id="tree by its id"),
+    ],
+)
+def test_what_is_not_there_may_come(work: Work, state: Path, reference: str, message: str) -> None:
+    work.git("branch", "old")
+    work.git("tag", "tree", "HEAD^{tree}")
+    tree = work.git("rev-parse", "HEAD^{tree}")
+    source = follow(work.path, state, reference.format(tree=tree))
+    with pytest.raises(SourceError, match=message.format(tree=tree)):
+        source.fetch()
+    assert source.latest() is None
+
+
+def test_an_empty_repository_may_be_filled(tmp_path: Path, state: Path) -> None:
+    work = Work(tmp_path / "empty")
+    source = follow(work.path, state)
+    with pytest.raises(SourceError, match="has no commit yet"):
+        source.fetch()
+    assert work.commit({"fleet.yaml": "a"}) == source.fetch()
+
+
+def test_a_head_that_names_no_branch_asks_for_one(work: Work, tmp_path: Path, state: Path) -> None:
+    bare = work.bare(tmp_path / "bare.git")
+    (bare / "HEAD").write_text("ref: refs/heads/trunk\n")
+    with pytest.raises(SourceError, match="a HEAD that names no commit; name the branch to follow"):
+        follow(bare, state).fetch()
+    assert follow(bare, state, "main").fetch() == work.head
+
+
+def test_a_deleted_branch_leaves_what_was_fetched(work: Work, state: Path) -> None:
+    work.git("branch", "release")
+    source = follow(work.path, state, "release")
+    revision = source.fetch()
+    work.git("branch", "--delete", "--force", "release")
+    with pytest.raises(SourceError, match="has no branch or tag release"):
+        source.fetch()
+    assert (source.latest(), text(source, revision)) == (revision, "first")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        pytest.param(shutil.rmtree, SourceError, "is not there", id="gone"),
+        pytest.param(lambda path: shutil.rmtree(path / ".git"), UsageError, "is no Git repository", id="no Git"),
+        pytest.param(lambda path: (path / ".git/HEAD").write_text("?"), SourceError, "fleet: ", id="broken"),
+        pytest.param(
+            lambda path: (path / ".git/shallow").write_text(f"{work_head(path)}\n"),
+            UsageError,
+            "unshallow",
+            id="shallow",
+        ),
+    ],
+)
+def test_a_lost_repository_leaves_what_was_fetched(
+    work: Work, state: Path, spoil: Callable[[Path], object], error: type[Exception], message: str
+) -> None:
+    source = follow(work.path, state)
+    revision = source.fetch()
+    spoil(work.path)
+    with pytest.raises(error, match=message):
+        source.fetch()
+    assert (source.latest(), text(source, revision)) == (revision, "first")
+    assert text(follow(work.path, state), revision) == "first"
+
+
+def test_another_source_has_fetched_nothing_yet(work: Work, tmp_path: Path, state: Path) -> None:
+    work.git("branch", "other")
+    source = follow(work.path, state)
+    revision = source.fetch()
+    source.accept(revision)
+    for url, reference in ((work.path, "other"), (tmp_path / "elsewhere", None)):
+        changed = follow(url, state, reference)
+        assert (changed.latest(), changed.accepted()) == (None, revision)
+
+
+def test_links_and_submodules_are_told(work: Work, state: Path) -> None:
+    (work.path / "link.yaml").symlink_to("fleet.yaml")
+    work.git("update-index", "--add", "--cacheinfo", f"160000,{work.head},sub")
+    work.git("add", "link.yaml")
+    work.git("commit", "--quiet", "--message=odd")
+    source = follow(work.path, state)
+    expected = {"link.yaml": Irregular.SYMLINK, "sub": Irregular.SUBMODULE}
+    assert source.snapshot(source.fetch()).irregular == expected
+
+
+# What was accepted
+
+
+def test_the_accepted_commit_survives_a_restart(work: Work, state: Path) -> None:
+    source = follow(work.path, state)
+    first = source.fetch()
+    assert source.accepted() is None
+    source.accept(first)
+    second = work.commit({"fleet.yaml": "second"})
+    source.fetch()
+    again = follow(work.path, state)
+    assert (again.accepted(), again.latest()) == (first, second)
+
+
+def test_a_commit_that_was_never_fetched_cannot_be_accepted(work: Work, state: Path) -> None:
+    source = follow(work.path, state)
+    source.fetch()
+    with pytest.raises(CorruptClone):
+        source.accept(NOWHERE)
+
+
+def test_a_force_push_is_a_rewind_and_keeps_what_was_accepted(work: Work, tmp_path: Path, state: Path) -> None:
+    bare = work.bare(tmp_path / "bare.git")
+    source = follow(bare, state)
+    accepted = work.commit({"fleet.yaml": "accepted"})
+    work.git("push", "--quiet", "origin", "main")
+    source.accept(source.fetch())
+    work.git("reset", "--quiet", "--hard", "HEAD~1")
+    other = work.commit({"fleet.yaml": "other"})
+    work.git("push", "--quiet", "--force", "origin", "main")
+    subprocess.run(["git", "gc", "--quiet", "--prune=now"], cwd=bare, env=ENVIRONMENT, check=True)
+
+    latest = source.fetch()
+
+    assert (latest, source.accepted()) == (other, accepted)
+    assert source.is_rewind(accepted, latest)
+    subprocess.run(["git", "gc", "--quiet", "--prune=now"], cwd=state / "repository.git", env=ENVIRONMENT, check=True)
+    assert text(source, accepted) == "accepted"
+
+
+def test_only_what_leaves_history_out_is_a_rewind(work: Work, state: Path) -> None:
+    first = work.head
+    work.git("switch", "--quiet", "--create", "side")
+    side = work.commit({"side.yaml": "s"})
+    work.git("switch", "--quiet", "main")
+    second = work.commit({"fleet.yaml": "second"})
+    work.git("merge", "--quiet", "--no-edit", "side")
+    source = follow(work.path, state)
+    merged = source.fetch()
+    for accepted, latest, is_rewind in [
+        (first, first, False),
+        (first, second, False),
+        (side, merged, False),
+        (second, merged, False),
+        (second, first, True),
+        (second, side, True),
+        (merged, second, True),
+    ]:
+        assert source.is_rewind(accepted, latest) is is_rewind
+
+
+def test_a_moved_tag_is_followed(work: Work, state: Path) -> None:
+    source = follow(work.path, state, "stable")
+    work.git("tag", "--annotate", "--message=x", "stable")
+    first = source.fetch()
+    second = work.commit({"fleet.yaml": "second"})
+    work.git("tag", "--force", "--annotate", "--message=y", "stable")
+    assert (first, source.fetch()) == (work.git("rev-parse", "HEAD~1"), second)
+
+
+# What is watched
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(["commit", "--quiet", "--allow-empty", "--message=x"], id="commit"),
+        pytest.param(["switch", "--quiet", "other"], id="switch"),
+        pytest.param(["update-ref", "refs/heads/a/b/c", "HEAD"], id="new branch"),
+        pytest.param(["update-ref", "refs/heads/packed", "HEAD~1"], id="packed branch"),
+        pytest.param(["branch", "--delete", "--force", "packed"], id="deleted branch"),
+    ],
+)
+def test_a_change_of_refs_is_seen(work: Work, state: Path, change: list[str]) -> None:
+    work.git("branch", "other")
+    work.git("branch", "packed")
+    work.commit({"fleet.yaml": "second"})
+    work.git("pack-refs", "--all")
+    for name in ("other", "main"):
+        work.git("switch", "--quiet", name)  # replaces HEAD, as has happened before in any repository
+    paths = follow(work.path, state).watch_paths()
+    watching = watchfiles.watch(
+        *paths, watch_filter=None, debounce=50, step=10, rust_timeout=100, yield_on_timeout=True
+    )
+    next(watching)  # it has begun
+    work.git(*change)
+    eventually(lambda: next(watching))
+
+
+def test_only_a_local_repository_can_be_watched(work: Work, state: Path) -> None:
+    assert follow("git://git.example.net/fleet", state).watch_paths() == ()
+    assert follow("/nowhere", state).watch_paths() == ()
+
+
+# Many fetches, killed ones, several at once
+
+
+def test_packs_are_merged_and_nothing_is_lost(work: Work, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bringing, "MAX_PACKS", 4)
+    source = follow(work.path, state)
+    texts = {}
+    for number in range(12):
+        texts[work.commit({"fleet.yaml": f"{number}", f"{number}.yaml": "x"})] = f"{number}"
+        revision = source.fetch()
+        source.accept(revision)
+    packs = list((state / "repository.git/objects/pack").iterdir())
+    assert len(packs) <= 2 * 4
+    assert {pack.suffix for pack in packs} == {".pack", ".idx"}
+    again = follow(work.path, state)
+    assert {revision: text(again, revision) for revision in texts} == texts
+    assert len(again.snapshot(revision).blobs) == 13
+
+
+# What no fleet needs
+
+
+@pytest.fixture
+def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 MiB are 1,000 bytes."""
+    for module in ("repository", "snapshots"):
+        monkeypatch.setattr(f"gitboot.git.{module}.MAX_FILE_BYTES", 1000)
+
+
+def objects_of(state: Path) -> set[str]:
+    with opened(state / "repository.git") as clone:
+        return {str(oid) for oid in clone}
+
+
+@pytest.mark.usefixtures("few_bytes")
+def test_t4_what_no_fleet_needs_is_not_copied_and_its_size_is_known(work: Work, state: Path) -> None:
+    source = follow(work.path, state)
+    first = source.fetch()
+    large = work.commit({"large.yaml": "x" * 1001, "small.yaml": "x" * 1000})
+    source.accept(source.fetch())
+    later = work.commit({"fleet.yaml": "later", "folder/also.yaml": "y" * 5000})
+    source = follow(work.path, state)  # as after a restart
+    assert source.fetch() == later
+    assert (text(source, large, "small.yaml"), text(source, later)) == ("x" * 1000, "later")
+    for path, size in {"large.yaml": 1001, "folder/also.yaml": 5000}.items():
+        assert work.git("rev-parse", f"HEAD:{path}") not in objects_of(state)
+        with pytest.raises(Oversized) as raised:
+            text(source, later, path)
+        assert raised.value.size == size
+    with pytest.raises(Oversized):
+        Reader(state).read(source.snapshot(later).blobs["large.yaml"])
+    assert len((state / "repository.git/left-out").read_text().splitlines()) == 2
+    assert not source.is_rewind(first, later)
+
+
+@pytest.mark.usefixtures("few_bytes")
+def test_t4_what_is_missing_and_was_not_left_out_is_damage(work: Work, state: Path) -> None:
+    source = follow(work.path, state)
+    work.commit({"large.yaml": "x" * 1001})
+    later = source.fetch()
+    (state / "repository.git/left-out").write_text("")
+    with pytest.raises(CorruptClone):
+        text(source, later, "large.yaml")
+    source.restore(later)
+    with pytest.raises(Oversized):
+        text(source, later, "large.yaml")
+
+
+@pytest.mark.usefixtures("few_bytes")
+def test_t4_a_clone_that_lacks_what_was_left_out_is_one_to_recover_from(
+    work: Work, tmp_path: Path, state: Path
+) -> None:
+    bare = work.bare(tmp_path / "bare.git")
+    source = follow(bare, state)
+    source.fetch()
+    accepted = work.commit({"fleet.yaml": "accepted", "large.yaml": "x" * 1001})
+    work.git("push", "--quiet", "origin", "main")
+    source.accept(source.fetch())
+    work.git("push", "--quiet", "--force", "origin", "HEAD~1:main")
+    subprocess.run(["git", "gc", "--quiet", "--prune=now"], cwd=bare, env=ENVIRONMENT, check=True)
+    (state / "repository.git/refs/gitboot/accepted").write_text("?")
+    source.restore(accepted)
+    assert (source.accepted(), text(source, accepted)) == (accepted, "accepted")
+    with pytest.raises(Oversized):
+        text(source, accepted, "large.yaml")
+
+
+def test_t4_large_files_that_are_alike_are_not_compared(work: Work, state: Path) -> None:
+    """For eight of 7 MB that took minutes, in which no other commit was fetched."""
+    source = follow(work.path, state)
+    source.fetch()
+    alike = {size: "".join(f"{number} {number**3}\n" for number in range(size // 12)) for size in (10_000, 200_000)}
+    work.commit({f"{size}-{number}.yaml": f"{text}{number}\n" for size, text in alike.items() for number in range(3)})
+    source.fetch()
+    differences = []
+    for index in (state / "repository.git/objects/pack").glob("*.idx"):
+        for line in work.git("verify-pack", "-v", str(index)).splitlines():
+            kind, *columns = line.split()[1:]
+            if kind == "blob" and len(columns) > 3:  # how many it builds on, and which
+                differences.append(columns)
+    assert len(differences) == 2, "of the small ones alone"
+
+
+@pytest.mark.usefixtures("few_bytes")
+def test_t4_a_pack_with_what_is_too_large_stays_as_it_is(
+    work: Work, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network remote sends it, and a first clone takes it."""
+    monkeypatch.setattr(bringing, "MAX_PACKS", 3)
+    source = follow(work.path, state)
+    source.fetch()
+    packs = state / "repository.git/objects/pack"
+    large = work.git("hash-object", "-w", "--stdin", text="x" * 2000)
+    with_large = work.git("pack-objects", "--quiet", str(packs / "pack"), text=f"{large}\n")
+    for number in range(6):
+        revision = work.commit({"fleet.yaml": f"{number}", f"{number}.yaml": "x" * 999})
+        source.accept(source.fetch())
+    assert (packs / f"pack-{with_large}.pack").exists()
+    assert len(list(packs.glob("*.pack"))) <= 3
+    assert large in objects_of(state)
+    assert text(source, revision) == "5"
+
+
+def test_fetching_leaks_no_descriptors(work: Work, state: Path) -> None:
+    source = follow(work.path, state)
+
+    def fetch() -> int:
+        source.accept(source.fetch())
+        text(source, work.commit({"fleet.yaml": f"{time.monotonic_ns()}"}) and source.fetch())
+        return len(os.listdir("/proc/self/fd"))
+
+    before = fetch()
+    assert [fetch() for _ in range(10)] == [before] * 10
+
+
+def test_an_earlier_snapshot_still_reads_after_packs_were_merged(
+    work: Work, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bringing, "MAX_PACKS", 2)
+    source = follow(work.path, state)
+    snapshots = []
+    for number in range(6):
+        work.commit({"fleet.yaml": f"{number}"})
+        snapshots.append(source.snapshot(source.fetch()))
+    assert [snapshot.read(snapshot.blobs["fleet.yaml"]) for snapshot in snapshots] == [b"%d" % n for n in range(6)]
+
+
+def test_a_push_while_fetching_gives_one_commit_or_the_other(work: Work, state: Path) -> None:
+    pushed = [work.commit({f"{name}.yaml": "0" for name in "abc"})]
+
+    def push() -> None:
+        for number in range(1, 15):
+            pushed.append(work.commit({f"{name}.yaml": f"{number}" for name in "abc"}))
+
+    source = follow(work.path, state)
+    pushing = threading.Thread(target=push)
+    pushing.start()
+    seen = []
+    while pushing.is_alive():
+        seen.append(source.fetch())
+        snapshot = source.snapshot(seen[-1])
+        assert len({snapshot.read(snapshot.blobs[f"{name}.yaml"]) for name in "abc"}) == 1
+    pushing.join()
+    assert set(seen) <= set(pushed)
+    assert source.fetch() == pushed[-1]
+
+
+def test_reading_goes_on_beside_fetching(work: Work, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rename_slowly(path: Path, target: Path) -> None:
+        os.rename(path, target)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(bringing, "MAX_PACKS", 3)
+    monkeypatch.setattr(Path, "rename", rename_slowly)
+    source = follow(work.path, state)
+    revision = source.fetch()
+    source.accept(revision)
+    began, done = threading.Event(), threading.Event()
+
+    def read() -> int:
+        count = 0
+        while not done.is_set():
+            assert source.accepted() == revision
+            assert text(source, revision) == "first"
+            count += 1
+            began.set()
+        return count
+
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(read)
+        eventually(lambda: began.is_set() or reading.done())
+        for number in range(10):
+            work.commit({"fleet.yaml": f"{number}"})
+            source.fetch()
+            if number % 3 == 0:
+                source.restore(revision)
+        done.set()
+        assert reading.result() > 0
+
+
+@pytest.mark.parametrize("reader", [Source, Reader])
+def test_a_commit_whose_packs_were_merged_as_it_was_read_is_read_again(
+    work: Work, state: Path, monkeypatch: pytest.MonkeyPatch, reader: type
+) -> None:
+    source = follow(work.path, state)
+    revision, objects, look = source.fetch(), state / "repository.git/objects", tree._checked_tree_at
+    tried: list[Revision] = []
+
+    def gone_the_first_time(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
+        tried.append(revision)
+        if len(tried) > 1:
+            return look(git, revision, folder)
+        objects.rename(state / "aside")
+        try:
+            return look(pygit2.Repository(git.path), revision, folder)
+        finally:
+            (state / "aside").rename(objects)
+
+    monkeypatch.setattr(tree, "_checked_tree_at", gone_the_first_time)
+    found = (source if reader is Source else Reader(state)).snapshot(revision)
+    assert (list(found.blobs), len(tried)) == (["fleet.yaml"], 2)
+
+
+def left_by_a_killed_process(state: Path) -> Iterator[Path]:
+    git = state / "repository.git"
+    for path in (git / "refs/gitboot/accepted.lock", git / "HEAD.lock", git / "config.lock"):
+        path.touch()
+        yield path
+    half = git / "objects/pack/pack_git2_0123456789abcdef"
+    half.write_bytes(b"PACK")
+    yield half
+    begun = state / "repository.new"
+    pygit2.init_repository(begun, bare=True)
+    yield begun
+
+
+def test_what_a_killed_process_left_is_swept_away(work: Work, state: Path) -> None:
+    source = follow(work.path, state)
+    source.accept(source.fetch())
+    left = list(left_by_a_killed_process(state))
+    source = follow(work.path, state)
+    assert [path for path in left if path.exists()] == []
+    revision = work.commit({"fleet.yaml": "second"})
+    source.accept(source.fetch())
+    assert source.accepted() == revision
+
+
+def test_a_first_fetch_that_is_killed_is_done_again(work: Work, state: Path) -> None:
+    """Killed at instants spread over the whole of it."""
+    work.commit({f"servers/{number}.yaml": f"{number}" * 100 for number in range(300)})
+    script = (
+        "import sys, pathlib; from gitboot.git.remote import Remote; from gitboot.git.clone import Source;"
+        "Source(Remote(url=sys.argv[1]), pathlib.Path(sys.argv[2])).fetch(); print('done')"
+    )
+    outcomes = set[str]()
+    for number in count():
+        if number >= 4 and "" in outcomes:  # one was killed in time
+            break
+        shutil.rmtree(state, ignore_errors=True)
+        command = [sys.executable, "-c", script, str(work.path), str(state)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        while not (state / "repository.new").exists() and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(0.02 * (number % 4))
+        process.send_signal(signal.SIGKILL)
+        outcomes.add(process.communicate()[0])
+        source = follow(work.path, state)
+        assert source.fetch() == work.head
+        assert len(source.snapshot(work.head).blobs) == 301
+        assert not (state / "repository.new").exists()
+
+
+# Damage
+
+
+def clone_pack(git: Path) -> Path:
+    (pack,) = git.glob("objects/pack/*.pack")
+    pack.chmod(0o644)
+    return pack
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    for position in range(100, len(data) - 20, 50):
+        data[position] ^= 0xFF
+    path.write_bytes(data)
+
+
+def empty(directory: Path) -> None:
+    shutil.rmtree(directory)
+    directory.mkdir()
+
+
+def overwrite_index(git: Path) -> None:
+    index = clone_pack(git).with_suffix(".idx")
+    index.chmod(0o644)
+    index.write_bytes(b"junk")
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "an empty directory": empty,
+    "no HEAD": lambda git: (git / "HEAD").unlink(),
+    "garbage in config": lambda git: (git / "config").write_text("[[["),
+    "no packs": lambda git: empty(git / "objects/pack"),
+    "half a pack": lambda git: os.truncate(clone_pack(git), 200),
+    "an empty pack": lambda git: os.truncate(clone_pack(git), 0),
+    "flipped bytes": lambda git: flip_a_byte(clone_pack(git)),
+    "an index of garbage": overwrite_index,
+    "garbage in a ref": lambda git: (git / "refs/gitboot/accepted").write_text("?"),
+    "an empty ref": lambda git: (git / "refs/gitboot/accepted").write_text(""),
+    "a ref to nothing": lambda git: (git / "refs/gitboot/accepted").write_text(f"{NOWHERE}\n"),
+}
+
+
+def read_all(source: Source, revision: Revision) -> None:
+    source.accepted()
+    snapshot = source.snapshot(revision)
+    for blob in snapshot.blobs.values():
+        snapshot.read(blob)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_clone_is_told_and_restored(work: Work, state: Path, damage: str) -> None:
+    accepted = work.commit({f"{number}.yaml": f"{number}" * 50 for number in range(20)})
+    source = follow(work.path, state)
+    source.accept(source.fetch())
+    latest = work.commit({"fleet.yaml": "second"})
+    DAMAGE[damage](state / "repository.git")
+
+    source = follow(work.path, state)
+    with pytest.raises(CorruptClone, match=r"state/repository\.git"):
+        read_all(source, accepted)
+    source.restore(accepted)
+
+    assert (source.accepted(), source.latest()) == (accepted, latest)
+    assert text(source, accepted) == "first"
+    assert len(source.snapshot(accepted).blobs) == 21
+    assert sorted(path.name for path in state.iterdir()) == ["repository.git"]
+
+
+def test_a_clone_that_was_deleted_is_restored(work: Work, state: Path) -> None:
+    source = follow(work.path, state)
+    accepted = source.fetch()
+    source.accept(accepted)
+    latest = work.commit({"fleet.yaml": "second"})
+    shutil.rmtree(state)
+    source = follow(work.path, state)
+    assert (source.accepted(), source.latest()) == (None, None)
+    with pytest.raises(CorruptClone):
+        source.snapshot(accepted)
+    source.restore(accepted)
+    assert (source.accepted(), source.latest(), text(source, accepted)) == (accepted, latest, "first")
+
+
+def test_an_accepted_commit_that_the_remote_dropped_is_taken_from_the_old_clone(
+    work: Work, tmp_path: Path, state: Path
+) -> None:
+    bare = work.bare(tmp_path / "bare.git")
+    accepted = work.commit({"fleet.yaml": "accepted"})
+    work.git("push", "--quiet", "origin", "main")
+    source = follow(bare, state)
+    source.accept(source.fetch())
+    work.git("push", "--quiet", "--force", "origin", "HEAD~1:main")
+    subprocess.run(["git", "gc", "--quiet", "--prune=now"], cwd=bare, env=ENVIRONMENT, check=True)
+    (state / "repository.git/refs/gitboot/accepted").write_text("?")
+
+    source.restore(accepted)
+
+    assert (source.accepted(), text(source, accepted)) == (accepted, "accepted")
+    assert source.is_rewind(accepted, source.fetch())
+
+
+def test_an_accepted_commit_that_is_nowhere_is_an_operators_matter(work: Work, state: Path) -> None:
+    source = follow(work.path, state)
+    source.fetch()
+    with pytest.raises(SourceRefused, match=f"the accepted commit {NOWHERE} is not at {work.path}, nor left here"):
+        source.restore(NOWHERE)
+    assert (source.accepted(), source.latest()) == (None, work.head)
+
+
+def test_while_the_remote_is_gone_a_clone_is_not_given_up(work: Work, state: Path) -> None:
+    source = follow(work.path, state)
+    accepted = source.fetch()
+    source.accept(accepted)
+    work.path.rename(work.path.with_name("away"))
+    with pytest.raises(SourceError, match="is not there"):
+        source.restore(accepted)
+    assert (source.accepted(), text(source, accepted)) == (accepted, "first")
+
+
+def test_a_clone_within_another_repository_is_not_mistaken_for_it(work: Work) -> None:
+    state = work.path / "state"
+    source = follow(work.path, state)
+    revision = source.fetch()
+    (state / "repository.git" / "HEAD").unlink()
+    with pytest.raises(CorruptClone):
+        source.snapshot(revision)
+
+
+def test_every_error_of_pygit2_is_mapped() -> None:
+    """All that pygit2 raises of its own is a GitError, but for what callbacks raise to decline."""
+    errors = {error for error in vars(pygit2.errors).values() if isinstance(error, type)}
+    assert {error.__name__ for error in errors if not issubclass(error, pygit2.GitError)} == {"Passthrough"}

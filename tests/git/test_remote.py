@@ -1,0 +1,548 @@
+"""Fetching over the network: from servers that serve, refuse, lie, hang, and break off."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
+from gitboot.fleet.revision import Revision
+from gitboot.git import clone
+from gitboot.git.clone import Source
+from gitboot.git.fetch import FetchProcess
+from gitboot.git.remote import Password, Remote, SshKey, wanted
+from tests.git.test_remote_known_hosts import hashed
+from tests.helpers.cases import for_each
+from tests.helpers.git_servers import HttpsServer, Relay, SshServer, git_daemon, silent_server
+from tests.helpers.instance_process import eventually
+from tests.helpers.repositories import ENVIRONMENT, Work
+
+PASSWORD = Password(password=HttpsServer.PASSWORD)
+A_KEY = SshKey(private_key=Path("id"), known_hosts=Path("known_hosts"))
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    work = Work(tmp_path / "served" / "fleet")
+    work.commit({"fleet.yaml": "first"})
+    return work
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def text(source: Source, revision: Revision, path: str = "fleet.yaml") -> str:
+    snapshot = source.snapshot(revision)
+    return snapshot.read(snapshot.blobs[path]).decode()
+
+
+@pytest.fixture(scope="module")
+def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
+    with SshServer(tmp_path_factory.mktemp("ssh")).running() as server:
+        yield server
+
+
+@pytest.fixture
+def ssh_key(ssh: SshServer, tmp_path: Path) -> SshKey:
+    known_hosts = tmp_path / "known_hosts"
+    known_hosts.write_text(f"[127.0.0.1]:{ssh.port} {ssh.public('ed25519')}\n")
+    return SshKey(private_key=ssh.key("client"), passphrase=SshServer.PASSPHRASE, known_hosts=known_hosts)
+
+
+@pytest.fixture
+def https(work: Work, tmp_path: Path) -> Iterator[HttpsServer]:
+    with HttpsServer(work.path.parent, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def fetcher() -> Iterator[FetchProcess]:
+    fetcher = FetchProcess()
+    yield fetcher
+    fetcher.close()
+
+
+@pytest.fixture(autouse=True)
+def fetched_apart(fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of this is fetched as an instance does it, by a process of its own; one does for all."""
+    monkeypatch.setattr(clone, "InThisProcess", lambda: fetcher)
+
+
+# What the settings may say
+
+
+@for_each(
+    ("url", "credentials"),
+    [
+        ("https://git.example.net/fleet.git", None),
+        ("https://git.example.net/fleet.git", PASSWORD),
+        ("http://git.example.net/fleet.git", None),
+        ("git://git.example.net:9419/fleet.git", None),
+        ("ssh://git@git.example.net:2222/fleet.git", A_KEY),
+        ("ssh://git@[2001:db8::1]/fleet.git", A_KEY),
+        ("git@git.example.net:org/fleet.git", A_KEY),
+        ("git.example.net:fleet.git", A_KEY),
+        ("file:///srv/fleet", None),
+        ("/srv/fleet", None),
+        ("./a:b", None),
+        ("fleet", None),
+    ],
+)
+def test_a_remote_is_any_url_that_git_takes(url: str, credentials: Password | SshKey | None) -> None:
+    remote = Remote(url=url, credentials=credentials)
+    is_local = credentials is None and url.startswith(("/", "./", "file:", "fleet"))
+    assert (remote.local is not None) == is_local
+
+
+@for_each(
+    ("url", "credentials", "reference", "message"),
+    [
+        ("https://git:s3cret@git.example.net/x", None, None, "credentials do not belong into a URL"),
+        ("https://s3cret@git.example.net/x", None, None, "credentials do not belong into a URL"),
+        ("ssh://git:s3cret@git.example.net/x", A_KEY, None, "credentials do not belong into a URL"),
+        ("http://git.example.net/x", PASSWORD, None, "unencrypted; use https"),
+        ("git://git.example.net/x", PASSWORD, None, "takes no Password"),
+        ("/srv/fleet", PASSWORD, None, "takes no Password"),
+        ("https://git.example.net/x", A_KEY, None, "takes no SshKey"),
+        ("ssh://git@git.example.net/x", None, None, "needs a private key and a known_hosts file"),
+        ("git@git.example.net:x", PASSWORD, None, "needs a private key and a known_hosts file"),
+        ("ftp://git.example.net/x", None, None, "ftp is none of https"),
+        ("ext://sh -c true", None, None, "ext is none of https"),
+        ("https://git.example.net:port/x", None, None, "Port could not be cast"),
+        ("https://[::1/x", None, None, "Invalid IPv6 URL"),
+        ("/srv/fleet", None, ">=one", "no range of versions"),
+    ],
+)
+def test_what_cannot_work_is_a_usage_error(
+    url: str, credentials: Password | SshKey | None, reference: str | None, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        Remote(url=url, credentials=credentials, reference=reference)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_secrets_are_not_shown() -> None:
+    key = SshKey(private_key=Path("id"), known_hosts=Path("known_hosts"), passphrase="s3cret")
+    assert "s3cret" not in repr((Password(password="s3cret"), key))
+
+
+HEADS = dict.fromkeys(
+    [
+        *("HEAD", "refs/heads/main", "refs/heads/both"),
+        *("refs/tags/both", "refs/tags/v1.2.0", "refs/tags/v2.0.0"),
+    ],
+    "1" * 40,
+)
+
+
+@for_each(
+    ("reference", "ref"),
+    [
+        (None, "HEAD"),
+        ("main", "refs/heads/main"),
+        ("both", "refs/heads/both"),
+        ("refs/tags/both", "refs/tags/both"),
+        ("v1.2.0", "refs/tags/v1.2.0"),
+        ("^1", "refs/tags/v1.2.0"),
+        ("*", "refs/tags/v2.0.0"),
+    ],
+)
+def test_a_reference_means_one_ref(reference: str | None, ref: str) -> None:
+    assert wanted(Remote(url="x", reference=reference), HEADS) == ref
+
+
+# Servers that serve
+
+
+@pytest.fixture(params=["git", "https", "ssh"])
+def served(request: pytest.FixtureRequest, work: Work) -> Iterator[Remote]:
+    """The same repository over each protocol."""
+    match request.param:
+        case "git":
+            with git_daemon(work.path.parent) as url:
+                yield Remote(url=f"{url}/fleet")
+        case "https":
+            https: HttpsServer = request.getfixturevalue("https")
+            url = f"{https.url}/private/fleet"
+            yield Remote(url=url, credentials=PASSWORD, ca_bundle=https.certificate)
+        case _:
+            host = request.getfixturevalue("ssh").host
+            yield Remote(url=f"ssh://{host}{work.path}", credentials=request.getfixturevalue("ssh_key"))
+
+
+def with_reference(remote: Remote, reference: str) -> Remote:
+    return Remote(url=remote.url, credentials=remote.credentials, ca_bundle=remote.ca_bundle, reference=reference)
+
+
+def test_every_protocol_brings_what_is_new(served: Remote, work: Work, state: Path) -> None:
+    source = Source(served, state)
+    first = source.fetch()
+    assert (first, text(source, first)) == (work.head, "first")
+    second = work.commit({"fleet.yaml": "second"})
+    assert source.latest() == first
+    assert source.fetch() == source.fetch() == second
+    assert text(source, second) == "second"
+    assert not source.is_rewind(first, second)
+
+
+def test_every_protocol_brings_tags_and_commits(served: Remote, work: Work, state: Path) -> None:
+    first = work.head
+    work.git("tag", "--annotate", "--message=x", "v1.0.0")
+    work.git("tag", "v1.1.0-rc.1")
+    work.commit({"fleet.yaml": "second"})
+    assert Source(with_reference(served, "^1"), state).fetch() == first
+    assert Source(with_reference(served, first), state / "other").fetch() == first, "an ancestor of a branch"
+
+
+def test_a_commit_is_looked_for_until_some_branch_has_it(work: Work, state: Path) -> None:
+    work.git("branch", "a")
+    with git_daemon(work.path.parent) as url:
+        ahead = work.commit({"fleet.yaml": "ahead"})
+        work.git("reset", "--quiet", "--hard", "HEAD~1")
+        Source(Remote(url=f"{url}/fleet"), state).fetch()
+        source = Source(Remote(url=f"{url}/fleet", reference=ahead), state)
+        with pytest.raises(SourceError, match=f"has no branch or tag that leads to {ahead}"):
+            source.fetch()
+        work.git("branch", "--delete", "--force", "a")
+        work.git("branch", "a/b", ahead)
+        assert source.fetch() == ahead
+
+
+def test_nothing_new_asks_once_and_fetches_nothing(https: HttpsServer, state: Path) -> None:
+    source = Source(Remote(url=f"{https.url}/fleet", ca_bundle=https.certificate), state)
+    source.fetch()
+    https.requests.clear()
+    source.fetch()
+    assert https.requests == ["GET /fleet/info/refs"]
+
+
+def test_a_push_while_fetching_gives_one_commit_or_the_other(work: Work, state: Path) -> None:
+    pushed = [work.commit({f"{name}.yaml": "0" for name in "abc"})]
+
+    def push() -> None:
+        for number in range(1, 10):
+            pushed.append(work.commit({f"{name}.yaml": f"{number}" for name in "abc"}))
+
+    with git_daemon(work.path.parent) as url:
+        source = Source(Remote(url=f"{url}/fleet"), state)
+        pushing = threading.Thread(target=push)
+        pushing.start()
+        while pushing.is_alive():
+            snapshot = source.snapshot(source.fetch())
+            assert len({snapshot.read(snapshot.blobs[f"{name}.yaml"]) for name in "abc"}) == 1
+        pushing.join()
+        assert source.fetch() == pushed[-1]
+
+
+def test_what_a_server_says_for_people_need_not_be_utf8(work: Work, tmp_path: Path, state: Path) -> None:
+    hook = tmp_path / "hook"
+    hook.write_text('#!/bin/sh\nprintf "\\351t\\351 \\377\\n" >&2\nexec "$@"\n')
+    hook.chmod(0o755)
+    (tmp_path / "config").write_text(f"[uploadpack]\npackObjectsHook = {hook}\n")
+    with git_daemon(work.path.parent, {**ENVIRONMENT, "GIT_CONFIG_GLOBAL": str(tmp_path / "config")}) as url:
+        assert Source(Remote(url=f"{url}/fleet"), state).fetch() == work.head
+
+
+def test_the_users_configuration_and_proxies_count_for_nothing(work: Work, tmp_path: Path, state: Path) -> None:
+    (tmp_path / ".gitconfig").write_text(
+        '[url "git://127.0.0.1:1/"]\ninsteadOf = git://\n[http]\nproxy = http://127.0.0.1:1\n'
+    )
+    script = (
+        "import sys, pathlib; from gitboot.git.remote import Remote; from gitboot.git.clone import Source;"
+        "print(Source(Remote(url=sys.argv[1]), pathlib.Path(sys.argv[2])).fetch())"
+    )
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:1")
+    with git_daemon(work.path.parent) as url:
+        command = [sys.executable, "-c", script, f"{url}/fleet", str(state)]
+        environment = {**os.environ, **proxies, "HOME": str(tmp_path)}
+        shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == work.head
+
+
+# Servers that refuse
+
+
+@pytest.mark.parametrize(
+    ("path", "credentials", "error", "message"),
+    [
+        pytest.param("/private/fleet", None, SourceRefused, "asks for credentials, and none are set", id="none set"),
+        pytest.param(
+            "/private/fleet", Password(password="s3cret"), SourceRefused, "refuses the credentials", id="wrong"
+        ),
+        pytest.param(
+            "/private/fleet",
+            Password(user="s3cret", password=HttpsServer.PASSWORD),
+            SourceRefused,
+            "refuses the credentials",
+            id="wrong user",
+        ),
+        pytest.param("/status/403/fleet", None, SourceRefused, "unexpected http status code: 403", id="forbidden"),
+        pytest.param("/nothing", None, SourceError, "unexpected http status code: 404", id="not found"),
+        pytest.param("/status/503/fleet", None, SourceError, "unexpected http status code: 503", id="unavailable"),
+        pytest.param("/status/200/fleet", None, SourceError, "fleet: ", id="no git server"),
+    ],
+)
+def test_an_https_server_that_refuses(
+    https: HttpsServer, state: Path, path: str, credentials: Password | None, error: type[Exception], message: str
+) -> None:
+    url = f"{https.url}{path}"
+    source = Source(Remote(url=url, credentials=credentials, ca_bundle=https.certificate), state)
+    with pytest.raises(error, match=message) as caught:
+        source.fetch()
+    assert "s3cret" not in str(caught.value)
+    assert len(https.requests) <= 2
+
+
+def test_a_certificate_must_be_trusted(work: Work, tmp_path: Path, state: Path) -> None:
+    (tmp_path / "stranger").mkdir()
+    with HttpsServer(work.path.parent, tmp_path / "stranger") as stranger:
+        with pytest.raises(
+            SourceRefused, match=r"127\.0\.0\.1 shows a certificate that is not valid by the clock of this host"
+        ):
+            Source(Remote(url=f"{stranger.url}/fleet"), state).fetch()
+        assert stranger.requests == []
+
+
+def test_a_bundle_without_certificates_is_a_usage_error(tmp_path: Path, state: Path) -> None:
+    (tmp_path / "empty.pem").touch()
+    for bundle in (tmp_path / "empty.pem", tmp_path / "nowhere.pem"):
+        with pytest.raises(UsageError, match=f"{bundle} holds no certificates"):
+            Source(Remote(url="https://127.0.0.1:1/fleet", ca_bundle=bundle), state).fetch()
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        pytest.param("[127.0.0.1]:{port} {ed25519}", None, id="one key"),
+        pytest.param("[127.0.0.1]:{port} {rsa}", None, id="the other key"),
+        pytest.param("[127.0.0.1]:{port} {stranger}\n127.0.0.1 {ed25519}", None, id="one of several"),
+        pytest.param("127.0.0.* {ed25519}", None, id="a pattern"),
+        pytest.param("{hash} {ed25519}", None, id="hashed"),
+        pytest.param("what is this\n\n# nothing\n127.0.0.1 {ed25519}\n", None, id="among nonsense"),
+        pytest.param("[127.0.0.1]:{port} {stranger}", "shows another host key than", id="another key"),
+        pytest.param("[127.0.0.1]:1 {ed25519}", "has no key of 127.0.0.1 port", id="another port"),
+        pytest.param("git.example.net {ed25519}", "has no key of 127.0.0.1 port", id="another host"),
+        pytest.param("", "has no key of 127.0.0.1 port", id="nothing"),
+        pytest.param("@revoked * {ed25519}\n* {ed25519}", "has no key of 127.0.0.1 port", id="revoked"),
+        pytest.param("@revoked * {ed25519}\n* {ed25519}\n* {stranger}", "shows another host key", id="revoked of two"),
+    ],
+)
+def test_a_host_must_show_a_key_that_is_known(
+    ssh: SshServer, ssh_key: SshKey, work: Work, state: Path, known: str, message: str | None
+) -> None:
+    keys = {name: ssh.public(name) for name in ("ed25519", "rsa", "stranger")}
+    lines = known.format(port=ssh.port, hash=hashed(f"[127.0.0.1]:{ssh.port}"), **keys)
+    ssh_key.known_hosts.write_text(lines)
+    source = Source(Remote(url=f"ssh://{ssh.host}{work.path}", credentials=ssh_key), state)
+    if message is None:
+        assert source.fetch() == work.head
+    else:
+        with pytest.raises(SourceRefused, match=message):
+            source.fetch()
+
+
+@pytest.mark.parametrize(
+    ("key", "passphrase", "path", "error", "message"),
+    [
+        pytest.param("stranger", "", "", SourceRefused, "refuses the credentials", id="wrong key"),
+        pytest.param("client", "s3cret", "", SourceRefused, "failed to authenticate", id="wrong passphrase"),
+        pytest.param("client", "", "", SourceRefused, "failed to authenticate", id="no passphrase"),
+        pytest.param("nowhere", "", "", UsageError, "nowhere: the private key cannot be read", id="no key"),
+        pytest.param("client.pub", "", "", UsageError, r"client\.pub holds no private key", id="no private key"),
+        pytest.param("client", SshServer.PASSPHRASE, "/no", SourceError, "not appear to be a git", id="no repository"),
+    ],
+)
+def test_an_ssh_server_that_refuses(
+    ssh: SshServer, ssh_key: SshKey, work: Work, state: Path, key: str, passphrase: str, path: str,
+    error: type[Exception], message: str,
+) -> None:  # fmt: skip
+    credentials = SshKey(private_key=ssh.key(key), passphrase=passphrase, known_hosts=ssh_key.known_hosts)
+    source = Source(Remote(url=f"ssh://{ssh.host}{work.path}{path}", credentials=credentials), state)
+    with pytest.raises(error, match=message) as caught:
+        source.fetch()
+    assert "s3cret" not in str(caught.value)
+
+
+def test_without_a_name_the_user_is_git(ssh: SshServer, ssh_key: SshKey, work: Work, state: Path) -> None:
+    """There is no such user here, so it is refused; but not for want of a name."""
+    url = f"ssh://127.0.0.1:{ssh.port}{work.path}"
+    with pytest.raises(SourceRefused, match="refuses the credentials"):
+        Source(Remote(url=url, credentials=ssh_key), state).fetch()
+
+
+def test_finding_p1_a_rotated_ssh_key_and_host_key_count_at_the_next_fetch(
+    ssh: SshServer, ssh_key: SshKey, work: Work, state: Path, fetcher: FetchProcess, tmp_path: Path
+) -> None:
+    key = tmp_path / "id"
+    shutil.copy(ssh.key("stranger"), key)
+    credentials = SshKey(private_key=key, known_hosts=ssh_key.known_hosts, passphrase=ssh_key.passphrase)
+    source = Source(Remote(url=f"ssh://{ssh.host}{work.path}", credentials=credentials), state, fetcher)
+    with pytest.raises(SourceRefused):
+        source.fetch()
+    shutil.copy(ssh.key("client"), key)
+    assert source.fetch() == work.head
+    known = ssh_key.known_hosts.read_text()
+    ssh_key.known_hosts.write_text(f"[127.0.0.1]:{ssh.port} {ssh.public('stranger')}\n")
+    with pytest.raises(SourceRefused, match="another host key"):
+        source.fetch()
+    ssh_key.known_hosts.write_text(known)
+    shutil.copy(ssh.key("stranger"), key)
+    with pytest.raises(SourceRefused, match="refuses the credentials"):
+        source.fetch()
+    key.unlink()
+    with pytest.raises(UsageError, match=f"{key}: the private key cannot be read: No such file"):
+        source.fetch()
+
+
+def test_known_hosts_must_be_there(ssh: SshServer, ssh_key: SshKey, state: Path) -> None:
+    ssh_key.known_hosts.unlink()
+    with pytest.raises(UsageError, match="known_hosts: No such file"):
+        Source(Remote(url=f"ssh://{ssh.host}/x", credentials=ssh_key), state).fetch()
+
+
+# Servers that hang, break off, or are not there
+
+
+@pytest.mark.parametrize("scheme", ["git", "http", "https", "ssh"])
+def test_a_server_that_never_answers_is_given_up(scheme: str, tmp_path: Path, state: Path) -> None:
+    with silent_server() as port:
+        key = SshKey(private_key=tmp_path / "id", known_hosts=tmp_path / "known_hosts")
+        key.private_key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+        key.known_hosts.write_text("* ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ2Q\n")
+        credentials = key if scheme == "ssh" else None
+        remote = Remote(url=f"{scheme}://127.0.0.1:{port}/x", credentials=credentials, timeout_s=0.5)
+        with pytest.raises(SourceError, match=f"{scheme}://127.0.0.1:{port}/x: "):
+            Source(remote, state).fetch()
+
+
+@pytest.mark.parametrize("url", ["git://127.0.0.1:{port}/x", "https://127.0.0.1:{port}/x", "git://nowhere.invalid/x"])
+def test_a_server_that_is_not_there_may_come_back(url: str, state: Path) -> None:
+    with silent_server() as port:
+        pass
+    with pytest.raises(SourceError, match="fail"):
+        Source(Remote(url=url.format(port=port)), state).fetch()
+
+
+@pytest.mark.parametrize("then", ["hangs", "hangs up"])
+@pytest.mark.parametrize("passes", [1, 10, 300, 700, 3000, 20_000])
+def test_half_an_answer_changes_nothing(work: Work, state: Path, passes: int, then: str) -> None:
+    noise = os.urandom(30_000).hex()
+    with git_daemon(work.path.parent) as url:
+        source = Source(Remote(url=f"{url}/fleet"), state)
+        first = source.fetch()
+        source.accept(first)
+        second = work.commit({"fleet.yaml": "second", "noise": noise})
+        with Relay(url, passes=passes, then=then) as relay:
+            cut = Source(Remote(url=f"{relay.url}/fleet", timeout_s=0.3), state)
+            with pytest.raises(SourceError) as caught:
+                cut.fetch()
+            assert not isinstance(caught.value, CorruptClone)
+        assert (source.latest(), source.accepted(), text(source, first)) == (first, first, "first")
+        assert (source.fetch(), text(source, second)) == (second, "second")
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first fetch", "later fetch"])
+def test_a_fetch_that_is_killed_halfway_leaves_nothing_behind(work: Work, state: Path, is_first: bool) -> None:
+    script = (
+        "import sys, pathlib; from gitboot.git.remote import Remote; from gitboot.git.clone import Source;"
+        "Source(Remote(url=sys.argv[1]), pathlib.Path(sys.argv[2])).fetch()"
+    )
+    with git_daemon(work.path.parent) as url:
+        source = Source(Remote(url=f"{url}/fleet"), state)
+        if not is_first:
+            source.accept(source.fetch())
+        revision = work.commit({"noise": os.urandom(300_000).hex()})
+        with Relay(url, passes=100_000, then="hangs") as relay:
+            process = subprocess.Popen([sys.executable, "-c", script, f"{relay.url}/fleet", str(state)])
+            assert relay.stalled.wait(60)
+            eventually(lambda: list(state.rglob("pack_git2_*")))  # it is within a pack
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert list(state.rglob("pack_git2_*"))
+        source = Source(Remote(url=f"{url}/fleet"), state)
+        assert list(state.rglob("pack_git2_*")) == []
+        assert source.fetch() == revision
+        assert (source.accepted() is None) == is_first
+
+
+def test_damage_that_only_a_fetch_meets_is_told(work: Work, state: Path) -> None:
+    """What is sent is a difference to what a clone should have, so a server's answer can fail by the clone's fault."""
+    lines = [os.urandom(30).hex() for _ in range(300)]
+    work.commit({"large.yaml": "\n".join(lines)})
+    work.git("gc", "--quiet")
+    with git_daemon(work.path.parent) as url:
+        source = Source(Remote(url=f"{url}/fleet"), state)
+        accepted = source.fetch()
+        source.accept(accepted)
+        (pack,) = (state / "repository.git/objects/pack").glob("*.pack")
+        pack.chmod(0o644)
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 0xFF  # within the only large blob
+        pack.write_bytes(data)
+        latest = work.commit({"large.yaml": "\n".join([*lines, "one more"])})
+
+        source = Source(Remote(url=f"{url}/fleet"), state)
+        with pytest.raises(CorruptClone):
+            source.fetch()
+        source.restore(accepted)
+
+        assert (source.accepted(), source.latest(), source.fetch()) == (accepted, latest, latest)
+        assert len(text(source, accepted, "large.yaml").splitlines()) == 300
+
+
+def test_an_accepted_commit_that_no_followed_branch_has_is_looked_for_in_all(
+    work: Work, tmp_path: Path, state: Path
+) -> None:
+    work.git("switch", "--quiet", "--create", "elsewhere")
+    accepted = work.commit({"fleet.yaml": "elsewhere"})
+    with git_daemon(work.path.parent) as url:
+        source = Source(Remote(url=f"{url}/fleet", reference="main"), state)
+        source.restore(accepted)
+        assert (source.accepted(), text(source, accepted)) == (accepted, "elsewhere")
+
+
+# Servers that lead elsewhere
+
+
+@pytest.fixture
+def other(work: Work, tmp_path: Path) -> Iterator[HttpsServer]:
+    """A server that everybody trusts, and that is not the remote's."""
+    (tmp_path / "other").mkdir()
+    with HttpsServer(work.path.parent, tmp_path / "other") as server:
+        yield server
+
+
+@pytest.mark.parametrize("asks_first", [False, True])
+@pytest.mark.parametrize("where", ["https://127.0.0.1:PORT", "https://localhost:PORT", "http://127.0.0.1:PORT"])
+def test_t3_credentials_follow_no_redirect_to_another_server(
+    https: HttpsServer, other: HttpsServer, state: Path, tmp_path: Path, where: str, asks_first: bool
+) -> None:
+    bundle = tmp_path / "both.pem"
+    bundle.write_text(https.certificate.read_text() + other.certificate.read_text())
+    https.leads_to = where.replace("PORT", other.url.rpartition(":")[2]) + "/private"
+    path = "/private/moved/fleet/.git" if asks_first else "/moved/fleet/.git"
+    source = Source(Remote(url=f"{https.url}{path}", credentials=PASSWORD, ca_bundle=bundle), state)
+    with pytest.raises((SourceError, SourceRefused)) as caught:
+        source.fetch()
+    assert other.authorized == []
+    assert bool(https.authorized) == asks_first
+    if where == "https://127.0.0.1:PORT":
+        assert "which is not sent the credentials" in str(caught.value)
+
+
+def test_t3_a_redirect_within_the_remotes_own_server_is_followed(work: Work, https: HttpsServer, state: Path) -> None:
+    https.leads_to = "/private"
+    url = f"{https.url}/moved/fleet/.git"
+    source = Source(Remote(url=url, credentials=PASSWORD, ca_bundle=https.certificate), state)
+    assert source.fetch() == work.git("rev-parse", "HEAD").strip()
+    assert https.authorized

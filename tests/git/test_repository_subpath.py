@@ -1,0 +1,296 @@
+"""A fleet in a folder of a repository: beside another one, moved, missing, and looked at without a work tree."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pygit2
+import pytest
+
+from gitboot.cli.main import Exit
+from gitboot.errors import SubpathMissing, UsageError
+from gitboot.git.clone import Source
+from gitboot.git.remote import Remote
+from gitboot.git.repository import parse_subpath
+from gitboot.git.snapshots import open_snapshot
+from tests.helpers.cases import for_each
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import SEED, server
+from tests.helpers.forked_commands import captured
+from tests.helpers.instance_process import Instance, eventually, git, running
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.repositories import Work
+
+SITES = ("infra/east", "infra/west")
+
+
+def documents(site: str, *more: str) -> dict[str, str]:
+    """A fleet in a folder, with a server that no other has."""
+    own = server(f"{site.rpartition('/')[2]}01", "role: web")
+    return {f"{site}/fleet.yaml": "---\n".join((*SEED[:1], *SEED[2:], own, *more))}
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    made = Work(tmp_path / "work")
+    made.commit({"README.md": "ours", **documents("infra/east"), **documents("infra/west")}, "Begin")
+    made.bare(tmp_path / "fleet.git")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("infra/boot", "infra/boot"), ("boot/", "boot"), ("a b", "a b"), ("ä", "ä")]
+)
+def test_a_folder_is_named_as_git_does(text: str, found: str) -> None:
+    assert parse_subpath(text) == found
+
+
+@for_each("text", ["", "/", "/infra", "infra//boot", "../boot", "infra/./boot", ".github", "a/.b", "a\nb"])
+def test_what_is_no_folder_of_a_fleet_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--subpath"):
+        parse_subpath(text)
+
+
+@pytest.mark.parametrize("bare", [True, False], ids=["bare", "work tree"])
+def test_each_command_reads_the_folder(work: Work, tmp_path: Path, bare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = str(tmp_path / "fleet.git") if bare else str(work.path)
+    rev = ("--rev", "main")
+    for site in SITES:
+        name = f"{site.rpartition('/')[2]}01"
+        for place in ((where, "--subpath", site), (f"{where}/{site}",)):
+            assert typed("validate", *place, *rev).code == 0
+            planned = typed("plan", *place, *rev, "-o", "json")
+            assert [each["server"] for each in planned.json["items"]] == [name]
+        by_option = ("--path", where, "--subpath", site)
+        assert typed("explain", name, *by_option, *rev).code == 0
+        assert typed("history", name, "--path", where, "--subpath", site).code == 0
+        assert typed("diff", "main..main", where, "--subpath", site).code == 0
+    monkeypatch.setenv("GITBOOT_SUBPATH", SITES[0])
+    assert [each["server"] for each in typed("plan", where, *rev, "-o", "json").json["items"]] == ["east01"]
+    gone = typed("validate", where, "--subpath", "infra/north", *rev)
+    assert (gone.code, "has no folder infra/north" in gone.err) == (Exit.USAGE, True), gone
+
+
+def test_problems_are_shown_where_they_are_in_the_repository(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.write({"infra/east/more.yaml": "kind: Nothing\n"})
+    monkeypatch.chdir(work.path)
+    found = typed("validate", "--subpath", "infra/east", "-o", "github", "-o", "text")
+    assert "file=infra/east/more.yaml" in found.out and "\ninfra/east/more.yaml:1:7: " in f"\n{found.out}"
+    work.git("checkout", "--quiet", "-b", "change")
+    work.commit()
+    ranged = typed("diff", "main...change", "--merge", "--subpath", "infra/east", "-o", "github", "-o", "markdown")
+    assert (ranged.code, "file=infra/east/more.yaml" in ranged.out) == (Exit.INVALID, True)
+    assert "\n<!-- gitboot diff infra/east -->\n" in ranged.out
+    other = typed("diff", "main...change", "--merge", "--subpath", "infra/west", "-o", "markdown")
+    assert (other.code, other.out.partition("\n")[0]) == (0, "<!-- gitboot diff infra/west -->")
+
+
+# An instance
+
+
+def source(url: str, state: Path, subpath: str) -> Source:
+    state.mkdir(exist_ok=True)
+    return Source(Remote(url=url, subpath=subpath), state)
+
+
+def test_a_folder_that_is_missing_has_a_name_and_changes_nothing(work: Work, tmp_path: Path) -> None:
+    url, state = str(tmp_path / "fleet.git"), tmp_path / "state"
+    with pytest.raises(SubpathMissing, match="has no folder infra/north"):
+        source(url, state, "infra/north").fetch()
+    ours = source(url, state, "infra/east")
+    first = ours.fetch()
+    ours.accept(first)
+    work.git("mv", "infra/east", "infra/orient")
+    work.commit(message="Rename")
+    work.git("push", "--quiet", "origin", "main")
+    with pytest.raises(SubpathMissing, match=f"commit {work.head[:12]} has no folder infra/east"):
+        ours.fetch()
+    assert (ours.latest(), ours.accepted()) == (first, first)
+    assert sorted(ours.snapshot(first).blobs) == ["fleet.yaml"]
+
+
+@pytest.mark.parametrize("before_020", [False, True], ids=["a clone of this version", "a clone of 0.1.0"])
+def test_the_accepted_commit_keeps_its_folder_where_the_next_has_another(
+    work: Work, tmp_path: Path, before_020: bool
+) -> None:
+    """So guards judge what changes for machines, and not another reading of what was accepted."""
+    url, state = str(tmp_path / "fleet.git"), tmp_path / "state"
+    ours = source(url, state, "infra/east")
+    first = ours.fetch()
+    ours.accept(first)
+    if before_020:
+        git(ours.clone.path, "config", "--unset", "gitboot.acceptedfolder")
+    work.commit({"infra/west/more.yaml": server("west02", "role: web")})
+    work.git("push", "--quiet", "origin", "main")
+    ours = source(url, state, "infra/west")
+    second = ours.fetch()
+    before = ours.snapshot(first)
+    after = ours.snapshot(second, before)
+    assert before.blobs == open_snapshot(work.path / "infra/east", first).blobs
+    assert after.blobs == open_snapshot(work.path / "infra/west", second).blobs
+    assert (before.folder, after.folder, after.changed) == (
+        "infra/east",
+        "infra/west",
+        frozenset({"fleet.yaml", "more.yaml"}),
+    )
+    ours.accept(second)
+    assert ours.snapshot(second).blobs == after.blobs
+    ours.restore(second)
+    assert ours.snapshot(second).blobs == after.blobs
+
+
+def test_a_commit_that_touches_nothing_there_costs_a_look_at_trees(
+    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = source(str(tmp_path / "fleet.git"), tmp_path / "state", "infra/east")
+    before = ours.snapshot(ours.fetch())
+    work.commit({f"apps/{number}.txt": "x" for number in range(9)} | {"infra/west/fleet.yaml": "another"})
+    work.git("push", "--quiet", "origin", "main")
+    latest = ours.fetch()
+    monkeypatch.setattr("gitboot.git.snapshots._entries", None)  # whatever lies below the folder is not read
+    after = ours.snapshot(latest, before)
+    assert (after.changed, after.blobs) == (frozenset(), before.blobs)
+
+
+def test_two_fleets_of_one_repository_have_an_instance_each(work: Work, tmp_path: Path) -> None:
+    def follow(site: str) -> Iterator[Instance]:
+        folder = tmp_path / site.replace("/", "-")
+        folder.mkdir()
+        options = ("--subpath", site, "--poll", "3600", "--check-assets", "off", *configured(max_small_group=9))
+        with running(f"file://{tmp_path}/fleet.git", folder, *options, records="fresh") as instance:
+            yield instance
+
+    def servers(instance: Instance) -> list[str]:
+        return [each["name"] for each in instance.get("/api/v1/servers").json()["items"]]
+
+    with contextmanager(follow)("infra/east") as east, contextmanager(follow)("infra/west") as west:
+        assert (servers(east), servers(west)) == (["east01"], ["west01"])
+        commit = work.commit(documents("infra/west", server("west02", "role: web")))
+        work.git("push", "--quiet", "origin", "main")
+        for instance in (east, west):
+            eventually(lambda instance=instance: instance.status()["applied"]["commit"] == commit)  # type: ignore[misc]
+        assert (servers(east), servers(west)) == (["east01"], ["west01", "west02"])
+        work.git("rm", "--quiet", "-r", "infra/west")
+        gone = work.commit(message="Move elsewhere")
+        work.git("push", "--quiet", "origin", "main")
+        conditions = eventually(
+            lambda: [each for each in west.status()["conditions"] if each["reason"] == "SubpathMissing"]
+        )
+        assert f"commit {gone[:12]} has no folder infra/west" in conditions[0]["message"]
+        eventually(lambda: east.status()["applied"]["commit"] == gone)
+        assert (servers(west), west.status()["applied"]["commit"]) == (["west01", "west02"], commit)
+    clone = tmp_path / "infra-west" / "state" / "repository.git"
+    checked = typed("validate", clone, "--rev", commit)  # as the line that leads out of a condition has it
+    assert (checked.code, subprocess.run(["ls", clone], check=True, capture_output=True).returncode) == (0, 0), checked
+    assert json.loads((tmp_path / "infra-west" / "state" / "status.json").read_bytes())["accepted"]["commit"] == commit
+
+
+# A branch puts something else in the folder's place
+
+
+def a_symlink(work: Work) -> str:
+    (work.path / "fleet").symlink_to("infra/east")
+    return "fleet"
+
+
+def a_symlink_above(work: Work) -> str:
+    (work.path / "other").symlink_to("infra")
+    return "other/east"
+
+
+def a_symlink_out_of_the_repository(work: Work) -> str:
+    work.git("clone", "--quiet", ".", "../elsewhere")
+    (work.path / "fleet").symlink_to("../elsewhere/infra/east")
+    return "fleet"
+
+
+def a_bare_repository(work: Work) -> str:
+    """Git checks out each of its files, and Git's own search takes the folder for a repository."""
+    copy = work.path / "fleet"
+    work.git("clone", "--quiet", "--bare", ".", "fleet")
+    (copy / "config").write_text("[core]\nbare = true\nrepositoryformatversion = 0\n")
+    (copy / "refs" / "heads").mkdir(exist_ok=True)
+    (copy / "refs" / "heads" / "main").write_text(f"{work.head}\n")
+    return "fleet/infra/east"
+
+
+def a_submodule(work: Work) -> str:
+    work.git("clone", "--quiet", "--bare", ".", "../copy.git")
+    copy = str(work.path.parent / "copy.git")
+    work.git("-c", "protocol.file.allow=always", "submodule", "add", "--quiet", copy, "fleet")
+    return "fleet/infra/east"
+
+
+PLANTS = [a_symlink, a_symlink_above, a_symlink_out_of_the_repository, a_bare_repository, a_submodule]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses(
+    work: Work, tmp_path: Path, plant: Callable[[Work], str]
+) -> None:
+    remote = tmp_path / "hostile.git"
+    folder = plant(work)
+    work.git("add", "--all")
+    work.git("commit", "--quiet", "--message=Plant")
+    pygit2.init_repository(str(remote), bare=True, initial_head="main")
+    work.git("push", "--quiet", "--force", str(remote), "HEAD:refs/heads/main")
+    places = ("--out", tmp_path / "output", "--state", tmp_path / "state")
+    instance = captured("run", remote, "--subpath", folder, *places, "--once", "--allow-empty")
+    assert (instance.returncode != Exit.FINE, "has no folder" in instance.stderr) == (True, True)
+
+    refused = {Exit.USAGE, Exit.SOURCE}
+    for command in (
+        ("validate", work.path, "--subpath", folder),
+        ("validate", work.path, "--subpath", folder, "--rev", "HEAD"),
+        ("plan", work.path, "--subpath", folder),
+        ("explain", "east01", "--path", work.path, "--subpath", folder),
+        ("images", "--path", work.path, "--subpath", folder),
+        ("diff", "HEAD~..HEAD", work.path, "--subpath", folder),
+        ("diff", "HEAD~...HEAD", work.path, "--subpath", folder, "--merge"),
+        ("diff", "HEAD~", work.path, "--subpath", folder),
+        ("history", "east01", "--path", work.path, "--subpath", folder),
+        ("artifacts", "signatures", "--path", work.path, "--subpath", folder, "--image-keys", tmp_path),
+    ):
+        done = captured(*command)
+        assert (done.returncode in refused, "Traceback" in done.stderr) == (True, False), (command, done)
+
+
+@pytest.mark.parametrize("plant", [a_symlink, a_symlink_above, a_symlink_out_of_the_repository, a_bare_repository])
+def test_finding_s15_a_path_into_a_checkout_leads_through_no_symlink_and_no_committed_repository(
+    work: Work, plant: Callable[[Work], str]
+) -> None:
+    folder = plant(work)
+    work.git("add", "--all")
+    work.git("commit", "--quiet", "--message=Plant")
+    for command in (("validate", work.path / folder), ("diff", "HEAD~..HEAD", work.path / folder)):
+        done = captured(*command)
+        assert (done.returncode, "Traceback" in done.stderr) == (Exit.USAGE, False), (command, done)
+
+
+def test_finding_s15_a_symlink_in_the_place_of_the_folder_is_named_also_without_a_work_tree(
+    work: Work, tmp_path: Path
+) -> None:
+    (work.path / "fleet").symlink_to("infra/east")
+    work.commit()
+    bare = tmp_path / "bare.git"
+    work.git("clone", "--quiet", "--bare", ".", str(bare))
+    done = captured("validate", bare, "--subpath", "fleet")
+    assert done.returncode == Exit.USAGE and "fleet is a symlink in commit" in done.stderr
+    (work.path / "fleet").unlink()
+    work.write(documents("fleet"))  # which is not committed yet
+    assert captured("validate", work.path, "--subpath", "fleet").returncode == 0
+    done = captured("diff", "HEAD..HEAD", work.path, "--subpath", "fleet")
+    assert done.returncode == Exit.USAGE and "fleet is a symlink in commit" in done.stderr
+    work.commit()
+    assert captured("diff", "HEAD~..HEAD", work.path, "--subpath", "fleet").returncode == 0, "a branch can repair it"
+
+
+def test_a_bare_repository_beside_the_commits_of_a_work_tree_is_read(work: Work) -> None:
+    """As of somebody whose home is a work tree."""
+    bare = work.path / "mirrors" / "fleet.git"
+    work.git("clone", "--quiet", "--bare", ".", str(bare))
+    assert typed("validate", bare, "--subpath", "infra/east").code == 0

@@ -1,0 +1,485 @@
+"""Who has signed a commit or a tag: real signatures by git, looked at with keys of the instance alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gitboot.errors import SourceError, UsageError
+from gitboot.fleet.revision import Message, Revision, Signer, Verify
+from gitboot.git.clone import Source, tag_on
+from gitboot.git.remote import Remote
+from gitboot.git.repository import Stored
+from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys
+from gitboot.problems import Code
+from tests.helpers.repositories import ENVIRONMENT, Work
+from tests.helpers.signers import Person, allowed, by_gpg, gpg_people, rewritten, ssh_person, stored
+
+RIGHT = "right"
+
+
+@pytest.fixture(scope="module")
+def ssh(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Person]:
+    folder = tmp_path_factory.mktemp("ssh")
+    return {name: ssh_person(folder, name) for name in ("ada", "bob", "eve", "old", "mail", "forge")}
+
+
+@pytest.fixture(scope="module")
+def gpg() -> Iterator[dict[str, Person]]:
+    with gpg_people("ada", "eve", "expired", "revoked", "forge") as people:
+        yield people
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    work = Work(tmp_path / "fleet")
+    work.commit({"fleet.yaml": "first"})
+    return work
+
+
+@pytest.fixture
+def signers(tmp_path: Path, ssh: dict[str, Person]) -> Path:
+    """Whom the instance trusts: ada; old's key has expired, mail's is for something else; eve's and bob's are not."""
+    return allowed(
+        tmp_path / "allowed",
+        [
+            "# people",
+            f'ada@example.net namespaces="git" {ssh["ada"].key}',
+            f'old@example.net valid-before="20200101" {ssh["old"].key}',
+            f'mail@example.net namespaces="email" {ssh["mail"].key}',
+        ],
+    )
+
+
+@pytest.fixture
+def keyring(tmp_path: Path, gpg: dict[str, Person]) -> Path:
+    folder = tmp_path / "openpgp"
+    folder.mkdir()
+    for name in ("ada", "expired", "revoked"):
+        (folder / f"{name}.asc").write_bytes(gpg[name].public.read_bytes())
+    return folder
+
+
+def looking(work: Work, trusted: TrustedKeys, verify: Verify | None = Verify.HEAD) -> Signatures:
+    folder = work.path.parent / "state" / "keys"
+    return Signatures(Stored(work.path / ".git"), SignatureKeys(trusted, folder), verify)
+
+
+def why(signatures: Signatures, commit: Revision) -> str:
+    """Why a commit does not count, in the problem's words; RIGHT where it does."""
+    found = signatures.faults(None, [commit])
+    if not found:
+        assert signatures.signer(commit) is not None
+        return RIGHT
+    assert (found[commit].code, signatures.signer(commit)) == (Code.UNTRUSTED, None)
+    assert commit[:12] in found[commit].message
+    return found[commit].message
+
+
+def commit_bytes(work: Work) -> bytes:
+    """The newest commit as Git stores it."""
+    command = ["git", "cat-file", "commit", "HEAD"]
+    return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=True).stdout
+
+
+def signed_by(raw: bytes, signature: bytes) -> bytes:
+    """A commit with this signature in its header."""
+    header = b"\ngpgsig " + signature.strip().replace(b"\n", b"\n ")
+    return raw.replace(b"\n\n", header + b"\n\n", 1)
+
+
+# One commit, each kind of signature
+
+
+@pytest.mark.parametrize(
+    ("who", "expected"),
+    [
+        ("ada", RIGHT),
+        ("eve", "which is not listed"),
+        ("old", "which has expired"),
+        ("mail", "listed for other things"),
+    ],
+)
+def test_an_ssh_signature_counts_as_its_key_does(
+    work: Work, ssh: dict[str, Person], signers: Path, who: str, expected: str
+) -> None:
+    commit = ssh[who].commit(work, {"fleet.yaml": who})
+    assert expected in why(looking(work, TrustedKeys(allowed_signers=signers)), commit)
+
+
+@pytest.mark.parametrize(
+    ("who", "expected"),
+    [
+        ("ada", RIGHT),
+        ("eve", "which is not listed"),
+        ("expired", "has expired"),
+        ("revoked", "was revoked"),
+    ],
+)
+def test_an_openpgp_signature_counts_as_its_key_does(
+    work: Work, gpg: dict[str, Person], keyring: Path, who: str, expected: str
+) -> None:
+    commit = gpg[who].commit(work, {"fleet.yaml": who})
+    assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
+
+
+def test_an_openpgp_signature_of_a_text_does_not_count(work: Work, gpg: dict[str, Person], keyring: Path) -> None:
+    """It is of every commit that differs only in the ends of its lines, each with another digest of its content."""
+    raw = commit_bytes(work)
+    payload = work.path.parent / "payload"
+    payload.write_bytes(raw)
+    for how, expected in (("--no-textmode", RIGHT), ("--textmode", "signed as a text")):
+        signature = by_gpg(gpg["ada"], payload, "--armor", how, "--detach-sign")
+        commit = stored(work, signed_by(raw, signature))
+        assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
+
+
+@pytest.mark.parametrize(("namespace", "expected"), [("git", RIGHT), ("file", "changed after it was signed")])
+def test_an_ssh_signature_counts_only_in_the_namespace_of_git(
+    work: Work, ssh: dict[str, Person], tmp_path: Path, namespace: str, expected: str
+) -> None:
+    """A key that is listed for all namespaces also signs files; nobody may put such a signature on a commit."""
+    raw = commit_bytes(work)
+    command = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", str(ssh["ada"].public.with_suffix(""))]
+    signature = subprocess.run(command, input=raw, capture_output=True, check=True).stdout
+    commit = stored(work, signed_by(raw, signature))
+    everywhere = allowed(tmp_path / "everywhere", [f"ada@example.net {ssh['ada'].key}"])
+    assert expected in why(looking(work, TrustedKeys(allowed_signers=everywhere)), commit)
+
+
+def test_openpgp_signatures_of_two_people_in_one_header_do_not_count(
+    work: Work, gpg: dict[str, Person], keyring: Path
+) -> None:
+    raw = commit_bytes(work)
+    payload = work.path.parent / "payload"
+    payload.write_bytes(raw)
+    by_ada, by_eve = (by_gpg(gpg[name], payload) for name in ("ada", "eve"))
+    for packets, expected in ((by_ada, RIGHT), (by_ada * 2, "cannot read"), (by_eve + by_ada, "cannot read")):
+        command = ["gpg", "--batch", "--no-options", "--homedir", str(work.path.parent), "--enarmor"]
+        armour = subprocess.run(command, input=packets, capture_output=True, check=True).stdout
+        armour = armour.replace(b"PGP ARMORED FILE", b"PGP SIGNATURE")
+        commit = stored(work, signed_by(raw, armour))
+        assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
+
+
+def test_a_commit_that_is_not_signed_does_not_count(work: Work, signers: Path, keyring: Path) -> None:
+    trusted = TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
+    assert why(looking(work, trusted), work.head).endswith("is not signed")
+
+
+def test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is(
+    work: Work, ssh: dict[str, Person], signers: Path
+) -> None:
+    """Git itself goes by the commit's date, which whoever holds the key writes."""
+    work.write({"fleet.yaml": "backdated"})
+    work.git("add", "--all")
+    options = ("-c", "core.pager=cat", *ssh["old"].options)
+    subprocess.run(
+        ["git", *options, "commit", "--quiet", "--gpg-sign", "--message=Old"],
+        cwd=work.path,
+        env={**ENVIRONMENT, "GIT_COMMITTER_DATE": "2019-06-01T00:00:00Z"},
+        check=True,
+    )
+    assert git_takes(work, work.head, signers)
+    assert "which has expired" in why(looking(work, TrustedKeys(allowed_signers=signers)), work.head)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Change", "Changf"),
+        ("ada@example.net", "eve@example.net"),
+        ("\n\nChange", "\nx-more: header\n\nChange"),
+        ("\n\nChange", "\n\nChange\0 and more"),
+        ("Change\n", "Change\n\nGitboot-Ack: more\n"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["ssh", "gpg"])
+def test_what_was_changed_after_it_was_signed_does_not_count(
+    work: Work,
+    ssh: dict[str, Person],
+    gpg: dict[str, Person],
+    signers: Path,
+    keyring: Path,
+    kind: str,
+    old: str,
+    new: str,
+) -> None:
+    commit = {"ssh": ssh, "gpg": gpg}[kind]["ada"].commit(work)
+    signatures = looking(work, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring))
+    assert why(signatures, commit) == RIGHT
+    assert "changed after it was signed" in why(signatures, rewritten(work, commit, old, new))
+
+
+def test_a_signature_on_another_tree_does_not_count(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+    first, evil = (work.git("rev-parse", f"{work.commit({'fleet.yaml': text})}^{{tree}}") for text in ("a", "evil"))
+    work.git("reset", "--quiet", "--hard", "HEAD^")
+    commit = ssh["ada"].commit(work)
+    changed = rewritten(work, commit, first, evil)
+    assert "changed after it" in why(looking(work, TrustedKeys(allowed_signers=signers)), changed)
+
+
+@pytest.mark.parametrize("header", ["gpgsig", "gpgsig-sha256"])
+def test_two_signatures_are_one_too_many(work: Work, ssh: dict[str, Person], signers: Path, header: str) -> None:
+    """Programs differ in which of the two they look at."""
+    commit = ssh["ada"].commit(work)
+    twice = rewritten(work, commit, "\n\nChange", f"\n{header} -----BEGIN SSH SIGNATURE-----\n x\n\nChange")
+    assert "signed in a way that is not read" in why(looking(work, TrustedKeys(allowed_signers=signers)), twice)
+
+
+@pytest.mark.parametrize("signature", ["x", "-----BEGIN SSH SIGNATURE-----", "-----BEGIN PGP SIGNATURE-----", ""])
+def test_garbage_for_a_signature_does_not_count(work: Work, signers: Path, keyring: Path, signature: str) -> None:
+    raw = subprocess.run(
+        ["git", "cat-file", "commit", "HEAD"], cwd=work.path, env=ENVIRONMENT, capture_output=True, check=True
+    ).stdout
+    commit = stored(work, raw.replace(b"\n\n", f"\ngpgsig {signature}\n ====\n\n".encode(), 1))
+    trusted = TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
+    assert why(looking(work, trusted), commit) != RIGHT
+
+
+# Beside git
+
+
+def git_takes(work: Work, commit: Revision, signers: Path) -> bool:
+    """Whether `git verify-commit` takes the commit, with the same allowed signers."""
+    command = ["git", "-c", f"gpg.ssh.allowedSignersFile={signers}", "verify-commit", commit]
+    return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=False).returncode == 0
+
+
+def test_what_counts_is_what_git_takes(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+    signatures = looking(work, TrustedKeys(allowed_signers=signers))
+    good = ssh["ada"].commit(work, message="Umlauts äöü\n\n-----BEGIN SSH SIGNATURE-----\n gpgsig x\n")
+    merged = Work(work.path)
+    merged.git("switch", "--quiet", "--create", "side", "HEAD^")
+    ssh["bob"].commit(merged, {"side": "x"})
+    merged.git("switch", "--quiet", "main")
+    commits = [
+        good,
+        ssh["ada"].merge(work, "side"),
+        ssh["eve"].commit(work),
+        work.commit(),
+        rewritten(work, ssh["ada"].commit(work), "Change", "Chance"),
+    ]
+    assert [why(signatures, each) == RIGHT for each in commits] == [git_takes(work, each, signers) for each in commits]
+    assert [why(signatures, each) == RIGHT for each in commits] == [True, True, False, False, False]
+
+
+def test_nothing_of_a_repository_or_a_user_makes_a_key_count(
+    work: Work, ssh: dict[str, Person], signers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Configuration, programs, replaced objects, an own keyring: of the repository and of the user."""
+    eves = allowed(tmp_path / "eves", [f"eve@example.net {ssh['eve'].key}"])
+    commit = ssh["eve"].commit(work)
+    good = ssh["ada"].commit(work)
+    (tmp_path / "yes").write_text("#!/bin/sh\necho 'Good \"git\" signature for x with ED25519 key SHA256:x'\n")
+    (tmp_path / "yes").chmod(0o755)
+    for name, value in (
+        ("gpg.ssh.allowedSignersFile", eves),
+        ("gpg.ssh.program", tmp_path / "yes"),
+        ("gpg.program", tmp_path / "yes"),
+    ):
+        work.git("config", name, str(value))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(work.path / ".git" / "config"))
+    monkeypatch.setenv("GNUPGHOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    work.git("replace", commit, good)
+    assert why(looking(work, TrustedKeys(allowed_signers=signers)), commit) != RIGHT
+
+
+def test_no_git_program_is_needed(
+    work: Work, ssh: dict[str, Person], signers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = ssh["ada"].commit(work)
+    (tmp_path / "bin").mkdir()
+    keygen = subprocess.run(["which", "ssh-keygen"], capture_output=True, text=True, check=True).stdout.strip()
+    (tmp_path / "bin" / "ssh-keygen").symlink_to(keygen)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert why(looking(work, TrustedKeys(allowed_signers=signers)), commit) == RIGHT
+    os.unlink(tmp_path / "bin" / "ssh-keygen")
+    signatures = looking(work, TrustedKeys(allowed_signers=signers))
+    with pytest.raises((UsageError, SourceError), match="ssh-keygen is not installed"):
+        signatures.signer(commit)
+
+
+# SignatureKeys
+
+
+def test_who_signed_is_named_as_the_instance_calls_them(
+    work: Work, ssh: dict[str, Person], gpg: dict[str, Person], signers: Path, keyring: Path
+) -> None:
+    signatures = looking(work, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring))
+    by_ssh, by_gpg = (signatures.signer(each["ada"].commit(work)) for each in (ssh, gpg))
+    assert by_ssh is not None and (by_ssh.person, by_ssh.key[:7]) == ("ada@example.net", "SHA256:")
+    assert by_gpg is not None and by_gpg.person == "ada <ada@example.net>" and len(by_gpg.key) == 40
+    message = Message(ssh["ada"].commit(work), "Bump", "Merge Bot <bot@example.net>", "Merge Bot <bot@example.net>")
+    assert signatures.signed(message).by.startswith("ada@example.net (SHA256:")
+    assert message.by.endswith("not signed by a trusted key")
+
+
+@pytest.mark.parametrize("kind", ["ssh", "gpg"])
+def test_a_forges_key_counts_for_merges_alone(
+    work: Work, ssh: dict[str, Person], gpg: dict[str, Person], signers: Path, tmp_path: Path, kind: str
+) -> None:
+    forge = {"ssh": ssh, "gpg": gpg}[kind]["forge"]
+    trusted = TrustedKeys(allowed_signers=signers, forge_keys=(("GitHub", forge.public),))
+    work.git("branch", "side")
+    work.commit({"main": "x"})
+    edited = forge.commit(work, {"edited": "in the browser"})
+    work.git("switch", "--quiet", "side")
+    work.commit({"side": "x"})
+    work.git("switch", "--quiet", "main")
+    merged = forge.merge(work, "side")
+    signatures = looking(work, trusted)
+    assert why(signatures, merged) == RIGHT
+    found = signatures.signer(merged)
+    assert found is not None and found == Signer("GitHub", found.key, is_forge=True)
+    assert "signed by the forge GitHub and no merge" in why(signatures, edited)
+
+
+def test_a_key_comes_and_goes_with_its_line(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+    signatures = looking(work, TrustedKeys(allowed_signers=signers))
+    by_ada, by_eve = ssh["ada"].commit(work), ssh["eve"].commit(work)
+    before = signatures.mark(by_eve)
+    assert (why(signatures, by_ada) == RIGHT, why(signatures, by_eve) == RIGHT) == (True, False)
+    allowed(signers, [f"eve@example.net {ssh['eve'].key}"])
+    assert signatures.mark(by_eve) != before
+    assert (why(signatures, by_ada) == RIGHT, why(signatures, by_eve) == RIGHT) == (False, True)
+
+
+@pytest.mark.parametrize("kind", ["missing", "no key", "empty folder"])
+def test_keys_that_cannot_be_read_are_told_at_the_start_and_later(
+    work: Work, gpg: dict[str, Person], tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "keys.asc"
+    path.write_bytes(gpg["ada"].public.read_bytes())
+    signatures = looking(work, TrustedKeys(openpgp_keys=path))
+    commit = gpg["ada"].commit(work)
+    assert why(signatures, commit) == RIGHT
+    path.unlink()
+    if kind == "no key":
+        path.write_text("no key")
+    elif kind == "empty folder":
+        path.mkdir()
+    with pytest.raises(SourceError, match=r"keys\.asc"):
+        signatures.faults(None, [commit])
+    with pytest.raises(UsageError, match=r"keys\.asc"):
+        SignatureKeys(TrustedKeys(openpgp_keys=path), tmp_path / "other").mark()
+
+
+# Several commits
+
+
+def test_head_looks_at_each_commit_and_range_at_all_before_it(
+    work: Work, ssh: dict[str, Person], signers: Path
+) -> None:
+    accepted = work.head
+    line = [ssh["ada"].commit(work), work.commit(), ssh["ada"].commit(work)]
+    trusted = TrustedKeys(allowed_signers=signers)
+    assert list(looking(work, trusted).faults(accepted, line)) == [line[1]]
+    faults = looking(work, trusted, Verify.RANGE).faults(accepted, line)
+    assert list(faults) == line[1:]
+    assert all(line[1][:12] in fault.message for fault in faults.values())
+    assert looking(work, trusted, Verify.RANGE).faults(line[1], line[2:]) == {}
+    assert looking(work, trusted, Verify.RANGE).faults(None, line[2:]) == {}
+    assert looking(work, trusted, None).faults(accepted, line) == {}
+
+
+def test_a_range_is_the_first_parent_line_so_what_a_signed_merge_brings_in_need_not_be_signed(
+    work: Work, ssh: dict[str, Person], signers: Path
+) -> None:
+    accepted = work.head
+    work.git("switch", "--quiet", "--create", "side")
+    side = work.commit({"side": "x"})
+    work.git("switch", "--quiet", "main")
+    merged = ssh["ada"].merge(work, "side")
+    signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
+    assert signatures.faults(accepted, [merged]) == {}
+    assert list(signatures.faults(accepted, [side])) == [side]
+    assert list(signatures.faults(merged, [side])) == [side]  # back to what a merge brought in
+
+
+def test_a_branch_that_was_written_anew_is_looked_at_from_where_it_left_the_accepted_line(
+    work: Work, ssh: dict[str, Person], signers: Path
+) -> None:
+    ssh["ada"].commit(work)
+    root = work.head
+    accepted = ssh["ada"].commit(work, {"fleet.yaml": "accepted"})
+    work.git("reset", "--quiet", "--hard", root)
+    unsigned = work.commit({"fleet.yaml": "unsigned"})
+    newest = ssh["ada"].commit(work, {"fleet.yaml": "newest"})
+    signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
+    assert unsigned[:12] in signatures.faults(accepted, [newest])[newest].message
+    assert signatures.faults(accepted, [root]) == {}  # rewound to what was accepted before: a guard holds that
+    work.git("reset", "--quiet", "--hard", root)
+    assert signatures.faults(accepted, [ssh["ada"].commit(work)]) == {}
+
+
+def test_a_long_way_is_not_gone(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+    accepted = work.head
+    commits = "".join(
+        f"commit refs/heads/main\ncommitter A <a@example.net> {1_700_000_000 + number} +0000\ndata 1\nx\n"
+        + (f"from {accepted}\n" if number == 0 else "")
+        for number in range(201)
+    )
+    work.git("fast-import", "--quiet", "--force", text=commits)
+    newest = ssh["ada"].commit(work)
+    signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
+    assert "start once with --verify head" in signatures.faults(accepted, [newest])[newest].message
+    assert why(looking(work, TrustedKeys(allowed_signers=signers)), newest) == RIGHT
+
+
+# Tags
+
+
+def followed(work: Work, state: Path, reference: str, trusted: TrustedKeys) -> tuple[Signatures, Revision]:
+    source = Source(Remote(url=str(work.path), reference=reference), state)
+    commit = source.fetch()
+    return Signatures(source.clone, SignatureKeys(trusted, state / "keys"), Verify.TAG, partial(tag_on, source)), commit
+
+
+@pytest.mark.parametrize("kind", ["ssh", "gpg"])
+@pytest.mark.parametrize("reference", ["v1.1.0", ">=1.0.0 <2.0.0", "refs/tags/v1.1.0"])
+def test_a_tag_that_is_followed_has_to_be_signed(
+    work: Work,
+    ssh: dict[str, Person],
+    gpg: dict[str, Person],
+    signers: Path,
+    keyring: Path,
+    tmp_path: Path,
+    kind: str,
+    reference: str,
+) -> None:
+    people = {"ssh": ssh, "gpg": gpg}[kind]
+    people["ada"].tag(work, "v1.1.0")
+    signatures, commit = followed(
+        work, tmp_path / "state", reference, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
+    )
+    assert why(signatures, commit) == RIGHT
+    found = signatures.signer(commit)
+    assert found is not None and "ada" in found.person
+
+
+@pytest.mark.parametrize("how", ["not annotated", "not signed", "by eve", "a branch", "an older one, renamed"])
+def test_a_tag_that_does_not_vouch_for_the_commit_does_not_count(
+    work: Work, ssh: dict[str, Person], signers: Path, tmp_path: Path, how: str
+) -> None:
+    ssh["ada"].tag(work, "v1.0.0")
+    ssh["ada"].commit(work)
+    match how:
+        case "not annotated":
+            work.git("tag", "v2.0.0")
+        case "not signed":
+            work.git("tag", "--annotate", "--message=x", "v2.0.0")
+        case "by eve":
+            ssh["eve"].tag(work, "v2.0.0")
+        case "a branch":
+            work.git("branch", "v2.0.0")
+        case _:
+            work.git("update-ref", "refs/tags/v2.0.0", "refs/tags/v1.0.0")
+    signatures, commit = followed(work, tmp_path / "state", "v2.0.0", TrustedKeys(allowed_signers=signers))
+    assert why(signatures, commit) != RIGHT

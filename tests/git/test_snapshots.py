@@ -1,0 +1,613 @@
+"""Reading a directory, a work tree and a bare repository, as `gitboot validate` and the like do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from hashlib import sha1
+from pathlib import Path
+from zlib import compressobj
+
+import pygit2
+import pytest
+
+from gitboot.cli import evaluator_process
+from gitboot.cli.evaluator_process import evaluation_limits
+from gitboot.errors import InvalidRepository, SourceError, UsageError
+from gitboot.fleet.revision import MAX_FILE_BYTES, Irregular, Oversized, Revision, Snapshot
+from gitboot.git import snapshots as tree
+from gitboot.git.repository import Stored, blaming
+from gitboot.git.snapshots import WORKTREE, of_commit, open_snapshot
+from gitboot.problems import Code
+from tests.helpers.fleets import SEED, profile
+from tests.helpers.forked_commands import captured
+from tests.helpers.repositories import Work
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    return Work(tmp_path / "fleet")
+
+
+def committed(work: Work, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
+    return of_commit(Stored(work.path), revision, previous=previous)
+
+
+def contents(snapshot: Snapshot) -> dict[str, str]:
+    return {path: snapshot.read(blob).decode() for path, blob in snapshot.blobs.items()}
+
+
+# Which revision
+
+
+@pytest.mark.parametrize(
+    ("rev", "text"),
+    [
+        pytest.param(None, "uncommitted", id="default"),
+        pytest.param("WORKTREE", "uncommitted", id="work tree"),
+        pytest.param("HEAD", "third", id="HEAD"),
+        pytest.param("HEAD~2", "first", id="ancestor"),
+        pytest.param("main", "third", id="branch"),
+        pytest.param("refs/heads/old", "first", id="whole name of a ref"),
+        pytest.param("light", "second", id="tag"),
+        pytest.param("annotated", "second", id="annotated tag"),
+        pytest.param("{id}", "second", id="id"),
+        pytest.param("{short}", "second", id="abbreviated id"),
+        pytest.param(":/Second", "second", id="by its message"),
+    ],
+)
+def test_any_git_revision_can_be_read(work: Work, rev: str | None, text: str) -> None:
+    work.commit({"fleet.yaml": "first"})
+    work.git("branch", "old")
+    second = work.commit({"fleet.yaml": "second"}, "Second")
+    work.git("tag", "light")
+    work.git("tag", "--annotate", "--message=x", "annotated")
+    work.commit({"fleet.yaml": "third"})
+    work.write({"fleet.yaml": "uncommitted"})
+    rev = rev and rev.format(id=second, short=second[:7])
+
+    snapshot = open_snapshot(work.path, rev)
+
+    assert contents(snapshot) == {"fleet.yaml": text}
+    assert (snapshot.revision == WORKTREE) == (text == "uncommitted")
+    assert (snapshot.revision == second) == (text == "second")
+
+
+def test_a_bare_repository_is_read_at_its_head(work: Work, tmp_path: Path) -> None:
+    head = work.commit({"fleet.yaml": "a"})
+    bare = work.bare(tmp_path / "bare.git")
+    assert open_snapshot(bare, None).revision == head
+    assert open_snapshot(work.path / ".git", None).revision == head
+
+
+def test_a_directory_needs_no_git(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.yaml").write_text("x")
+    (tmp_path / ".gitignore").write_text("*")
+    assert contents(open_snapshot(tmp_path, None)) == {".gitignore": "*", "a/x.yaml": "x"}
+
+
+def test_a_linked_work_tree_has_a_head_of_its_own(work: Work, tmp_path: Path) -> None:
+    work.commit({"fleet.yaml": "main"})
+    work.git("worktree", "add", "--quiet", "-b", "side", str(tmp_path / "linked"))
+    side = Work(tmp_path / "linked")
+    revision = side.commit({"fleet.yaml": "side"})
+    side.write({"fleet.yaml": "uncommitted"})
+    assert contents(open_snapshot(side.path, None)) == {"fleet.yaml": "uncommitted"}
+    assert open_snapshot(side.path, "HEAD").revision == revision
+
+
+@pytest.mark.parametrize("rev", ["HEAD", "WORKTREE"])
+def test_a_folder_of_a_work_tree_is_a_fleet_of_its_own(work: Work, rev: str) -> None:
+    work.commit({"other.yaml": "o", "sites/fra/fleet.yaml": "f", "sites/fra/servers/a.yaml": "a"})
+    snapshot = open_snapshot(work.path / "sites" / "fra", rev)
+    assert contents(snapshot) == {"fleet.yaml": "f", "servers/a.yaml": "a"}
+
+
+def test_a_folder_that_a_commit_lacks_has_no_files_there(work: Work) -> None:
+    work.commit({"fleet.yaml": "a"})
+    work.commit({"sites/fra/fleet.yaml": "f", "sites/file": ""})
+    assert dict(open_snapshot(work.path / "sites" / "fra", "HEAD~1").blobs) == {}
+
+
+@pytest.mark.parametrize(
+    ("where", "rev", "message"),
+    [
+        pytest.param("nowhere", None, "nowhere is not a directory", id="no such directory"),
+        pytest.param("fleet/fleet.yaml", None, "is not a directory", id="a file"),
+        pytest.param("fleet", "nope", "has no commit nope$", id="no such revision"),
+        pytest.param("fleet", "HEAD^{tree}", r"has no commit HEAD\^\{tree\}", id="a tree"),
+        pytest.param("fleet", "0", "has no commit 0", id="too short an id"),
+        pytest.param("fleet", "", "has no commit ", id="nothing"),
+        pytest.param("fleet", "HEAD..HEAD", "has no commit HEAD..HEAD", id="two revisions"),
+        pytest.param("plain", "HEAD", "is in no Git repository", id="a revision without Git"),
+        pytest.param("bare.git", "WORKTREE", "is a bare repository", id="no work tree"),
+        pytest.param("empty", "HEAD", "has no commit yet", id="no commit yet"),
+        pytest.param("empty.git", None, "has no commit yet", id="no commit yet, bare"),
+        pytest.param("unborn.git", None, "HEAD that names no commit; name a branch: main$", id="a HEAD of nothing"),
+        pytest.param("shallow", "HEAD~1", "has no commit HEAD~1, and this clone is shallow", id="too shallow"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error(
+    work: Work, tmp_path: Path, where: str, rev: str | None, message: str
+) -> None:
+    work.commit({"fleet.yaml": "a"})
+    work.bare(tmp_path / "bare.git")
+    (tmp_path / "plain").mkdir()
+    Work(tmp_path / "empty").bare(tmp_path / "empty.git")
+    work.git("clone", "-q", "--bare", str(work.path), str(tmp_path / "unborn.git"))
+    (tmp_path / "unborn.git" / "HEAD").write_text("ref: refs/heads/master\n")  # as `git init --bare` of some versions
+    work.git("clone", "-q", "--depth=1", f"file://{work.path}", str(tmp_path / "shallow"))
+    with pytest.raises(UsageError, match=message):
+        open_snapshot(tmp_path / where, rev)
+
+
+def test_an_empty_work_tree_has_no_files(tmp_path: Path) -> None:
+    assert len(open_snapshot(Work(tmp_path).path, None).blobs) == 0
+
+
+@pytest.mark.parametrize("extension", ["refStorage = reftable", "objectFormat = sha256", "unheardOf = true"])
+def test_a_repository_that_libgit2_cannot_read_is_named(work: Work, extension: str) -> None:
+    config = f"[core]\nrepositoryformatversion = 1\n[extensions]\n{extension}\n"
+    work.write({".git/config": config})
+    with pytest.raises(SourceError, match=f"{work.path}: "):
+        open_snapshot(work.path, None)
+
+
+# What is in it
+
+
+def test_both_ways_of_reading_agree(work: Work) -> None:
+    work.write({"a.yaml": "a", "b/c/d.yaml": "d", ".gitbootignore": "x", "b/.hidden": "h", "empty": "", "ä.yaml": "ä"})
+    work.write({".github/ci.yaml": "no", "b/.venv/x.yaml": "no"})
+    (work.path / "link.yaml").symlink_to("a.yaml")
+    (work.path / "folder").symlink_to("b")
+    work.commit()
+    committed, lying = open_snapshot(work.path, "HEAD"), open_snapshot(work.path, None)
+    assert dict(committed.blobs) == dict(lying.blobs)
+    assert contents(committed) == contents(lying)
+    assert sorted(committed.blobs) == [".gitbootignore", "a.yaml", "b/.hidden", "b/c/d.yaml", "empty", "ä.yaml"]
+    assert committed.irregular == lying.irregular
+    assert committed.irregular == {"link.yaml": Irregular.SYMLINK, "folder": Irregular.SYMLINK}
+
+
+def test_a_blobs_id_is_gits(work: Work) -> None:
+    work.commit({"a.yaml": "a"})
+    assert open_snapshot(work.path, None).blobs["a.yaml"] == work.git("rev-parse", "HEAD:a.yaml")
+
+
+def test_a_submodule_is_irregular(work: Work, tmp_path: Path) -> None:
+    other = Work(tmp_path / "other")
+    other.commit({"x.yaml": "x"})
+    work.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other.path), "sub")
+    work.commit({"a.yaml": "a"})
+    expected = {"sub": Irregular.SUBMODULE}
+    assert open_snapshot(work.path, "HEAD").irregular == expected
+    assert open_snapshot(work.path, None).irregular == expected
+    work.git("submodule", "--quiet", "deinit", "--force", "sub")
+    assert open_snapshot(work.path, None).irregular == expected, "not initialised"
+    assert "sub/x.yaml" not in open_snapshot(work.path, None).blobs
+
+
+def test_a_repository_within_a_directory_is_irregular(tmp_path: Path) -> None:
+    Work(tmp_path / "plain" / "nested").commit({"x.yaml": "x"})
+    snapshot = open_snapshot(tmp_path / "plain", None)
+    assert snapshot.irregular == {"nested": Irregular.SUBMODULE}
+    assert dict(snapshot.blobs) == {}
+
+
+def test_a_name_that_is_not_utf8_is_irregular(work: Work) -> None:
+    os.makedirs(os.fsencode(work.path) + b"/sub/d\xffr")
+    for name in (b"/caf\xe9.yaml", b"/sub/d\xffr/x.yaml"):
+        Path(os.fsdecode(os.fsencode(work.path) + name)).write_text("x")
+    work.commit({"a.yaml": "a"})
+    committed, lying = open_snapshot(work.path, "HEAD"), open_snapshot(work.path, None)
+    assert committed.irregular == lying.irregular
+    assert committed.irregular == {"caf\ufffd.yaml": Irregular.FILE_NAME, "sub/d\ufffdr": Irregular.FILE_NAME}
+    assert [*committed.blobs] == [*lying.blobs] == ["a.yaml"]
+
+
+def test_what_git_ignores_is_left_out_unless_it_is_tracked(work: Work) -> None:
+    work.write({"build/tracked.yaml": "t", "x.log": "tracked"})
+    work.commit()
+    work.write({".gitignore": "build/\n*.log\nnested/*\n!nested/kept.yaml\n", "new.yaml": "untracked"})
+    work.write(
+        {"build/made.yaml": "m", "build/deep/made.yaml": "m", "y.log": "", "nested/x": "", "nested/kept.yaml": ""}
+    )
+    work.write({".git/info/exclude": "private.yaml\n", "private.yaml": ""})
+    assert sorted(open_snapshot(work.path, None).blobs) == [
+        *(".gitignore", "build/tracked.yaml", "nested/kept.yaml", "new.yaml", "x.log"),
+    ]
+
+
+def test_an_ignored_folder_is_read_when_it_is_named(work: Work) -> None:
+    work.commit({".gitignore": "build/\n"})
+    work.write({"build/fleet.yaml": "f", "build/servers/a.yaml": "a"})
+    assert contents(open_snapshot(work.path / "build", None)) == {"fleet.yaml": "f", "servers/a.yaml": "a"}
+
+
+def test_a_deleted_file_is_not_there(work: Work) -> None:
+    work.commit({"a.yaml": "a", "b.yaml": "b"})
+    work.write({"b.yaml": None})
+    assert [*open_snapshot(work.path, None).blobs] == ["a.yaml"]
+
+
+def test_a_file_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("first")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with open(tmp_path / "image.iso", "wb") as image:
+        image.truncate(1 << 40)  # nobody could read this
+
+    snapshot = open_snapshot(tmp_path, None)
+    (tmp_path / "a.yaml").write_text("second")
+
+    assert sorted(snapshot.blobs) == ["a.yaml", "image.iso"]
+    assert "image.iso" in snapshot.blobs
+    blob = snapshot.blobs["a.yaml"]
+    (tmp_path / "a.yaml").write_text("third")
+    assert (snapshot.blobs["a.yaml"], snapshot.read(blob)) == (blob, b"second"), "one state throughout"
+
+
+@pytest.mark.parametrize("becomes", ["nothing", "a link", "a pipe", "a folder"])
+def test_a_file_that_is_replaced_while_it_is_read_is_an_error(tmp_path: Path, becomes: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("a")
+    snapshot = open_snapshot(tmp_path, None)
+    file.unlink()
+    match becomes:
+        case "a link":
+            file.symlink_to("/etc/passwd")
+        case "a pipe":
+            os.mkfifo(file)
+        case "a folder":
+            file.mkdir()
+    with pytest.raises(SourceError, match=r"a\.yaml"):
+        snapshot.blobs["a.yaml"]
+
+
+def test_blobs_can_be_read_in_any_thread(work: Work) -> None:
+    work.commit({f"{number}.yaml": f"text {number}" for number in range(50)})
+    snapshot = open_snapshot(work.path, "HEAD")
+    results: list[dict[str, str]] = []
+    threads = [threading.Thread(target=lambda: results.append(contents(snapshot))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [contents(snapshot)] * 4
+
+
+def test_a_missing_object_is_a_source_error(work: Work) -> None:
+    work.commit({"a.yaml": "a"})
+    blob = work.git("rev-parse", "HEAD:a.yaml")
+    snapshot = open_snapshot(work.path, "HEAD")
+    (work.path / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    with pytest.raises(SourceError, match=f"object {blob} is missing"):
+        snapshot.read(snapshot.blobs["a.yaml"])
+
+
+# With an earlier snapshot
+
+
+def states() -> Iterator[dict[str, str | None]]:
+    """What commit after commit changes; None removes."""
+    yield {"a.yaml": "1", "s/1/x.yaml": "x", "s/2/y.yaml": "y", "s/z.yaml": "z", ".ci/x": "1"}
+    yield {"a.yaml": "2"}
+    yield {"s/1/new.yaml": "n", ".ci/x": "2"}
+    yield {"s/2/y.yaml": None}
+    yield {"s/1/x.yaml": None, "s/1/new.yaml": None, "s/1": "a file now"}
+    yield {"s/1": None, "t/x.yaml": "x"}
+    yield {"t/x.yaml": None, "t.yaml": "moved", ".ci/x": None}
+    yield {"a.yaml": None, "s/z.yaml": None, "t.yaml": None, "only.yaml": "o"}
+    yield {}
+
+
+def test_an_earlier_snapshot_changes_nothing_but_the_time(work: Work) -> None:
+    snapshots = []
+    for files in states():
+        revision = work.commit(files)
+        snapshots.append(committed(work, revision))
+    for earlier in snapshots:
+        for later in snapshots:
+            again = committed(work, later.revision, previous=earlier)
+            assert (again.blobs, again.irregular) == (later.blobs, later.irregular)
+
+
+def test_a_folder_that_did_not_change_is_not_read_again(work: Work) -> None:
+    first = committed(work, work.commit({"s/1/x.yaml": "x", "s/2/y.yaml": "y"}))
+    second = work.commit({"s/2/y.yaml": "changed"})
+    unchanged = work.git("rev-parse", f"{second}:s/1")
+    (work.path / ".git" / "objects" / unchanged[:2] / unchanged[2:]).unlink()
+    assert sorted(committed(work, second, previous=first).blobs) == ["s/1/x.yaml", "s/2/y.yaml"]
+    with pytest.raises(SourceError, match=f"object {unchanged} is missing"):
+        committed(work, second)
+
+
+def test_what_is_irregular_comes_and_goes(work: Work) -> None:
+    work.write({"a.yaml": "a"})
+    (work.path / "b.yaml").symlink_to("a.yaml")
+    Path(os.fsdecode(os.fsencode(work.path) + b"/\xff.yaml")).write_text("x")
+    first = committed(work, work.commit())
+    (work.path / "b.yaml").unlink()
+    Path(os.fsdecode(os.fsencode(work.path) + b"/\xff.yaml")).unlink()
+    second = committed(work, work.commit({"b.yaml": "b"}), previous=first)
+    assert (sorted(second.blobs), second.irregular) == (["a.yaml", "b.yaml"], {})
+    assert committed(work, first.revision, previous=second).irregular == first.irregular
+
+
+def test_an_earlier_snapshot_that_is_no_longer_there_is_no_matter(work: Work, tmp_path: Path) -> None:
+    other = Work(tmp_path / "other")
+    foreign = committed(other, other.commit({"foreign.yaml": "f"}))
+    revision = work.commit({"a.yaml": "a"})
+    assert [*committed(work, revision, previous=foreign).blobs] == ["a.yaml"]
+
+
+# Hostile commits
+
+
+@pytest.mark.parametrize("rev", ["HEAD", "WORKTREE"])
+def test_a_file_that_no_fleet_needs_is_not_read(work: Work, rev: str) -> None:
+    (work.path / "fleet.yaml").write_text("# a fleet\n")
+    (work.path / "huge.yaml").write_bytes(bytes(MAX_FILE_BYTES + 1))  # some KiB in a pack
+    work.git("add", "-A")
+    work.git("commit", "-q", "-m", "Huge")
+    snapshot = open_snapshot(work.path, rev)
+    with pytest.raises(Oversized, match="16,777,217 bytes"):
+        snapshot.read(snapshot.blobs["huge.yaml"])
+    assert snapshot.read(snapshot.blobs["fleet.yaml"]) == b"# a fleet\n"
+
+
+def test_a_tree_that_multiplies_itself_is_refused(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "MAX_FILES", 1000)
+    entry = f"100644 blob {work.git('hash-object', '-w', '--stdin', text='x')}\tx"
+    for _ in range(12):
+        held = work.git("mktree", text=entry)
+        entry = "\n".join(f"040000 tree {held}\t{name}" for name in "0123456789")
+    revision = work.git("commit-tree", "-m", "bomb", work.git("mktree", text=entry))
+    with pytest.raises(InvalidRepository, match=Code.UNBOUNDED):
+        open_snapshot(work.path, revision)
+
+
+def test_a_tree_without_bottom_is_refused(work: Work) -> None:
+    entry = f"100644 blob {work.git('hash-object', '-w', '--stdin', text='x')}\tx"
+    for _ in range(50):
+        entry = f"040000 tree {work.git('mktree', text=entry)}\t{'n' * 100}"
+    revision = work.git("commit-tree", "-m", "deep", work.git("mktree", text=entry))
+    with pytest.raises(InvalidRepository, match=Code.UNBOUNDED):
+        open_snapshot(work.path, revision)
+
+
+def test_a_malformed_tree_is_refused(work: Work, tmp_path: Path) -> None:
+    (tmp_path / "tree").write_bytes(b"100644 a.yaml\0" + b"\x01" * 19)
+    malformed = work.git("hash-object", "-t", "tree", "-w", "--literally", str(tmp_path / "tree"))
+    whole = work.git("mktree", "--missing", text=f"040000 tree {malformed}\tsub\n")
+    revision = work.git("commit-tree", "-m", "malformed", whole)
+    with pytest.raises(InvalidRepository, match=f"sub/:1:1: {Code.MALFORMED}: tree {malformed} is malformed"):
+        open_snapshot(work.path, revision)
+
+
+# The machine that it runs on
+
+
+def raw_tree(work: Work, *found: tuple[str, bytes, str]) -> str:
+    """A tree as no Git writes it: (mode, name, id) in the order in which they are given."""
+    data = b"".join(mode.encode() + b" " + name + b"\0" + bytes.fromhex(id) for mode, name, id in found)
+    made = subprocess.run(
+        ["git", "hash-object", "-t", "tree", "-w", "--literally", "--stdin"],
+        cwd=work.path,
+        input=data,
+        capture_output=True,
+        check=True,
+    )
+    return made.stdout.decode().strip()
+
+
+TWICE = "2 entries of one folder have this name"
+NO_NAME = "no entry of a folder can have this name"
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("case", "found", "named", "message"),
+    [
+        ("two files", (("100644", b"a.yaml", "B"), ("100644", b"a.yaml", "C")), "a.yaml", TWICE),
+        ("two folders", (("40000", b"servers", "T"), ("40000", b"servers", "U")), "servers", TWICE),
+        ("a file and a folder", (("100644", b"a", "B"), ("100644", b"a.yaml", "B"), ("40000", b"a", "T")), "a", TWICE),
+        ("two dot-folders", (("40000", b".x", "T"), ("40000", b".x", "U")), ".x", TWICE),
+        ("a slash", (("100644", b"servers/a.yaml", "B"),), "servers/a.yaml", NO_NAME),
+        ("a folder with a slash", (("40000", b"a/b", "T"),), "a/b", NO_NAME),
+        ("this folder", (("40000", b".", "T"),), ".", NO_NAME),
+        ("the folder above", (("40000", b"..", "T"),), "..", NO_NAME),
+        ("Git's own folder", (("40000", b".git", "T"),), ".git", NO_NAME),
+        ("in other letters", (("40000", b".GiT", "T"),), ".GiT", NO_NAME),
+        ("as a file", (("100644", b".git", "B"),), ".git", NO_NAME),
+        ("as Windows has it", (("40000", b"GIT~1", "T"),), "GIT~1", NO_NAME),
+        ("with a stream", (("100644", b".git::$INDEX_ALLOCATION", "B"),), ".git::$INDEX_ALLOCATION", NO_NAME),
+        ("with a space", (("40000", b".git ", "T"),), ".git ", NO_NAME),
+        ("as macOS has it", (("40000", b".g\xe2\x80\x8cit", "T"),), ".g\u200cit", NO_NAME),
+    ],
+)
+def test_t10_what_a_checkout_would_not_show_is_refused_by_name(
+    work: Work, depth: int, case: str, found: tuple[tuple[str, bytes, str], ...], named: str, message: str
+) -> None:
+    blobs = [work.git("hash-object", "-w", "--stdin", text=text) for text in ("first", "second")]
+    trees = [work.git("mktree", text=f"100644 blob {blob}\tx.yaml\n") for blob in blobs]
+    ids = {"B": blobs[0], "C": blobs[1], "T": trees[0], "U": trees[1]}
+    made = raw_tree(work, *((mode, name, ids[id]) for mode, name, id in found))
+    for _ in range(depth):
+        made = raw_tree(work, ("40000", b"below", made))
+    revision = Revision(work.git("commit-tree", "-m", case, made))
+    with pytest.raises(InvalidRepository) as caught:
+        committed(work, revision)
+    assert [(each.path, each.message) for each in caught.value.problems] == [(f"{'below/' * depth}{named}", message)]
+    # Beside a commit that had it already, it is refused where it is read again, and no harm where it is not.
+    with pytest.raises(InvalidRepository):
+        of_commit(Stored(work.path), revision, "/".join(["below"] * depth))
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".gitattributes", "git", "a.git", ".github", "git~2", "...", "e\u0301"])
+def test_what_only_looks_like_it_is_read(work: Work, name: str) -> None:
+    revision = work.commit({f"{name}.d/x.yaml" if name.startswith(".git") else f"{name}/x.yaml": "text"})
+    assert all(path.endswith("x.yaml") for path in committed(work, revision).blobs)
+
+
+def test_t10_a_folder_of_which_there_are_two_is_no_fleet(work: Work) -> None:
+    one, two = (
+        work.git("mktree", text=f"100644 blob {work.git('hash-object', '-w', '--stdin', text=text)}\tfleet.yaml\n")
+        for text in ("reviewed", "published")
+    )
+    made = raw_tree(work, ("40000", b"fleet", one), ("40000", b"fleet", two))
+    revision = Revision(work.git("commit-tree", "-m", "two", made))
+    with pytest.raises(InvalidRepository, match=f"fleet:1:1: {Code.MALFORMED}: {TWICE}"):
+        of_commit(Stored(work.path), revision, "fleet")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_repository_of_another_user_is_read(work: Work) -> None:
+    work.commit({"a.yaml": "a"})
+    for path in (work.path, *work.path.rglob("*")):
+        os.chown(path, 12345, 12345)
+    assert [*open_snapshot(work.path, "HEAD").blobs] == [*open_snapshot(work.path, None).blobs] == ["a.yaml"]
+
+
+def test_the_users_git_configuration_counts_for_nothing(work: Work, tmp_path: Path) -> None:
+    work.commit({"a.yaml": "a"})
+    work.write({"b.yaml": "b"})
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".gitconfig").write_text(f"[core]\nexcludesFile = {home}/ignore\n")
+    (home / "ignore").write_text("*.yaml\n")
+    script = (
+        "import sys; from gitboot.git.snapshots import open_snapshot; "
+        "print(*sorted(open_snapshot(sys.argv[1], None).blobs))"
+    )
+    environment = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "GIT_DIR": "/nonexistent"}
+    command = [sys.executable, "-c", script, str(work.path)]
+    shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    assert shown.split() == ["a.yaml", "b.yaml"]
+
+
+def test_a_symlink_to_a_fleet_is_followed(work: Work, tmp_path: Path) -> None:
+    work.commit({"a.yaml": "a"})
+    (tmp_path / "link").symlink_to(work.path)
+    assert [*open_snapshot(tmp_path / "link", None).blobs] == ["a.yaml"]
+    shutil.rmtree(work.path)
+    with pytest.raises(UsageError, match="is not a directory"):
+        open_snapshot(tmp_path / "link", None)
+
+
+# A few bytes of a pack can be gigabytes: their sizes are asked first. In a process that has no room for them.
+BOUNDED = """
+import resource, sys
+from pathlib import Path
+import pygit2
+from gitboot.errors import InvalidRepository, SourceError
+from gitboot.fleet.revision import Oversized, Revision
+from gitboot.git.clone import Source
+from gitboot.git.remote import Remote
+from gitboot.git.repository import Stored, blaming
+from gitboot.git.snapshots import of_commit
+limit = 120 << 20
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+what, path, revision, state = sys.argv[1:]
+try:
+    if what == "commit":
+        Source(Remote(url=f"file://{path}"), Path(state)).fetch()
+    else:
+        snapshot = of_commit(Stored(Path(path)), Revision(revision))
+        snapshot.read(snapshot.blobs["big.yaml"])
+except (InvalidRepository, SourceError, Oversized) as error:
+    print(type(error).__name__, error)
+"""
+
+
+def store_giant(work: Work, kind: str, beginning: bytes = b"") -> str:
+    """Store an object whose 200 MiB are a few KB on the disk; return its id. git itself takes four times as long."""
+    zeros, times = bytes(1 << 20), 200
+    head = f"{kind} {len(beginning) + len(zeros) * times}\0".encode() + beginning
+    made, packed = sha1(head), compressobj(1)
+    new = work.path / ".git/objects/new"
+    with new.open("wb") as file:
+        file.write(packed.compress(head))
+        for _ in range(times):
+            made.update(zeros)
+            file.write(packed.compress(zeros))
+        file.write(packed.flush())
+    name = made.hexdigest()
+    (new.parent / name[:2]).mkdir(exist_ok=True)
+    new.rename(new.parent / name[:2] / name[2:])
+    return name
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("blob", "Oversized"), ("tree", "InvalidRepository"), ("commit", "SourceError")]
+)
+def test_t4_sizes_are_asked_before_bytes_are_read(work: Work, tmp_path: Path, what: str, said: str) -> None:
+    if what == "commit":
+        tree, person = work.git("mktree"), "A <a@example.net> 0 +0000"
+        revision = store_giant(work, "commit", f"tree {tree}\nauthor {person}\ncommitter {person}\n\n".encode())
+        (work.path / ".git/refs/heads/main").write_text(revision)  # git would read it
+    else:
+        kind = "040000 tree" if what == "tree" else "100644 blob"
+        root = work.git("mktree", text=f"{kind} {store_giant(work, what)}\tbig.yaml\n")
+        revision = work.git("commit-tree", "-m", "big", root)
+    command = [sys.executable, "-c", BOUNDED, what, str(work.path), revision, str(tmp_path / "state")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(said), done
+
+
+def test_a_snapshot_is_read_without_what_fetches() -> None:
+    code = "import sys; from gitboot.git.snapshots import open_snapshot; print(*sorted(sys.modules))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "gitboot.git.snapshots" in modules
+    assert not {"gitboot.git.remote", "gitboot.git.fetch", "gitboot.git.signatures"} & {*modules}
+
+
+def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_child = evaluator_process._Settings(begun=lambda _: None)
+    monkeypatch.setattr(evaluator_process, "_settings", in_a_child)
+    with pytest.raises(InvalidRepository, match="it takes more memory"), evaluation_limits(), blaming("fleet"):
+        raise pygit2.GitError("failed to mmap. Could not write data")
+    with pytest.raises(SourceError, match="is missing"), evaluation_limits(), blaming("fleet"):
+        raise KeyError("a" * 40)
+
+
+# What a commit links to
+
+
+@pytest.mark.parametrize("rev", [(), ("--rev", "HEAD")], ids=["work tree", "commit"])
+@pytest.mark.parametrize("target", ["/etc/passwd", "/proc/self/environ", "/dev/zero", "pipe"])
+def test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read(
+    work: Work, tmp_path: Path, target: str, rev: tuple[str, ...]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")  # nobody writes to it, so whoever opened it would wait for ever
+    data = "userData: {format: CloudInit, template: t/user-data.yaml, secrets: {join: s/join.age}}"
+    work.commit({"fleet.yaml": "---\n".join((*SEED, profile("other", "flatcar-1", data))), "t/x": "", "s/x": ""})
+    for name in ("t/user-data.yaml", "s/join.age", "other.yaml", ".gitignore", ".gitbootignore", "t/.gitignore"):
+        (work.path / name).symlink_to(tmp_path / target)
+    work.git("add", "--all")  # by Git itself: libgit2 would open the pipe
+    work.git("commit", "--quiet", "--message=Link")
+    work.write({"t/untracked": "", "untracked.yaml": ""})
+    done = captured("validate", work.path, *rev, "-o", "json")
+    found = {
+        (problem["path"].removeprefix(f"{work.path}/"), problem["code"]) for problem in json.loads(done.stdout)["items"]
+    }
+    assert done.returncode == 3
+    assert {(name, "GB5002") for name in ("t/user-data.yaml", "s/join.age", "other.yaml")} <= found
+    assert "root:" not in done.stdout + done.stderr and "PATH=" not in done.stdout + done.stderr
+
+
+def test_a_gitignore_that_is_a_symlink_ignores_nothing(work: Work, tmp_path: Path) -> None:
+    """As in Git."""
+    (tmp_path / "patterns").write_text("*.yaml\n")
+    (work.path / ".gitignore").symlink_to(tmp_path / "patterns")
+    work.write({"a.yaml": "a", "folder/b.yaml": "b"})
+    assert [*open_snapshot(work.path, None).blobs] == ["a.yaml", "folder/b.yaml"]
+    (work.path / ".gitignore").unlink()
+    (work.path / ".gitignore").write_text("*.yaml\n")
+    assert [*open_snapshot(work.path, None).blobs] == [".gitignore"]

@@ -1,0 +1,83 @@
+"""Cases of one test that run as one test, and a measure of whether work grows no faster than its input.
+
+A test that needs anything set up for each case is parametrized: pytest and its workers spend more on each test than a
+case takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from time import process_time
+from typing import Any
+
+Test = Callable[..., None]
+
+
+def for_each(names: str | Sequence[str], cases: Iterable[Any], *, ids: Any = None) -> Callable[[Test], Test]:
+    """As pytest.mark.parametrize, in one test: it runs to its last case, and fails with all that failed, by name."""
+    named = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    made, known = list(cases), ids if ids is None or callable(ids) else list(ids)
+    values = [_values_of(case, len(named)) for case in made]
+    called = [_called(case, number, known) for number, case in enumerate(made)]
+
+    def decorated(test: Test) -> Test:
+        @wraps(test)
+        def together(**given: Any) -> None:
+            assert values, "there is no case"
+            failed: list[Exception] = []
+            for name, value in zip(called, values, strict=True):
+                try:
+                    test(**given, **dict(zip(named, value, strict=True)))
+                except Exception as error:  # noqa: BLE001 - it is told with the others
+                    error.add_note(f"In the case {name}")
+                    failed.append(error)
+            if failed:
+                raise ExceptionGroup(f"{len(failed)} of {len(values)} cases", failed)
+
+        signature = inspect.signature(test)
+        left = [each for name, each in signature.parameters.items() if name not in named]
+        together.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        return together
+
+    return decorated
+
+
+def _values_of(case: Any, count: int) -> Sequence[Any]:
+    """A case's values; one that is made by pytest.param has them in `values`."""
+    found = getattr(case, "values", case) if hasattr(case, "marks") else (case,) if count == 1 else case
+    assert len(found) == count, found
+    return tuple(found)
+
+
+def _called(case: Any, number: int, ids: Any) -> str:
+    if hasattr(case, "marks"):
+        assert not case.marks, "a case that is marked is a test of its own"
+        if case.id is not None:
+            return str(case.id)
+    if ids is None or callable(ids):
+        return repr(_values_of(case, 1) if hasattr(case, "marks") else case)[:200]
+    return str(ids[number])
+
+
+TIMES = 8  # as much input; work that grows with its square takes 64 times as long
+AT_MOST = 24.0
+
+
+def growth(work: Callable[[int], object], size: int) -> float:
+    """How many times as long `work` takes for eight times ``size``; give a size that takes milliseconds.
+
+    Whatever disturbs a measurement makes it longer, so it is the least of ten; where one is short enough, of one.
+    """
+    once, least = max(min(_took(work, size) for _ in range(3)), 1e-4), float("inf")
+    for _ in range(10):
+        least = min(least, _took(work, TIMES * size) / once)
+        if least < AT_MOST:
+            break
+    return least
+
+
+def _took(work: Callable[[int], object], size: int) -> float:
+    began = process_time()
+    work(size)
+    return process_time() - began

@@ -1,0 +1,192 @@
+"""The pages of the documentation: their blocks of code, and their scripts that copy or check out a tree."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.helpers.git_servers import program
+from tests.helpers.repositories import ENVIRONMENT
+
+ROOT: Final = Path(__file__).parents[2]
+MADE: Final = (
+    "docs/boots.md",
+    "docs/reference/commands.md",
+)  # what machines printed, and what the commands say themselves
+
+_FENCED: Final = re.compile(
+    r"(?:^<!-- of (?P<of>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    re.M | re.S,
+)
+_INDENTED: Final = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
+_INLINE: Final = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    page: str  # below the repository
+    line: int  # 1-based, of its first line
+    language: str  # "" where it says none
+    text: str
+    of: str | None = None  # what it is a part of, by a comment above it that no forge shows
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    fenced: tuple[Block, ...]
+    indented: tuple[Block, ...]
+    inline: tuple[Block, ...]
+
+    @property
+    def shown(self) -> tuple[Block, ...]:
+        return self.fenced + self.indented
+
+
+def pages() -> Iterator[str]:
+    """What is read by people, from the repository's root."""
+    for path in (ROOT, ROOT / "gitboot" / "cli" / "seed", *(ROOT / "docs", *(ROOT / "docs").glob("*/"))):
+        for page in sorted(path.glob("*.md")):
+            if page.name != "CHANGELOG.md" and path.name != "adr" and (name := str(page.relative_to(ROOT))) not in MADE:
+                yield name
+
+
+def read(page: str) -> Page:
+    text = (ROOT / page).read_text()
+    fenced = tuple(
+        Block(
+            page=page,
+            line=text.count("\n", 0, found.start("language")) + 2,
+            language=found["language"],
+            text=re.sub(f"^{found['indent']}", "", found["text"], flags=re.MULTILINE),
+            of=found["of"],
+        )
+        for found in _FENCED.finditer(text)
+    )
+    text = _FENCED.sub(_blank, text)
+    indented = tuple(_block(page, text, found, 0) for found in _INDENTED.finditer(text))
+    text = _INDENTED.sub(_blank, text)
+    return Page(
+        fenced=fenced, indented=indented, inline=tuple(_block(page, text, each, 1) for each in _INLINE.finditer(text))
+    )
+
+
+def _blank(found: re.Match[str]) -> str:
+    return "\n" * found[0].count("\n")
+
+
+def _block(page: str, text: str, found: re.Match[str], group: int) -> Block:
+    return Block(page=page, line=text.count("\n", 0, found.start()) + 1, language="", text=found[group])
+
+
+def commands(block: Block) -> Iterator[tuple[str, ...]]:
+    """The words of each command that a block types: of a shell's line what stands between `|`, `&&` and the like."""
+    for line in re.sub(r"\\\n", " ", block.text).splitlines():
+        lexer = shlex.shlex(re.sub(r"^\s*[$#] ", "", line), posix=True, punctuation_chars="|&;<>()")
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError:  # prose, or half of a quoted text
+            continue
+        command: list[str] = []
+        for word in (*words, ";"):
+            if re.fullmatch(r"[|&;<>()]+", word):
+                if command:
+                    yield tuple(command)
+                command = []
+            else:
+                command.append(word)
+
+
+_PAGE: Final = Path(__file__).parents[2] / "docs" / "mirrors.md"
+
+
+def checkout_script(boots: Path) -> str:
+    """Return the page's script that unpacks a branch, with this folder in the place of /srv/boots."""
+    (found,) = re.findall(
+        r"^    #!/bin/sh\n(?:    .*\n)*?    mv -T /srv/boots/link .*\n", _PAGE.read_text(), re.MULTILINE
+    )
+    return textwrap.dedent(found).replace("/srv/boots", str(boots))
+
+
+def clone_for_checkouts(remote: Path, folder: Path) -> Path:
+    """Return a bare clone in which the page's script runs."""
+    clone = folder / "boots.git"
+    subprocess.run(["git", "clone", "--bare", "--quiet", remote, clone], env=ENVIRONMENT, check=True)
+    return clone
+
+
+RSYNC: Final = (
+    (Path(__file__).parents[2] / "docs/mirrors.md").read_text().partition("\n## rsync\n")[2].partition("\n## ")[0]
+)
+SCRIPT: Final = textwrap.dedent("".join(re.findall(r"^    #!/bin/sh\n(?:    .+\n)+", RSYNC, re.MULTILINE)))
+COMMANDS: Final = ("flock", "readlink", "rm", "rsync", "sync", "ln", "mv")
+CALLS: Final = 8  # of one run: two of rsync
+
+
+def page_script(folder: Path) -> Path:
+    """Write the script of the page for a mirror in a new folder, and return its path."""
+    folder.mkdir(parents=True)
+    script = folder / "copy-boot"
+    script.write_text(SCRIPT.replace("/srv/gitboot", str(folder)).replace(":www-data", f":{os.getegid()}"))
+    script.chmod(0o755)
+    return script
+
+
+class CopyScript:
+    """The script for a mirror in ``folder``, and the commands that it calls: each of them is counted."""
+
+    def __init__(self, folder: Path, commands: Path) -> None:
+        self.current, self._commands, self._script = folder / "current", commands, page_script(folder)
+        commands.mkdir()
+        for name in COMMANDS:
+            path = commands / name
+            path.write_text(
+                f"#!/bin/sh\necho {name} >> {commands}/calls\nnumber=$(wc -l < {commands}/calls)\n"
+                f"if [ -e {commands}/kill-$number ]; then kill -9 $PPID; exit 1; fi\n"
+                f"if [ -p {commands}/wait-$number ]; then read line < {commands}/wait-$number; fi\n"
+                f'exec {program(name, name)} "$@"\n'
+            )
+            path.chmod(0o755)
+
+    def run(self, source: Path) -> int:
+        """Copy ``source``, and return the exit status."""
+        return self._start(source).wait(600)
+
+    def run_killed(self, source: Path, call: int) -> int:
+        """Kill the script before a call, from 1 on, and return the exit status."""
+        (self._commands / f"kill-{call}").touch()
+        try:
+            return self.run(source)
+        finally:
+            (self._commands / f"kill-{call}").unlink()
+
+    def run_halted(self, source: Path, call: int, meanwhile: Callable[[], None]) -> int:
+        """Do something ``meanwhile``, before a call, from 1 to `CALLS`, and return the exit status."""
+        os.mkfifo(gate := self._commands / f"wait-{call}")
+        try:
+            running = self._start(source)
+            with gate.open("w"):  # opened when the command waits
+                meanwhile()
+            return running.wait(600)
+        finally:
+            gate.unlink()
+
+    def files(self) -> dict[str, bytes]:
+        """Return what the mirror serves, by path below OUTPUT, if the source was OUTPUT/boot."""
+        found = (path for path in self.current.rglob("*") if path.is_file())
+        return {f"boot/{path.relative_to(self.current)}": path.read_bytes() for path in found}
+
+    def _start(self, source: Path) -> subprocess.Popen[bytes]:
+        (self._commands / "calls").unlink(missing_ok=True)
+        environment = {**os.environ, "PATH": f"{self._commands}:{os.environ['PATH']}"}
+        return subprocess.Popen([self._script, source], env=environment, stderr=subprocess.DEVNULL)

@@ -1,0 +1,472 @@
+"""Whole fleets by Hypothesis: valid by construction, with records and an instant, and what gitboot makes of them.
+
+Ties, missing references and boots that cannot work are avoided while a fleet is drawn, so that nothing is
+discarded: priorities are unique where selections could overlap, every image has every artifact, and a boot
+without an entry never has ``override: Continuous``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any, Final, TypeAlias
+
+import yaml
+from hypothesis import strategies as st
+from hypothesis.vendor.pretty import RepresentationPrinter
+
+from gitboot.fleet.documents import ParseCache
+from gitboot.fleet.validation import load
+from gitboot.jsonio import format_instant
+from gitboot.render.boot_files import server_files, shared_files, tombstones
+from gitboot.render.paths import File
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.provisioning_record import FETCH_GRACE, Record, Run
+from gitboot.resolve.server_decision import Decision, Decisions, idle
+from gitboot.resolve.server_plan import BootPlan
+from tests.helpers.fleets import SHA, at, mac_of, snapshot, uuid_of
+
+Document: TypeAlias = dict[str, Any]
+Write: TypeAlias = Callable[[Document], str]
+
+STREAM: Final = "flatcar"
+IMAGES: Final = ("flatcar-1", "flatcar-2", "flatcar-3", "flatcar-10")
+TOOLS: Final = ("memtest-7", "bios-2")  # images that write no disk
+SPARE: Final = "spare-1"  # nothing names it
+PROFILES: Final = ("local", "node", "plain", "rescue", "script", "worker")
+
+# All that a template can look at, each mapping in the order in which it comes.
+USER_DATA: Final = """\
+{"ignition": {"version": "3.4.0"}, "of": "{{ server.name }} {{ image.name }} {{ phase }} {{ urls.base }}",
+ "labels": "{% for key, value in server.labels.items() %}{{ key }}={{ value }} {% endfor %}",
+ "pool": "{% for key in node_labels %}{{ key }} {% endfor %}{{ node_taints | length }}",
+ "vars": "{% for key, value in vars.items() %}{{ key }}={{ value }} {% endfor %}"}
+"""
+ENTRY: Final = "#!ipxe\necho {{ server.name }} {{ image.name }}\nchain {{ urls.base }}/own.efi || exit\n"
+FILES: Final = {"userdata/node.ign": USER_DATA, "templates/own.ipxe": ENTRY}
+
+START: Final = at("20T00:00")  # of the days in which everything happens
+_HOURS: Final = 60
+_parsed: ParseCache = {}  # documents that many fleets have in common are parsed once
+
+
+def document(kind: str, name: str, spec: Document, labels: Mapping[str, str] | None = None) -> Document:
+    metadata: Document = {"name": name}
+    if labels:
+        metadata["labels"] = dict(labels)
+    return {"apiVersion": "gitboot.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def name_of(document: Document) -> str:
+    return str(document["metadata"]["name"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GeneratedFleet:
+    """A valid fleet, what is known of its servers, and an instant at which to look at it."""
+
+    documents: tuple[Document, ...]
+    records: Mapping[str, Record | None]  # by server; None: unknown
+    at: datetime
+
+    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
+        """What was drawn, as Hypothesis shows it; images are always the same."""
+        printer.text(f"at {self.at}, records {dict(self.records)}\n")
+        printer.text("".join(in_json(document) for document in self.documents if document["kind"] != "BootImage"))
+
+    def of(self, kind: str) -> tuple[Document, ...]:
+        return tuple(document for document in self.documents if document["kind"] == kind)
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        return tuple(map(name_of, self.of(kind)))
+
+    def having(self, *changed: Document) -> GeneratedFleet:
+        """The same fleet with these documents, instead of those with their names or besides."""
+        keys = {(document["kind"], name_of(document)) for document in changed}
+        kept = (document for document in self.documents if (document["kind"], name_of(document)) not in keys)
+        return replace(self, documents=(*kept, *changed))
+
+    @property
+    def bios(self) -> bool:
+        """Whether servers may have BIOS: then no profile needs UEFI."""
+        return all(profile["spec"]["method"] in ("Pxe", "Disk") for profile in self.of("BootProfile"))
+
+    def instants(self, record: Record | None) -> tuple[datetime, ...]:
+        """Every instant at which a server's plan may change, those right before and after, and `at`."""
+        told = [self.at, START - timedelta(days=1), START + timedelta(days=30)]
+        for maintenance in self.of("Maintenance"):
+            told += map(datetime.fromisoformat, maintenance["spec"].get("window", {}).values())
+        told += _told_by(record) if record else ()
+        moment = timedelta(microseconds=1)
+        return tuple(sorted({instant + offset for instant in told for offset in (-moment, 0 * moment, moment)}))
+
+
+def _told_by(record: Record) -> Iterator[datetime]:
+    for instant in (record.provisioned_at, record.grace_until, record.consumed_at):
+        if instant is not None:
+            yield instant
+            yield instant + timedelta(minutes=30)
+            yield instant + timedelta(hours=2)
+    for made in record.runs.values():
+        yield made.at
+        yield made.at + timedelta(minutes=1)
+
+
+# What gitboot makes of a fleet
+
+
+def in_json(document: Document) -> str:
+    return json.dumps(document) + "\n"
+
+
+def in_blocks(document: Document) -> str:
+    return yaml.dump(document, Dumper=_NoAliases, sort_keys=False)
+
+
+class _NoAliases(yaml.CSafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def shuffled(value: Any, order: random.Random) -> Any:
+    """The same value with the keys of all its mappings in another order; lists keep theirs."""
+    if isinstance(value, dict):
+        keys = list(value)
+        order.shuffle(keys)
+        return {key: shuffled(value[key], order) for key in keys}
+    return [shuffled(item, order) for item in value] if isinstance(value, list) else value
+
+
+def decided(documents: Iterable[Document], write: Write = in_json) -> Decisions:
+    """What a fleet decides, with a file for each document."""
+    return decided_of(*map(write, documents))
+
+
+def decided_of(*texts: str, files: Mapping[str, str] | None = None) -> Decisions:
+    """The same of files' texts; ``files`` are those with a path of their own."""
+    return decide(load(snapshot(*texts, files=FILES | dict(files or {})), _parsed))
+
+
+def digests(decisions: Decisions) -> dict[str, str]:
+    return {name: decision.digest for name, decision in decisions.servers.items()}
+
+
+def plans(decisions: Decisions, records: Mapping[str, Record | None], instant: datetime) -> dict[str, BootPlan | None]:
+    return {name: plan(decision, instant, records.get(name)) for name, decision in decisions.servers.items()}
+
+
+def installed_record(decision: Decision, instant: datetime) -> Record:
+    """What is known of a server whose wanted key was provisioned at an instant, by a fetch."""
+    policy = decision.policy
+    return Record(
+        provision=policy.provision if policy else 0,
+        image=policy.boot.image if policy and policy.boot else None,
+        provisioned_at=instant,
+        grace_until=instant + FETCH_GRACE,
+    )
+
+
+def tree(decisions: Decisions, records: Mapping[str, Record | None], instant: datetime) -> dict[str, File]:
+    """All files at an instant, by path."""
+    files = shared_files(decisions)
+    for name, planned in plans(decisions, records, instant).items():
+        files |= server_files(decisions, decisions.servers[name], planned)
+        files |= tombstones(decisions.outputs, decisions.servers[name], idle(decisions.networks[name]))
+    return files
+
+
+# Selection, told apart from gitboot's own
+
+
+def is_selected(select: Any, server: Document) -> bool:
+    if isinstance(select, str):
+        return select == "All"
+    if "servers" in select:
+        return name_of(server) in select["servers"]
+    labels = server["metadata"]["labels"]
+    matching = all(labels[key] == value for key, value in select.get("matchLabels", {}).items())
+    return matching and all(labels[each["key"]] in each["values"] for each in select.get("matchExpressions", ()))
+
+
+# Strategies
+
+_LABELS: Final = {"role": ("web", "db"), "ring": ("canary", "stable"), "site": ("ams2", "fra1")}
+_ARGUMENTS: Final = (
+    "console={{ vars.console | default('ttyS0') }},115200",
+    "console=tty0",
+    "quiet",
+    "-quiet",
+    "ip=dhcp",
+)
+_OF_SERVERS: Final = ("site={{ server.labels.site }}", "note={{ server.name }} in two words")
+
+
+@cache
+def _some(*values: str, most: int = 3) -> st.SearchStrategy[list[Any]]:
+    return st.lists(st.sampled_from(values), max_size=most, unique=True) if values else st.just([])
+
+
+def _maybe(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Document]:
+    """A mapping that has some of these fields."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+_ONE_LABEL: Final = st.sampled_from([{key: value} for key, values in _LABELS.items() for value in values])
+_ALL_LABELS: Final = st.fixed_dictionaries({key: st.sampled_from(values) for key, values in _LABELS.items()})
+_VARS: Final = _maybe(
+    console=st.sampled_from(["ttyS0", "ttyS1"]), debug=st.booleans(), depth=st.sampled_from(["1", "2"])
+)
+
+
+@cache
+def _selects(servers: tuple[str, ...]) -> st.SearchStrategy[Any]:
+    expression = {"key": "role", "operator": "In", "values": ["web"]}
+    by_name = st.lists(st.sampled_from(servers), min_size=1, max_size=2, unique=True)
+    return st.one_of(
+        st.sampled_from(["All", "None", {"matchExpressions": [expression]}]),
+        _ONE_LABEL.map(lambda labels: {"matchLabels": labels}),
+        by_name.map(lambda names: {"servers": names}),
+    )
+
+
+_IMAGES: Final = st.sampled_from(IMAGES)
+_INSTANTS: Final = st.integers(0, _HOURS * 60).map(lambda minutes: START + timedelta(minutes=minutes))
+_PINS: Final = _IMAGES.map(lambda image: {"image": image, "reason": "pinned"})
+_FIRMWARES: Final = st.sampled_from(["UEFI", "BIOS"])
+_LIFECYCLES: Final = st.sampled_from(["Active"] * 6 + ["Parked", "Retired"])
+_ARCHITECTURES: Final = st.sampled_from(["x86_64", "aarch64"])
+_OWN_ARGUMENTS: Final = _some(*_ARGUMENTS, *_OF_SERVERS, most=2)
+
+
+@st.composite
+def server_documents(draw: st.DrawFn, name: str, *, policies: tuple[str, ...], bios: bool) -> Document:
+    """Any server document of this name that a fleet with these policies takes."""
+    spec = {
+        "uuid": uuid_of(f"{name}, with a new motherboard" if draw(st.booleans()) else name),
+        "architecture": draw(_ARCHITECTURES),
+        "firmware": draw(_FIRMWARES) if bios else "UEFI",
+        "interfaces": [{"mac": mac_of(name)}, {"mac": mac_of(f"{name}, second")}][: draw(st.integers(1, 2))],
+        "lifecycle": draw(_LIFECYCLES),
+        "provision": draw(st.integers(0, 3)),
+        "kernelArguments": draw(_OWN_ARGUMENTS),
+        "vars": draw(_VARS),
+    }
+    serials = st.sampled_from([f"4J8VM72-{name}", f"{name} SERIAL"])
+    seldom = draw(st.just({}) | _maybe(pin=_PINS, policy=st.sampled_from(policies), serial=serials))
+    return document("Server", name, spec | seldom, draw(_ALL_LABELS))
+
+
+def _image(name: str, *, writes_disk: bool) -> Document:
+    def artifact(path: str) -> Document:
+        return {"url": f"assets:{name}/{path}", "sha256": SHA}
+
+    files = {path: artifact(path) for path in ("kernel", "uki", "iso", "loader")}
+    spec = {
+        "version": name.rpartition("-")[2],
+        "userData": "Ignition/3.4",
+        "configFrom": "SystemUUID",  # so that a direct boot takes user data
+        "writesDisk": writes_disk,
+        "kernelArguments": ["flatcar.first_boot=1", "quiet"],
+        "architectures": {each: files | {"initrds": [artifact("initrd")]} for each in ("x86_64", "aarch64")},
+    }
+    return document("BootImage", name, spec)
+
+
+_ALL_IMAGES: Final = tuple(_image(name, writes_disk=name not in TOOLS) for name in (*IMAGES, *TOOLS, SPARE))
+
+
+@cache
+def _streams(servers: tuple[str, ...]) -> st.SearchStrategy[Document]:
+    select = _selects(servers)
+    rollout = st.fixed_dictionaries({"image": _IMAGES}, optional={"percent": st.integers(0, 100), "selector": select})
+    hold = st.fixed_dictionaries({"select": select, "image": _IMAGES, "reason": st.just("held")})
+    skew = st.fixed_dictionaries({"mode": st.sampled_from(["Warn", "None"]), "minimumVersion": st.just("2")})
+    rest = {"rollout": rollout, "holds": st.lists(hold, min_size=1, max_size=2), "skew": skew}
+    spec = st.fixed_dictionaries({"current": _IMAGES}, optional=rest)
+    return spec.map(lambda drawn: document("ImageStream", STREAM, drawn))
+
+
+_PROFILE_NAMES: Final = st.sampled_from([*PROFILES, "node", "worker"])
+_PROFILE_FIELDS: Final = _maybe(kernelArguments=_some(*_ARGUMENTS), vars=_VARS)  # machines without a document, too
+
+
+@st.composite
+def _profiles(draw: st.DrawFn) -> list[Document]:
+    """One profile of each way to boot; all of them by Pxe where servers may have BIOS."""
+    bios = draw(st.booleans())
+    user_data = {"format": "Ignition/3.4", "template": "userdata/node.ign"}
+    follows = {"stream": STREAM}
+    pxe: Document = {"method": "Pxe"}
+    loader = pxe if bios else {"method": "UefiHttp", "httpBoot": "loader"}
+    direct = pxe if bios else {"method": "UefiHttp", "httpBoot": draw(st.sampled_from(["uki", "iso"]))}
+    own = {
+        "local": {"method": "Disk"},
+        "node": loader | follows | {"userData": user_data},
+        "plain": pxe | {"image": draw(_IMAGES)},
+        "rescue": pxe | {"image": draw(st.sampled_from(TOOLS))},
+        "script": pxe | follows | {"templates": {"ipxe": "templates/own.ipxe"}},
+        "worker": direct | follows | {"userData": user_data},
+    }
+    return [document("BootProfile", name, spec | draw(_PROFILE_FIELDS)) for name, spec in own.items()]
+
+
+def _is_direct(profile: Document) -> bool:
+    return profile["spec"].get("httpBoot") in ("uki", "iso")
+
+
+@st.composite
+def _policies(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document], *, required: bool) -> list[Document]:
+    """One to four policies of which no two that could tie have one priority; the first may have to select all."""
+    direct = {name_of(profile): _is_direct(profile) for profile in profiles}
+    count = draw(st.integers(1, 4))
+    priorities = draw(st.permutations(range(-1, count)))
+    made: list[Document] = []
+    effective: dict[str, Document] = {}  # by policy, what it says and inherits
+    childless: list[str] = []
+    for number in range(count):
+        name, parent = f"pool{number}", draw(st.sampled_from([None, *childless]))
+        everyone = required and number == 0
+        select = "All" if everyone else draw(_selects(servers))
+        spec: Document = {"select": select, "priority": priorities[number]}
+        if parent is not None:
+            spec["inherits"] = parent
+            childless.remove(parent)  # an only child may have its parent's priority
+            if draw(st.booleans()):
+                del spec["priority"]
+        spec |= draw(_INHERITED if parent else _REQUIRED) | draw(_POOL_FIELDS)
+        whole = effective.get(parent or "", {}) | spec
+        if direct[whole["profile"]] and whole.get("override") == "Continuous":
+            spec["override"] = "Once"
+        effective[name] = whole | spec
+        made.append(document("BootPolicy", name, spec))
+        childless.append(name)
+    return made
+
+
+_BOOTS: Final = {
+    "profile": _PROFILE_NAMES,
+    "networkBoot": st.sampled_from(["Once", "Once", "OnImageChange", "OnImageChange", "Always", "Never"]),
+}
+_REQUIRED: Final = st.fixed_dictionaries(_BOOTS | {"reinstall": st.just("EveryBoot")})
+_INHERITED: Final = _maybe(**_BOOTS)
+_POOL_FIELDS: Final = _maybe(
+    override=st.sampled_from(["Once", "Continuous", "None"]),
+    diskBoot=st.just("Hdd"),
+    kernelArguments=_OWN_ARGUMENTS,
+    nodeLabels=st.dictionaries(st.sampled_from(["a", "b", "example.net/pool"]), st.sampled_from(["x", "y"])),
+    nodeTaints=st.just([{"key": "pool", "value": "a", "effect": "NoSchedule"}]),
+    vars=_VARS,
+)
+
+
+@st.composite
+def _windows(draw: st.DrawFn) -> Document:
+    start, length = draw(st.integers(0, _HOURS)), draw(st.integers(1, _HOURS))
+    ends = {"start": start, "end": start + length}
+    given = draw(st.sampled_from([("start", "end"), ("start",), ("end",)]))
+    return {key: format_instant(START + timedelta(hours=ends[key])) for key in given}
+
+
+_MAINTENANCE_FIELDS: Final = _maybe(
+    window=_windows(),
+    networkBoot=st.sampled_from(["Once", "Once", "Always"]),
+    override=st.sampled_from(["Once", "None", "Continuous"]),
+    run=st.integers(1, 2),
+)
+
+
+@st.composite
+def _maintenances(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document]) -> list[Document]:
+    """None to three maintenances; where two of one priority would overlap, the later has a higher one."""
+    direct = {name_of(profile): _is_direct(profile) for profile in profiles}
+    made: list[Document] = []
+    for number in range(draw(st.integers(0, 3))):
+        boots = draw(_PROFILE_NAMES)
+        spec = {"select": draw(_selects(servers)), "profile": boots, "priority": draw(st.integers(0, 1))}
+        spec |= draw(_MAINTENANCE_FIELDS)
+        if boots not in ("local", "rescue"):  # it writes disks
+            spec["reinstall"] = "EveryBoot"
+            spec["window"] = {"end": format_instant(START + timedelta(hours=3 * _HOURS))} | spec.get("window", {})
+        if direct[boots] and spec.get("override") == "Continuous":
+            spec["override"] = "Once"
+        if any(spec["priority"] == other["spec"]["priority"] and overlap(spec, other["spec"]) for other in made):
+            spec["priority"] = max(other["spec"]["priority"] for other in made) + 1
+        made.append(document("Maintenance", f"maintenance{number}", spec))
+    return made
+
+
+def bounds(spec: Document) -> tuple[datetime, datetime]:
+    """A maintenance's window as [start, end), an open end as one that nothing reaches."""
+    window = spec.get("window", {})
+    start, end = window.get("start", "2000-01-01T00:00:00Z"), window.get("end", "2100-01-01T00:00:00Z")
+    return datetime.fromisoformat(start), datetime.fromisoformat(end)
+
+
+def overlap(one: Document, other: Document) -> bool:
+    (one_start, one_end), (other_start, other_end) = bounds(one), bounds(other)
+    return one_start < other_end and other_start < one_end
+
+
+@st.composite
+def _records(draw: st.DrawFn, maintenances: list[Document]) -> Record | None:
+    """What may be known of a server: nothing, or a record as the ledger would have come to it."""
+    if draw(st.integers(0, 5)) == 5:
+        return None
+    runs = {}
+    for maintenance in maintenances:
+        if (run := draw(st.integers(0, 2))) > 0:
+            opened, _ = bounds(maintenance["spec"])
+            made_at = max(opened, START) + timedelta(minutes=draw(st.integers(0, 600)))
+            ends = [None, opened, opened + timedelta(hours=draw(st.integers(1, 60)))]  # an earlier window's, too
+            runs[name_of(maintenance)] = Run(run, made_at, draw(st.sampled_from(ends)))
+    record = Record(runs=runs)
+    if draw(st.booleans()):
+        provisioned_at = draw(_INSTANTS)
+        record = replace(
+            record,
+            provision=draw(st.integers(0, 3)),
+            image=draw(_IMAGES),
+            provisioned_at=provisioned_at,
+            grace_until=provisioned_at + timedelta(minutes=1) if draw(st.booleans()) else None,
+        )
+    if draw(st.integers(0, 3)) == 0:
+        after = timedelta(minutes=draw(st.integers(1, 300)))
+        record = replace(record, consumed_at=(record.provisioned_at or draw(_INSTANTS)) + after)
+    return record
+
+
+_FRA1: Final = {"name": "fra1", "select": {"matchLabels": {"site": "fra1"}}, "baseURL": "http://fra1.test"}
+_GENERAL: Final = _maybe(
+    sites=st.just([_FRA1]),
+    unknownServers=st.sampled_from(["LocalDisk", "NotFound", {"profile": "rescue"}]),
+    serving=st.just({"restrict": True}),
+)
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> GeneratedFleet:
+    """A whole small fleet: one to six servers, and all seven kinds."""
+    servers = tuple(f"web{number:02}" for number in range(draw(st.integers(1, 6))))
+    profiles = draw(_profiles())
+    required = draw(st.booleans())
+    policies = draw(_policies(servers, profiles, required=required))
+    maintenances = draw(_maintenances(servers, profiles))
+    made = GeneratedFleet(
+        documents=(
+            document("Fleet", "test", {"baseURL": "http://boot.test", "requirePolicy": required} | draw(_GENERAL)),
+            *_ALL_IMAGES,
+            draw(_streams(servers)),
+            *profiles,
+            *policies,
+            *maintenances,
+        ),
+        records={name: draw(_records(maintenances)) for name in servers},
+        at=draw(_INSTANTS),
+    )
+    pools = tuple(map(name_of, policies))
+    return made.having(*(draw(server_documents(name, policies=pools, bios=made.bios)) for name in servers))

@@ -1,0 +1,47 @@
+"""What is sent to the process that forks gitboot's commands: see tests/helpers/forked_commands.py.
+
+A shell's `gitboot` does no more than this, and is in a hurry: next to nothing is imported.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _socket
+import marshal
+import os
+import sys
+
+LONGEST = 1 << 18  # bytes of a command with its environment
+NETWORK = "/proc/thread-self/ns/net"  # the network that a process is in, which is not that of who forks it
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import NoReturn
+
+
+def umask() -> int:
+    """This process's, as it is: to set it and set it back takes another thread's for its own now and then."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        return int(next(line.split()[1] for line in status if line.startswith("Umask:")), 8)
+
+
+def ask(
+    connection: _socket.socket, arguments: Sequence[str], environment: Mapping[str, str], files: Sequence[int]
+) -> int:
+    """Have a command forked with these as its standard files; the process that it is."""
+    network = os.open(NETWORK, os.O_RDONLY | os.O_CLOEXEC)
+    asked = marshal.dumps((list(arguments), os.getcwd(), dict(environment), umask()))
+    sent = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (*files, network))
+    connection.sendmsg([asked], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, sent)])
+    os.close(network)
+    return int(connection.recv(LONGEST))
+
+
+def pass_on(address: str) -> NoReturn:
+    """Run the command that this process was called with, and end as it does; whoever ends this one ends it."""
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    connection.connect(address)
+    pid = ask(connection, sys.argv[1:], os.environ, (0, 1, 2))
+    _signal.signal(_signal.SIGTERM, lambda number, _: os.kill(pid, number))
+    sys.exit(int(connection.recv(LONGEST)))

@@ -1,0 +1,330 @@
+"""What is done with bytes that a stranger chose, and what must never come of it: a function for each place.
+
+Each takes bytes and ends without an exception, or finds a defect. The suite gives them some by Hypothesis and all
+seeds in ``fuzz/seeds``; ``fuzz/`` gives them others for as long as one likes.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from functools import cache
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from gitboot.artifacts.oci import chosen, files, parse_manifest
+from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.override_state import BootTarget, Enabled, Override
+from gitboot.bmc.override_steps import OFF, fit
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.cli.evaluated_fleet import about_all
+from gitboot.endpoint.age_encryption import Keys, Unopened, make_key
+from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, InvalidRepository, RegistryRefused
+from gitboot.fetchlog import access_logs, spool
+from gitboot.fetchlog.log_entries import Observation, first_of, read_reports
+from gitboot.fetchlog.one_time_boots import GivenBoots
+from gitboot.fleet.documents import NotSealed, sealed
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
+from gitboot.fleet.validation import load
+from gitboot.problems import Problem
+from gitboot.publish.manifest import parse_digests, parse_head, parse_listing, parse_shard
+from gitboot.publish.targets import sync_steps
+from gitboot.render import endpoint_files
+from gitboot.render.server_states import server_state
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.template_sandbox import MAX_BYTES, TemplateFault
+from gitboot.resolve.templates import TemplateSet
+from gitboot.system_clock import Uptime
+from tests.helpers.fleets import SEED
+from tests.helpers.served_tree import BEFORE, FLEET, Site, connect, read_all
+
+PASSWORD: Final = "correct-horse-battery"
+CANARY: Final = b"canary-in-a-coal-mine"  # in a file beside the tree
+_SOUND: Final = "---\n".join(SEED).encode()
+
+
+# What is pushed
+
+
+def document(data: bytes) -> None:
+    """A file of a fleet beside a sound one: every problem has a place in it, and no file leaves the tree."""
+    _commit({"fleet.yaml": _SOUND, "x.yaml": data})
+
+
+def fleet(data: bytes) -> None:
+    """All of a fleet in one file, with a template that it may name."""
+    _commit({"fleet.yaml": data, "t": b"#cloud-config\n{{ server.name }}\n"})
+
+
+def ignored(data: bytes) -> None:
+    """A .gitbootignore."""
+    _commit({"fleet.yaml": _SOUND, ".gitbootignore": data})
+
+
+def _commit(files: Mapping[str, bytes]) -> None:
+    blobs = {path: BlobId(sha256(content).hexdigest()) for path, content in files.items()}
+    contents = {blobs[path]: content for path, content in files.items()}
+    try:
+        repository = load(Snapshot(revision=Revision("test"), blobs=blobs, read=contents.__getitem__))
+        decisions = decide(repository)
+    except InvalidRepository as error:
+        _problems_have_places(error.problems, files)
+        return
+    about = about_all(repository, decisions)
+    for name, decision in decisions.servers.items():
+        found = server_state(decisions, decision, Record(), BEFORE, about[name])
+        for path in found.files:
+            assert path.startswith(("boot/", "ops/")) and not {"", ".", ".."} & set(path.split("/")), path
+        assert endpoint_files.parse(endpoint_files.render(found.published)) == found.published
+
+
+def _problems_have_places(problems: tuple[Problem, ...], files: Mapping[str, bytes]) -> None:
+    assert problems
+    for problem in problems:
+        assert problem.path in files or problem.path == "fleet.yaml", problem
+        assert problem.line >= 1 and problem.column >= 1, problem
+        assert str(problem).isprintable(), problem
+
+
+def template(data: bytes) -> None:
+    """A template, with what those of a fleet see."""
+    names = {"server": {"name": "web01", "labels": {"site": "fra1"}, "interfaces": [{"mac": "52:54:00:00:00:01"}]}}
+    context = {**names, "vars": {"debug": True, "n": "7"}, "urls": {"base": "http://boot.test", "secrets": {}}}
+    text, said = "", "fine"
+    try:
+        text = TemplateSet({"t": data}).render_file("t", context)
+    except TemplateFault as fault:
+        said = fault.message
+    assert said and len(text.encode()) <= MAX_BYTES
+
+
+def secret(data: bytes) -> None:
+    """A file that is called a secret."""
+    with suppress(NotSealed, Unopened):
+        _keys().open(sealed(data))
+
+
+@cache
+def _keys() -> Keys:
+    with TemporaryDirectory() as folder:
+        make_key(Path(folder) / "keys")
+        keys = Keys(Path(folder) / "keys")
+        keys.check()
+    return keys
+
+
+# What is written down by others
+
+
+def access_log(data: bytes) -> None:
+    """Lines of a mirror's access log."""
+    for line in data.splitlines(keepends=True):
+        found = access_logs.read(line)
+        if isinstance(found, Observation):
+            assert found.at.tzinfo is not None
+            assert found.path.startswith("boot/") and ".." not in found.path.split("/"), found
+            spool.line_of(found)
+
+
+def spooled(data: bytes) -> None:
+    """A file of a spool, and a report beside it: read by the instance, and by the endpoints."""
+    with TemporaryDirectory() as folder:
+        for name in ("1-a.jsonl", "1-a.report"):
+            (Path(folder) / name).write_bytes(data)
+        good = Observation(server="web01", path="boot/x", client="::1", at=BEFORE, modified=1)
+        (Path(folder) / "2-b.jsonl").write_bytes(spool.line_of(good))
+        taken = spool.take(Path(folder), {})
+        assert good in taken.observations
+        for each in taken.observations:
+            assert each.at.tzinfo is not None
+            spool.line_of(each)
+        if (found := GivenBoots(Path(folder)).find("web01", "a" * 64)) is not None:
+            found.again(BEFORE, Uptime("this", 1))
+        GivenBoots(Path(folder)).reported("web01", "a" * 64)
+        first_of(read_reports(Path(folder), BEFORE).refused)
+        spool.forget(Path(folder), taken.offsets, spool.forgotten_next(Path(folder), taken.offsets))
+
+
+def published(data: bytes) -> None:
+    """A file of a published tree, which a mirror or a disk may have damaged."""
+    parsers: tuple[Callable[[bytes], object], ...] = (
+        *(endpoint_files.parse, endpoint_files.parse_terms, parse_shard),
+        *(parse_digests, parse_head, parse_listing),
+    )
+    for parse in parsers:
+        with suppress(ValueError):
+            parse(data)
+
+
+# What answers, and what asks
+
+
+def redfish(data: bytes) -> None:
+    """A BMC: the real client, which reads, writes and reads, and is answered with these bytes, one part a request."""
+    bmc = _bmc()
+    bmc.answers = iter(data.split(b"\n~~\n"))
+    wanted = Override(
+        enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri="http://boot.test/x"
+    )
+    credentials = Credentials(username="root", password=PASSWORD, name="rack")
+    said = ""
+    try:
+        with BmcConnection(bmc.url, credentials, connect_timeout_s=5, read_timeout_s=5) as connection:
+            seen = connection.observe()
+            seen = connection.with_clock(seen, lambda: BEFORE)
+            if (override := fit(wanted, seen)) is not None:
+                connection.set_override(override, seen)
+            connection.set_override(OFF, seen)
+    except (BmcUnreachable, BmcBusy, BmcRejected) as error:
+        said = str(error)
+    assert PASSWORD not in said and b64encode(f"root:{PASSWORD}".encode()).decode() not in said
+    assert len(said) < 2_000, said
+
+
+class _Bmc(ThreadingHTTPServer):
+    """Answers each request with the next part: a status of three digits and a JSON document, or bytes as they are."""
+
+    daemon_threads = True
+    answers: Iterator[bytes] = iter(())
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_: object) -> None:
+        """Nothing: who asks may leave at any time."""
+
+
+class _Answering(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Bmc
+
+    def do_GET(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        self.rfile.read(length)
+        answer = next(self.server.answers, b"")
+        status, body = answer[:3], answer[3:]
+        if not (status.isdigit() and body[:1] in (b"{", b"[")):
+            self.wfile.write(answer)
+            self.close_connection = True
+            return
+        head = f"HTTP/1.1 {status.decode()} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.wfile.write(head.encode() + body)
+
+    do_PATCH = do_GET  # noqa: N815 - http.server calls it so
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@cache
+def _bmc() -> _Bmc:
+    server = _Bmc(("127.0.0.1", 0), _Answering)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def head(data: bytes) -> None:
+    """What a client sends to a real endpoint: an answer of HTTP or none, nothing beside the tree, and no fault."""
+    url = _endpoint()
+    with closing(connect(url)) as client:
+        with suppress(OSError):  # it may have been refused before it was whole
+            client.sendall(data)
+            client.shutdown(socket.SHUT_WR)
+        answer = read_all(client)
+    assert CANARY not in answer
+    assert not answer or answer.startswith(b"HTTP/1.1 "), answer[:100]
+    for line in answer.split(b"\r\n"):
+        assert not line.startswith(b"HTTP/1.1 5") or line.startswith(b"HTTP/1.1 503"), (data, line)
+
+
+_stack: Final = ExitStack()  # for as long as the process runs
+
+
+@cache
+def _endpoint() -> str:
+    folder = Path(_stack.enter_context(TemporaryDirectory())) / "site"
+    root = folder / "output"
+    root.mkdir(parents=True)
+    for place in (folder / "canary", root / "canary", folder.parent / "canary"):
+        place.write_bytes(CANARY)
+    site = Site(root)
+    site.publish(FLEET)
+    return _stack.enter_context(site.serve(assets=_assets(folder)))
+
+
+def _assets(folder: Path) -> Path:
+    assets = folder / "assets"
+    assets.mkdir()
+    (assets / "kernel").write_bytes(b"kernel")
+    return assets
+
+
+# What a registry answers
+
+
+def manifest(data: bytes) -> None:
+    """An index or manifest: what a BootImage would be made of it is named by digests, or it is refused."""
+    with suppress(RegistryRefused):
+        found = parse_manifest(data, "x")
+        for each in chosen(found.manifests or (), "", "x").values() if found.manifests is not None else ():
+            assert re.fullmatch("[0-9a-f]{64}", each.sha256)
+        for several in files(found.layers, "x").values() if found.layers is not None else ():
+            assert all(re.fullmatch("[0-9a-f]{64}", each.sha256) for each in several)
+
+
+def followed(data: bytes) -> None:
+    """What a branch or a bucket says that it holds: it is what gitboot wrote, or a ValueError."""
+    with suppress(ValueError):
+        assert all(isinstance(digest, str) for digest in sync_steps.parse_head(data).shards.values())
+    with suppress(ValueError):
+        units = sync_steps.parse_units(data)
+        assert sync_steps.parse_units(sync_steps.render_units(units)) == units
+    with suppress(ValueError):
+        paths = sync_steps.parse_unlisted(data)
+        assert sync_steps.parse_unlisted(sync_steps.render_unlisted(paths)) == paths
+        assert all(path.startswith("boot/") and not {"", ".", ".."} & {*path.split("/")} for path in paths)
+
+
+TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
+    each.__name__: each
+    for each in (
+        document,
+        fleet,
+        ignored,
+        template,
+        secret,
+        access_log,
+        spooled,
+        published,
+        redfish,
+        head,
+        manifest,
+        followed,
+    )
+}
+
+# What edits are made of: words on which the readers of these bytes turn.
+WORDS: Final[tuple[bytes, ...]] = tuple(
+    word.encode()
+    for word in (
+        *("\n", "\r\n", " ", "\0", "\ufeff", "é", "\u2028", "'", '"', "\\", "{", "}", "[", "]", ":", ",", "-", "~"),
+        *("{{", "}}", "{%", "%}", "|", "null", "true", "0", "-1", "1e999", "9" * 30, "NaN", "*a", "&a", "!!python/x"),
+        *("---\n", "...", "<<: ", "\t", "../", "/..%2f", "%00", "//", "?", "#", "HTTP/1.1", "Host: x\r\n"),
+        *("Content-Length: 9\r\n", "Transfer-Encoding: chunked\r\n", "X-Forwarded-For: ", "GET ", "HEAD ", "POST "),
+        *("0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-11-20T22:00:00", "metadata", "spec", "kind"),
+    )
+)
+
+
+def seeds(target: str) -> list[Path]:
+    """Bytes that are near to what a place expects, and those that once found a defect."""
+    return sorted((Path(__file__).parents[2] / "fuzz" / "seeds" / target).iterdir())

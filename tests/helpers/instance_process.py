@@ -1,0 +1,247 @@
+"""A running gitboot and the repository that it follows, as processes and directories of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import httpx
+import pygit2
+
+from gitboot.cli.instance_client import request
+from gitboot.controller.instance.state_directory import LEDGER, has_ledger
+from gitboot.controller.operator_requests import BEGIN
+from gitboot.ledger.location import PostgresAddress, note_address
+from gitboot.ledger.store import Store
+from gitboot.publish.tree_reader import read_records
+from gitboot.resolve.provisioning_record import record_facts
+from tests.helpers.forked_commands import Command
+from tests.helpers.served_tree import LOADER
+
+_GIT = {
+    "GIT_AUTHOR_NAME": "A",
+    "GIT_AUTHOR_EMAIL": "a@example.net",
+    "GIT_COMMITTER_NAME": "A",
+    "GIT_COMMITTER_EMAIL": "a@example.net",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+}
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments],
+        cwd=folder,
+        env={**os.environ, **_GIT},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+
+
+@dataclass
+class Repository:
+    """A bare repository, and a work tree from which it is pushed to."""
+
+    bare: Path
+    work: Path
+
+    @classmethod
+    def create(cls, folder: Path) -> Repository:
+        made = cls(bare=folder / "fleet.git", work=folder / "work")
+        folder.mkdir(parents=True, exist_ok=True)
+        pygit2.init_repository(str(made.bare), bare=True, initial_head="main")
+        pygit2.init_repository(str(made.work), initial_head="main").remotes.create("origin", str(made.bare))
+        return made
+
+    def push(self, files: Mapping[str, str], subject: str = "Change") -> str:
+        """Write files, commit and push; return the commit's id."""
+        for path, text in files.items():
+            (self.work / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.work / path).write_text(text)
+        work = pygit2.Repository(str(self.work))  # in this process: git would start five
+        work.index.add_all()
+        work.index.write()
+        ada = pygit2.Signature("A", "a@example.net")
+        parents = [] if work.head_is_unborn else [work.head.target]
+        made = work.create_commit("HEAD", ada, ada, f"{subject}\n", work.index.write_tree(), parents)
+        work.remotes.create_anonymous(str(self.bare)).push(["refs/heads/main"])
+        return str(made)
+
+
+@dataclass
+class Instance:
+    """``gitboot run`` or ``serve`` in a process of its own, listening on a port that was free."""
+
+    process: Command
+    errors: TextIO
+    url: str = ""
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, *arguments: str, environment: Mapping[str, str] | None = None) -> Instance:
+        read, write = os.pipe()
+        made = cls(Command(arguments, {**os.environ, **(environment or {})}, errors=write), os.fdopen(read))
+        os.close(write)
+        return made
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        """What a boot loader is answered."""
+        return httpx.get(f"{self.url}{path}", **{"headers": LOADER, "timeout": 60, "verify": False, **more})
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.get("/api/v1/status").json()
+        return found
+
+    def read(self) -> None:
+        for line in self.errors:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = {"type": "NotJson", "message": line.rstrip()}
+            if event["type"] == "Listening":
+                self.url = event["url"]
+            self.events.append(event)
+
+
+def eventually(look: Callable[[], Any], within_s: float = 300) -> Any:
+    """What ``look`` gives once it is true; an AssertionError names the last that it gave or raised."""
+    until, last = time.monotonic() + within_s, None
+    while time.monotonic() < until:
+        try:
+            if last := look():
+                return last
+        except httpx.TransportError as error:
+            last = error
+        time.sleep(0.05)
+    raise AssertionError(f"not within {within_s} s; last: {last!r}")
+
+
+def ledger_in(state: Path, address: PostgresAddress | None = None) -> str:
+    """The identity of the ledger in a state directory, or of the one that it names; it is made where there is none."""
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if address is not None:
+        note_address(state / LEDGER, address)
+    with Store.open(state / LEDGER) as ledger:
+        return ledger.progress[0]
+
+
+def begin(state: Path, records: str | Path) -> None:
+    """Tell the ledger of a running instance what to begin with, and wait until that is published."""
+    eventually(lambda: has_ledger(state))
+    facts: dict[str, Any] = {"how": str(records)}
+    if records not in ("fresh", "adopt", "as-recorded"):
+        items = [{"uuid": uuid, **record_facts(record)} for uuid, record in read_records(Path(records)).items()]
+        facts = {"how": "records", "items": items}
+    outcome = request(state, BEGIN, facts)
+
+    def is_known() -> bool:
+        found = json.loads((state / "status.json").read_bytes())["conditions"]
+        return any(each["type"] == "RecordsKnown" and each["reason"] in ("Known", "UnknownServers") for each in found)
+
+    try:
+        eventually(is_known)
+    except AssertionError:
+        raise AssertionError(f"{outcome}\n{(state / 'status.json').read_text()}") from None
+
+
+@contextmanager
+def running(
+    repository: Path | str,
+    folder: Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    ready: bool = True,
+    records: str | Path | None = None,
+) -> Iterator[Instance]:
+    """A running instance with OUTPUT and STATE in ``folder``; it must end cleanly when it is told to.
+
+    ``records`` is what its ledger is told to begin with.
+    """
+    places = ("--out", str(folder / "output"), "--state", str(folder / "state"), "--listen", "127.0.0.1:0")
+    instance = Instance.start("run", str(repository), *places, *arguments, environment=environment)
+    process = instance.process
+    reader = threading.Thread(target=instance.read, daemon=True)
+    reader.start()
+    try:
+        eventually(lambda: instance.url or process.poll() is not None)
+        assert process.poll() is None, instance.events
+        if ready:
+            eventually(lambda: instance.get("/readyz").status_code == 200)
+        if records is not None:
+            begin(folder / "state", records)
+        yield instance
+        process.send_signal(signal.SIGTERM)
+        ended = process.wait(120)
+        assert ended == 0, (ended, instance.events[-3:])
+        reader.join(60)
+        plain = [event["message"] for event in instance.events if event["type"] == "NotJson"]
+        assert not plain, "\n".join(plain)
+    except BaseException as error:
+        error.add_note(f"the instance had ended with {process.poll()}, and said last: {instance.events[-5:]}")
+        raise
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(60)
+        instance.errors.close()
+
+
+def is_program(pid: int, name: str) -> bool:
+    """Return whether a process is a part of gitboot: started (``gitboot.git``, ``gitboot serve``) or forked."""
+    process = Path(f"/proc/{pid}")
+    try:
+        words = (process / "cmdline").read_text().split("\0")
+        return (process / "comm").read_text() == f"{name}\n" or any(word.rpartition(".")[2] == name for word in words)
+    except OSError:
+        return False  # it has ended
+
+
+def evaluators(parent: int) -> list[int]:
+    """The evaluators that a process has started."""
+    return _children(parent, "evaluator")
+
+
+def fetchers(parent: int) -> list[int]:
+    """The processes that fetch for one."""
+    return _children(parent, "git")
+
+
+def alive(process: int) -> bool:
+    """Whether a process has not come to its end."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def peak_mib(process: int) -> int:
+    """The most memory that a process ever had."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) // 1024
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started, of whatever name."""
+    return [each for name in ("evaluator", "source", "serve") for each in _children(parent, name)]
+
+
+def _children(parent: int, name: str) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            if int(fields["PPid"]) == parent and is_program(int(status.parent.name), name):
+                found.append(int(status.parent.name))
+        except (OSError, KeyError):
+            continue
+    return found

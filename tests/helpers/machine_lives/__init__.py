@@ -1,0 +1,1 @@
+"""One server through commits, boots, faults, crashes and restarts."""

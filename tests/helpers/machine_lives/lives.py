@@ -1,0 +1,528 @@
+"""One server through commits, boots, faults, crashes and restarts, and what must be true of it all along.
+
+Judged by what its BMCs were really made to boot and by what its machine really booted, never by gitboot's ledger.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from gitboot.controller.bmcs.desired_state import media_of
+from gitboot.controller.instance.assembly import Outside, assembled
+from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
+from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.reconcile import Reconciler
+from gitboot.controller.reconcile_inputs import Inbox
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.jsonio import Digest
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.ledger.open_ledger import copy_ledger
+from gitboot.ledger.store import Store
+from gitboot.publish.publisher import Published
+from gitboot.publish.signed_list import ListKeys
+from gitboot.publish.tree_changes import EndedWindows
+from gitboot.render.endpoint_files import PublishedServer, parse, state_path, turn_of
+from gitboot.render.paths import File, Files
+from gitboot.render.plan_and_record_files import AS_IT_WAS, RECORDS, PartFiles
+from gitboot.render.token_keys import NO_KEYS
+from gitboot.resolve.provisioning_record import imported
+from gitboot.resolve.server_plan import BootPlan, Offer, Phase
+from gitboot.status.events import Event
+from tests.helpers import fleets
+from tests.helpers.instance_doubles import UNLIMITED
+from tests.helpers.machine_lives.commits import Branch, Commit, Way
+from tests.helpers.machine_lives.machines import DISCS, NETWORK, RESCUE, Key, OverrideRecord, Reading, Watched
+from tests.helpers.machine_lives.process_end import Crash, Fate, Mortal
+from tests.helpers.redfish_double.double import Boot
+from tests.helpers.redfish_double.profiles import ENABLED, TARGET, Profile
+from tests.helpers.redfish_double.server import RedfishServer
+
+ENTRY = f"boot/v1/boot/{fleets.mac_of('web01').replace(':', '-')}/boot.ipxe"
+MONITOR, STRANGER, ITSELF = "10.9.0.5", "10.0.0.99", "10.0.0.7"
+_GRACE = timedelta(seconds=60)
+
+
+@dataclass
+class Process:
+    """What is lost when it dies."""
+
+    ledger: Store
+    inbox: Inbox
+    reconciler: Reconciler
+    opened: ExitStack
+
+    def close(self) -> None:
+        self.opened.close()
+
+
+@dataclass
+class Life:
+    """The server's whole world."""
+
+    folder: Path
+    bmcs: Mapping[str, RedfishServer]  # a and a2 lead to its own BMC, b to another machine's
+    profile: Profile
+    way: Way = Way.ENTRY
+    commit: Commit = field(default_factory=Commit)
+    violations: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    netboots: bool = False  # whether its firmware starts from the network by itself
+    delays: bool = False  # whether what is fetched is told later
+    is_as_left: bool = True  # of what was published
+
+    # What gitboot has at its disposal after a crash
+    branch: Branch = field(init=False)
+    servers: dict[str, PublishedServer] = field(default_factory=dict)  # as they were published last
+    shared: Files = field(default_factory=dict)
+    parts: PartFiles = AS_IT_WAS
+    backup: int | None = None  # how much had happened when it was made
+
+    spool: SpoolFile = field(init=False)  # of its endpoints, which outlive it
+
+    # How it ends
+    fate: Fate = field(default_factory=Fate)
+    instance: Process | None = None
+
+    # What is true
+    nobodys: set[str] = field(default_factory=set)  # media of which a ledger that was put back may know nothing
+    intruded_at: datetime | None = None
+    unknown: bool = False  # a ledger that nobody may believe
+    strange: set[str] = field(default_factory=set)  # motherboards of which nothing is known
+    epochs: Counter[str] = field(default_factory=Counter)  # by UUID: an operator opened everything anew
+    ordered: set[str] = field(default_factory=set)  # UUIDs for which a request waits
+    images: dict[str, list[str]] = field(default_factory=dict)  # by UUID: provisioned one after the other
+    consumed: set[tuple[Key, int]] = field(default_factory=set)
+    delayed: list[Observation] = field(default_factory=list)
+    told: list[Observation] = field(default_factory=list)  # that no pass has come to its end with
+    acknowledged: set[Observation] = field(default_factory=set)  # that a pass has come to its end with
+    made: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # boots by the machine itself
+    proven: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # of them, those that gitboot must know of
+    offers: dict[str, Offer] = field(default_factory=dict)  # by the digest of a plan
+
+    def __post_init__(self) -> None:
+        self.own, self.other = (self._machine(name) for name in ("a", "b"))
+        for name, server in self.bmcs.items():
+            server.heal()
+            server.service = Reading(self.other if name == "b" else self.own, credentials={"root": "secret"})
+        self.own.uuid = self.commit.uuid
+        self.own.on_boot, self.other.on_boot = self._own_booted, self._other_booted
+        (self.folder / "spool").mkdir()
+        self.spool = SpoolFile(self.folder / "spool")
+        self.branch = Branch()
+        self.branch.write(self._documents())
+        self.start(initial="fresh")
+
+    def _machine(self, name: str) -> Watched:
+        machine = Watched(name, uuid=fleets.uuid_of(name), profile=self.profile)
+        machine.witness = self
+        return machine
+
+    def _documents(self) -> list[str]:
+        addresses = {name: server.url for name, server in self.bmcs.items()}
+        return self.commit.documents(addresses, self.own.path, way=self.way)
+
+    @property
+    def now(self) -> datetime:
+        return self.own.now
+
+    @property
+    def machines(self) -> tuple[Watched, Watched]:
+        return self.own, self.other
+
+    @property
+    def named(self) -> Watched | None:
+        """The machine whose BMC the document names."""
+        if self.commit.bmc is None:
+            return None
+        return self.other if self.commit.bmc == "b" else self.own
+
+    # The process
+
+    def start(self, initial: str | None = None) -> None:
+        opened = ExitStack()
+
+        class Ledger(Mortal):
+            fate = self.fate
+
+        ledger = opened.enter_context(Ledger.open(self.folder / "ledger.sqlite"))
+        if instance_tables.is_behind(ledger):
+            instance_tables.doubt(ledger, "RestoredLedger")
+        outside = Outside(source=self.branch, evaluation=self.branch, target=self)
+        files = [each for path, each in self.parts.files.items() if path.startswith(RECORDS)]
+        if self.shared:
+            records = {uuid: known for each in files for uuid, known in imported(each.content, RECORDS).items()}
+            outside = replace(outside, owner=instance_tables.read(ledger).identity, records=records)
+        settings = Settings(
+            output=self.folder,
+            state=self.folder,
+            spool=self.folder / "spool",
+            git=GitSettings(repository=""),
+            bmc=BmcSettings(credentials=self.folder, parallel=1, jitter=0),
+            limits=UNLIMITED,
+        )
+        made = opened.enter_context(
+            assembled(
+                settings,
+                ledger,
+                outside,
+                tell=self._happened,
+                clock=lambda: self.now,
+            )
+        )
+        if initial is not None:
+            instance_tables.give(ledger, self.now, "an operator", BEGIN, {"how": initial})
+        self.instance = Process(ledger, made.inbox, made.reconciler, opened)
+
+    def kill(self) -> None:
+        """End the process, with everything that it had not written down."""
+        if self.instance is not None:
+            self.counts["killed"] += 1
+            self.instance.close()
+        self.instance, self.fate.dead, self.fate.dies_in = None, False, None
+        for machine in self.machines:
+            machine.at_patch = None
+
+    def reconcile(self) -> bool:
+        """One pass; return whether it came to its end."""
+        if self.instance is None:
+            self.start()
+        instance, ended = self.instance, False
+        assert instance is not None
+        with suppress(Crash):
+            instance.reconciler.reconcile(self.now, wait=True)
+            ended = not self.fate.dead and instance.reconciler.standing.unwritable is None
+        self.fate.dies_in = None
+        if self.fate.dead:
+            self.kill()
+        elif ended:
+            self.unknown = instance_tables.read(instance.ledger).doubt is not None
+            self.ordered.clear()
+            self.acknowledged.update(self.told)
+            self.told.clear()
+            self.counts["passes"] += 1
+        return ended
+
+    def publish(
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,
+        parts: PartFiles,
+    ) -> Published:
+        if self.fate.dead:
+            raise Crash
+        assert self.instance is not None
+        if complete:
+            self.servers.clear()
+        for name, files in servers.items():
+            self.servers.pop(name, None)
+            if files is not None:
+                self.servers[name] = parse(files[state_path(name)].content)
+        self.shared = self.shared if shared is None else shared
+        self.parts = self.parts.then(parts)
+        turns = (turn for each in self.servers.values() for path in each.paths.values() for turn in path)
+        for digest in {Digest(turn.digest) for turn in turns if turn.digest is not None}:
+            if (offer := server_tables.offered(self.instance.ledger, digest)) is not None:
+                self.offers[digest] = offer
+        return Published(written=(), withdrawn=(), expired=(), unchanged=0)
+
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        return int(at.timestamp())
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        return EndedWindows((), None)
+
+    def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
+        return None
+
+    def holds(self, files: Files) -> bool:
+        stands = self.servers.items()
+        return any(parse(files[path].content) == state for name, state in stands if (path := state_path(name)) in files)
+
+    def _happened(self, event: Event) -> None:
+        if event.type == "Provisioned":
+            self.counts["provisioned"] += 1
+            images = self.images.setdefault(self.commit.uuid, [])
+            if not images or images[-1] != event.facts["image"]:
+                images.append(event.facts["image"])
+        elif event.type == "Requested":
+            for uuid in self.ordered:
+                self._open_anew(uuid)
+                self.strange.discard(uuid)
+
+    # What happens
+
+    def push(self, **changes: Any) -> None:
+        before = self.commit
+        self.commit = replace(self.commit, **changes)
+        if self.commit.uuid != before.uuid and self.commit.uuid not in self.images:
+            self.strange.add(self.commit.uuid)
+        self.images.setdefault(before.uuid, [])
+        self.own.uuid = self.commit.uuid  # its board is replaced as the document says so
+        self.branch.write(self._documents())
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass for all, event by event."""
+        ends = self.now + timedelta(seconds=seconds)
+        for machine in self.machines:
+            machine.advance((ends - machine.now).total_seconds())
+
+    def back_up(self) -> None:
+        if self.instance is not None:
+            self.backup = self.counts["set"] + self.counts["provisioned"]
+            copy_ledger(self.folder / "ledger.sqlite", self.folder / "backup.sqlite", in_use=True)
+
+    def put_back(self) -> None:
+        """Put the backup in the ledger's place."""
+        self.kill()
+        path = self.folder / "ledger.sqlite"
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        shutil.copyfile(self.folder / "backup.sqlite", path)
+        self.start()
+        assert self.instance is not None
+        self.unknown = instance_tables.read(self.instance.ledger).doubt is not None
+        if not self.unknown and self.backup != self.counts["set"] + self.counts["provisioned"]:
+            self.violations.append("an older ledger was believed")
+        self.made.clear()
+        self.proven.clear()
+        for machine in self.machines:
+            machine.standing = None  # nobody knows any more whose it is
+            self.nobodys |= set(machine.media)
+
+    def adopt(self) -> None:
+        """Say that all is installed as Git wants it."""
+        self.kill()
+        self.start(initial="adopt")
+        if self.unknown:
+            self._open_anew(self.commit.uuid)
+            self.strange |= {fleets.uuid_of(f"board-{board}") for board in range(3)}
+            if self.commit.here:
+                self.strange.discard(self.commit.uuid)
+
+    def request(self, what: str, **facts: Any) -> None:
+        """Leave an operator's request, which opens everything anew when it is carried out."""
+        if self.instance is not None:
+            instance_tables.give(self.instance.ledger, self.now, "an operator", what, facts)
+            self.ordered.add(self.commit.uuid)
+
+    def _open_anew(self, uuid: str) -> None:
+        self.epochs[uuid] += 1
+
+    def tell(self, observation: Observation) -> None:
+        if self.delays:
+            self.delayed.append(observation)
+        else:
+            self._tell(observation)
+
+    def _tell(self, observation: Observation) -> None:
+        self.spool.append(line_of(observation))
+        self.told.append(observation)
+
+    def deliver(self) -> None:
+        delayed, self.delayed = self.delayed, []
+        for observation in delayed:
+            self._tell(observation)
+
+    def fetch(self, client: str, at: datetime | None = None) -> None:
+        """Ask for the server's entry."""
+        at = at or self.now
+        found = [(name, each.paths[ENTRY]) for name, each in self.servers.items() if ENTRY in each.paths]
+        if not found:
+            return
+        ((name, turns),) = found
+        turn = turn_of(turns, at)[0] if self.instance is not None else turns[0]  # a mirror does not turn
+        if turn is None or turn.digest is None:
+            return
+        digest = Digest(turn.digest)
+        observation = Observation(server=name, path=ENTRY, digest=digest, client=client, at=at)
+        self.tell(observation)
+        offer = self.offers.get(digest)
+        if client == ITSELF and offer is not None:
+            made = self._made(offer.uuid, offer.key)
+            self.made.setdefault(made, observation)
+            if offer.phase is Phase.NETWORK:
+                self.counts["installed"] += 1
+                before = self.proven.get(made)
+                if before is not None and at >= before.at + _GRACE:
+                    self.violations.append(f"{at}: {made} was installed at {before.at}, and is installed again")
+
+    def _made(self, uuid: str, key: str) -> tuple[Key, int]:
+        return Key(uuid, key), self.epochs[uuid]
+
+    # What is true
+
+    def key(self) -> Key | None:
+        """What the commit wants to be booted once, and is set at most once."""
+        reason = self.commit.boots_once(self.now)
+        if reason is None:
+            return None
+        if self.commit.often == "OnImageChange" and reason.startswith("provision"):
+            reason += f" after {len(self.images.get(self.commit.uuid, []))}"
+        return Key(self.commit.uuid, reason)
+
+    def intruded(self, at: datetime) -> None:
+        self.intruded_at = at
+
+    def written(
+        self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool
+    ) -> None:
+        """Judge what gitboot has written to a BMC."""
+
+        def wrong(what: str) -> None:
+            self.violations.append(f"{self.now}: {what}: {dict(before)} -> {dict(after)} on {machine.name}")
+
+        if overwrote:
+            wrong("somebody else's change was overwritten unnoticed")
+        if after[ENABLED] == "Disabled":
+            self.counts["withdrawn"] += 1
+            if before[TARGET] not in NETWORK:  # gitboot never wants another here
+                wrong("somebody else's override was withdrawn")
+            machine.standing = None
+            return
+        self.counts["set"] += 1
+        once, key = after[ENABLED] == "Once", self.key()
+        if machine.in_post and (self.profile.boot_progress or self.profile.hpe_post_state):
+            wrong("an override was set during POST")
+        if not self.commit.boots_network(self.now):
+            wrong("an override was set that nobody wants")
+        if after[TARGET] in DISCS and not self._has_its_media(machine):
+            wrong("an override was set for a medium that is not inserted")
+        if machine is not self.named:
+            wrong("an override was set on a BMC that no document names")
+        if key is not None:
+            if self.unknown or key.uuid in self.strange:
+                wrong("an override was set for a server of which nothing is known")
+            if (key, self.epochs[key.uuid]) in self.consumed:
+                wrong(f"{key} was set again after it was booted")
+        machine.standing = OverrideRecord(key, once, self.epochs[self.commit.uuid])
+
+    def switched(self, machine: Watched, kind: str) -> None:
+        """None of its commits wants power."""
+        self.violations.append(f"{self.now}: {kind} was asked for of {machine.name}")
+
+    def _has_its_media(self, machine: Watched) -> bool:
+        """Whether all lies in its drives that is to be booted, and read by that."""
+        return len(set(machine.media) - {RESCUE}) >= (2 if self.way is Way.MEDIA else 1)
+
+    def ejected(self, machine: Watched, image: str) -> None:
+        self.counts["ejected"] += 1
+        self.nobodys.discard(image)
+        if image == RESCUE:
+            self.violations.append(f"{self.now}: {image} was ejected from {machine.name}, which somebody else inserted")
+        once = machine.override[ENABLED] == "Once"
+        if machine.standing is not None and machine.standing.once is once and machine.override[TARGET] in DISCS:
+            self.violations.append(f"{self.now}: {image} was ejected from {machine.name} while {machine.shows()}")
+
+    def _consume(self, machine: Watched, boot: Boot) -> None:
+        standing = machine.standing
+        if standing is not None and standing.once and boot.target in NETWORK:
+            machine.standing = None
+            if standing.key is not None:
+                self.counts["consumed"] += 1
+                self.consumed.add((standing.key, standing.epoch))
+
+    def _other_booted(self, boot: Boot) -> None:
+        self._consume(self.other, boot)
+
+    def _own_booted(self, boot: Boot) -> None:
+        was_set = self.own.standing is not None
+        self._consume(self.own, boot)
+        if boot.target in DISCS:
+            self.counts["booted a medium"] += 1
+            if was_set and (boot.medium in (None, RESCUE) or not self._has_its_media(self.own)):
+                self.violations.append(f"{boot.at}: an override was consumed without its medium: {boot}")
+            return
+        from_network = boot.target in NETWORK or (boot.target == "None" and self.netboots)
+        if from_network and boot.uri is None:
+            self.fetch(ITSELF, boot.at)
+
+    def calm_down(self) -> None:
+        """Let every BMC answer and every fetch be told, and some passes run; then nothing may be left to do."""
+        self.fate.dies_in = None
+        for server in self.bmcs.values():
+            server.heal()
+        for machine in self.machines:
+            machine.at_patch = None
+        quiet_since = self.now
+        self.wait(180)
+        self.deliver()
+        ended = [self._reconcile_after(601) for _ in range(5)]
+        assert all(ended)
+        if not self.unknown:
+            self._all_is_known(quiet_since)
+        self._nothing_is_left_to_withdraw()
+        self._no_medium_is_left()
+        self._what_is_wanted_stands()
+        self._what_was_made_is_over()
+
+    def _reconcile_after(self, seconds: float) -> bool:
+        self.wait(seconds)
+        return self.reconcile()
+
+    @property
+    def plan(self) -> BootPlan | None:
+        assert self.instance is not None
+        state = self.instance.reconciler.standing.plans.servers.get(self.commit.name)
+        return state.plan if state is not None else None
+
+    def _all_is_known(self, quiet_since: datetime) -> None:
+        """By now gitboot knows of every boot that its machine made of its own BMC's override, or without one."""
+        if self.named is not self.other:
+            self.proven |= {
+                made: observation
+                for made, observation in self.made.items()
+                if made[0].uuid == self.commit.uuid
+                and observation.at < quiet_since
+                and (self.intruded_at is None or self.intruded_at < observation.at)
+                and observation in self.acknowledged
+            }
+
+    def _nothing_is_left_to_withdraw(self) -> None:
+        for machine in self.machines:
+            wanted = self.plan is not None and self.plan.override is not None and machine is self.named
+            if machine.standing is not None and machine.override[ENABLED] != "Disabled" and not wanted:
+                self.violations.append(
+                    f"{self.now}: {machine.shows()} still stands on {machine.name}: {machine.standing}"
+                )
+
+    def _no_medium_is_left(self) -> None:
+        """But what is wanted, or may be read by the system that booted it."""
+        plan = self.plan
+        for machine in self.machines:
+            kept = set(media_of(plan, NO_KEYS)) if machine is self.named else set()
+            for image in set(machine.media) - {RESCUE} - kept - self.nobodys:
+                self.violations.append(f"{self.now}: {image} still lies in a drive of {machine.name}")
+
+    def _what_is_wanted_stands(self) -> None:
+        """Or somebody is told why it does not."""
+        plan, named = self.plan, self.named
+        if plan is None or plan.override is None or named is None or plan.phase is Phase.MAINTENANCE:
+            return
+        assert self.instance is not None
+        conditions = [each for each in self.instance.reconciler.status.conditions if not each.status]
+        if named.override[ENABLED] == "Disabled" and not conditions:
+            self.violations.append(f"{self.now}: {plan.override} is wanted, is not set, and nobody is told")
+
+    def _what_was_made_is_over(self) -> None:
+        plan = self.plan
+        if plan is None or plan.key is None or plan.boot is None:
+            return
+        if (made := self._made(plan.uuid, plan.key)) in self.proven:
+            self.violations.append(f"{self.now}: {made} was made, and is still served")
+
+    def close(self) -> None:
+        if self.instance is not None:
+            self.instance.close()
+        self.instance = None

@@ -1,0 +1,285 @@
+"""A PostgreSQL server with a schema for each ledger, and connections to it that tests can stop."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, Self
+
+import pytest
+
+from gitboot.ledger.location import PostgresAddress, note_address
+from tests.helpers.forked_commands import join
+
+_USER: Final = "postgres"  # it does not run as root
+_SCHEMAS: Final = count(1)
+
+
+def programs() -> Path | None:
+    """Where the server's programs are; Debian has them beside the PATH."""
+    if (program := shutil.which("initdb")) is not None:
+        return Path(program).resolve().parent
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: int(each.parent.name))
+    return found[-1] if found else None
+
+
+def _program(name: str) -> Path:
+    folder = programs()
+    assert folder is not None, "postgresql is not installed: scripts/install-packages"
+    return folder / name
+
+
+@dataclass
+class PostgresServer:
+    """A server in a folder; it listens at a socket there, and at a port of this host where it is told to."""
+
+    folder: Path
+    settings: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+    network: str | None = None  # the namespace that it is in, where it has one of its own
+
+    @property
+    def port(self) -> str:
+        """By which its socket is named, too."""
+        return next((each.partition("=")[2] for each in self.settings if each.startswith("port=")), "5432")
+
+    def connect(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            made.connect(str(self.folder / "socket" / f".s.PGSQL.{self.port}"))
+        except OSError:
+            made.close()
+            raise
+        return made
+
+    def make(self, primary: Path | None = None) -> None:
+        """Make its folders, and what is in them: of a server of its own, or of a standby of the one at a socket."""
+        self.folder.mkdir()
+        self.folder.chmod(0o755)  # whatever the umask is: another user's server has to come in
+        for each in (data := self.folder / "data", self.folder / "socket"):
+            each.mkdir()
+            each.chmod(0o700 if each is data else 0o755)
+            if os.getuid() == 0:
+                shutil.chown(each, _USER, _USER)
+        if primary is None:
+            options = ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C", f"--username={_USER}"]
+            command = [str(_program("initdb")), "-D", str(data), *options]
+        else:
+            options = ["--no-sync", "--checkpoint=fast", "--write-recovery-conf", f"--username={_USER}"]
+            command = [str(_program("pg_basebackup")), "-D", str(data), "-h", str(primary), *options]
+        subprocess.run(command, check=True, capture_output=True, user=_who(), cwd=self.folder)
+
+    def start(self) -> None:
+        settings = ("listen_addresses=", f"unix_socket_directories={self.folder / 'socket'}", *self.settings)
+        command = [str(_program("postgres")), "-D", str(self.folder / "data"), *(f"--{each}" for each in settings)]
+        with (self.folder / "log").open("ab") as log, ThreadPoolExecutor(1) as thread:
+
+            def begin() -> subprocess.Popen[bytes]:
+                if self.network is not None:
+                    join(os.open(f"/run/netns/{self.network}", os.O_RDONLY))  # this thread alone
+                return subprocess.Popen(command, stdout=log, stderr=log, user=_who(), cwd=self.folder)
+
+            self.process = thread.submit(begin).result()
+        self.until_ready()
+
+    def until_ready(self) -> None:
+        ready = [str(_program("pg_isready")), "-q", "-h", str(self.folder / "socket"), "-p", self.port]
+        for _ in range(600):
+            if subprocess.run(ready, check=False).returncode == 0:
+                return
+            time.sleep(0.05)
+        raise AssertionError((self.folder / "log").read_text())
+
+    def replicated(self, folder: Path) -> PostgresServer:
+        """Another server that has all that this one has acknowledged from now on, and begins where it is promoted."""
+        other = PostgresServer(folder)
+        other.make(self.folder / "socket")
+        other.start()
+        self.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.sql("SELECT pg_reload_conf()")
+        return other
+
+    def let_in(self, network: str) -> None:
+        """Believe whoever comes from there, from the next start on."""
+        with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
+            rules.write(f"host all all {network} trust\n")
+
+    def tls(self, certificate: Path, key: Path, port: int) -> None:
+        """Listen at a port as well from the next start on, encrypted, and by password."""
+        for name, file in (("server.pem", certificate), ("server.key", key)):
+            copy = self.folder / "data" / name
+            copy.write_bytes(file.read_bytes())
+            copy.chmod(0o600)
+            if os.getuid() == 0:
+                shutil.chown(copy, _USER, _USER)
+        (self.folder / "hba").write_text("local all postgres trust\nhostssl all gitboot 127.0.0.1/32 scram-sha-256\n")
+        (self.folder / "hba").chmod(0o644)
+        self.settings = (
+            *("listen_addresses=127.0.0.1", f"port={port}", f"hba_file={self.folder / 'hba'}"),
+            *("ssl=on", "ssl_cert_file=server.pem", "ssl_key_file=server.key"),
+        )
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """By default fast: connections are closed, and what was written is on the disk."""
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait()
+            self.process = None
+
+    def sql(self, statement: str, database: str = "postgres") -> str:
+        """What an administrator does, and what that prints."""
+        done = subprocess.run(
+            [
+                "psql",
+                "-qtAX",
+                "-h",
+                self.folder / "socket",
+                "-p",
+                self.port,
+                "-U",
+                _USER,
+                "-d",
+                database,
+                "-c",
+                statement,
+            ],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout.strip()
+
+    def new_schema(self) -> str:
+        schema = f"ledger_{os.getpid()}_{next(_SCHEMAS)}"
+        self.sql(f"CREATE SCHEMA {schema}")
+        return schema
+
+    def address(self, schema: str | None = None) -> PostgresAddress:
+        """That of a new ledger, or of the one in a schema."""
+        schema = schema or self.new_schema()
+        options = f"-csearch_path%3D{schema}"
+        return PostgresAddress(url=f"postgresql://{_USER}@/postgres?host={self.folder / 'socket'}&options={options}")
+
+    def ledger(self, folder: Path) -> Path:
+        """Where a ledger would be in ``folder``, which is in a schema of its own instead."""
+        path = folder / "ledger.sqlite"
+        note_address(path, self.address())
+        return path
+
+
+def _who() -> str | None:
+    return _USER if os.getuid() == 0 else None
+
+
+@contextmanager
+def public_folder() -> Iterator[Path]:
+    """A folder that every user may enter, as long as the block runs."""
+    with TemporaryDirectory(prefix="gitboot-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+@contextmanager
+def postgresql(
+    *settings: str, folder: Path | None = None, network: str | None = None, lets_in: tuple[str, ...] = ()
+) -> Iterator[PostgresServer]:
+    """A server that runs until the block ends, in a folder that its user may enter, and which is gone then."""
+    if programs() is None and "CI" not in os.environ:
+        pytest.skip("needs postgresql: scripts/install-packages")
+    with public_folder() as made:
+        server = PostgresServer((folder or made) / "postgresql", settings, network=network)
+        server.make()
+        for each in lets_in:
+            server.let_in(each)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop(signal.SIGQUIT)
+
+
+class CarriedConnections(ABC):
+    """What comes in at a socket, carried to another; a connection ends once both its ends have, or it is cut.
+
+    No thread closes a socket in which another may be about to read: its number may be another's by then.
+    """
+
+    def __init__(self, listening: socket.socket, connect: Callable[[], socket.socket]) -> None:
+        self.listening, self._connect = listening, connect
+        self._open: set[socket.socket] = set()
+        self._opening = threading.Lock()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self.listening.shutdown(socket.SHUT_RDWR)
+        self.listening.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """End each connection that there is, at both its ends."""
+        with self._opening:
+            for each in self._open:
+                _end(each)
+
+    @abstractmethod
+    def carried(self, data: bytes) -> bytes:
+        """What of ``data`` is carried on; may wait."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing is carried any more, not even an end: until all is hung up, or the client has left."""
+        return False
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self.listening.accept()
+                threading.Thread(target=self._hold, args=(client,), daemon=True).start()
+
+    def _hold(self, client: socket.socket) -> None:
+        with client, suppress(OSError), self._connect() as server:
+            both = [
+                threading.Thread(target=self._carry, args=(*ends, client), daemon=True)
+                for ends in ((client, server), (server, client))
+            ]
+            with self._opening:
+                self._open |= {client, server}
+            for each in both:
+                each.start()
+            for each in both:
+                each.join()
+            with self._opening:
+                self._open -= {client, server}
+
+    def _carry(self, one: socket.socket, other: socket.socket, client: socket.socket) -> None:
+        with suppress(OSError):
+            while not self.is_stuck and (data := one.recv(65536)):
+                other.sendall(self.carried(data))
+        if self.is_stuck:
+            ends = select.poll()
+            ends.register(client, 0)
+            ends.poll()
+        _end(other)
+
+
+def _end(one: socket.socket) -> None:
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)

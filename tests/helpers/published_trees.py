@@ -1,0 +1,78 @@
+"""Trees as they are published: a flat mapping of files, told apart into servers with a state each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+
+from gitboot.publish.publisher import Directory, Published
+from gitboot.render import endpoint_files
+from gitboot.render.endpoint_files import Listed, PublishedServer, server_of, state_path
+from gitboot.render.paths import File, Files, asked_for
+
+SHARED = ("boot/boot.ipxe", "ops/serve/nginx.conf", "ops/serve/Caddyfile", "boot/a", "boot/o/1/a")
+
+
+def owner(path: str) -> str | None:
+    """Which of four servers has a file; None: it is shared."""
+    return None if path in SHARED else f"s{sha256(path.encode()).digest()[0] % 4}"
+
+
+def server_files(name: str, files: Files) -> dict[str, File]:
+    """A server's files with its state, which claims what their paths are asked by."""
+    identities = {asked.identity for path in files for asked in asked_for(path.removeprefix("boot/"))}
+    published = PublishedServer(
+        server=name,
+        identities=tuple(sorted(identities)),
+        shows={},
+        summary={},
+        plan={},
+        files={path: Listed(file.sha256, len(file.content)) for path, file in files.items()},
+        contents={},
+        paths={},
+    )
+    return {**files, state_path(name): File(endpoint_files.render(published))}
+
+
+def split(files: Files) -> tuple[dict[str, Files], Files]:
+    """Each server's files, and those that are shared."""
+    names = {path: owner(path) for path in files}
+    servers: dict[str, Files] = {
+        name: server_files(name, {path: file for path, file in files.items() if names[path] == name})
+        for name in {*names.values()} - {None}
+        if name is not None
+    }
+    return servers, {path: file for path, file in files.items() if names[path] is None}
+
+
+def whole(files: Files) -> dict[str, File]:
+    """All that stands there for these files: the states of their servers, too."""
+    servers, shared = split(files)
+    return {**shared, **{path: file for each in servers.values() for path, file in each.items()}}
+
+
+def publish_files(
+    directory: Directory, files: Files, *, changed: Iterable[str] | None = None, commit: str, at: datetime
+) -> Published:
+    """Publish all of these files, or the servers that have the ``changed`` paths; what was done, but for states."""
+    servers, shared = split(files)
+    given: dict[str, Any] = {"commit": commit, "at": at}
+    if changed is None:
+        return _without_states(directory.publish(servers, shared, complete=True, **given), len(servers))
+    names = {owner(path) for path in changed}
+    told = {name: servers.get(name) for name in names if name is not None}
+    published = directory.publish(told, shared if None in names else None, complete=False, **given)
+    return _without_states(published, len([files for files in told.values() if files is not None]))
+
+
+def _without_states(published: Published, states: int) -> Published:
+    if published.begun:
+        return replace(published, begun=published.begun - states)
+    written, withdrawn = (
+        tuple(path for path in paths if server_of(path) is None) for paths in (published.written, published.withdrawn)
+    )
+    standing = states - (len(published.written) - len(written))
+    return replace(published, written=written, withdrawn=withdrawn, unchanged=published.unchanged - standing)

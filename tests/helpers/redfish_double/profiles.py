@@ -1,0 +1,332 @@
+"""How the BMCs of each vendor behave, as data. Where each fact comes from: `gitboot.bmc.redfish.quirks`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from tests.helpers.redfish_double.media import Drives
+
+ENABLED = "BootSourceOverrideEnabled"
+TARGET = "BootSourceOverrideTarget"
+MODE = "BootSourceOverrideMode"
+HTTP_BOOT_URI = "HttpBootUri"
+
+_ENABLED = ("Disabled", "Once", "Continuous")
+_TARGETS = ("None", "Pxe", "Floppy", "Cd", "Usb", "Hdd", "BiosSetup", "Utilities", "Diags")
+
+
+class InPost(Enum):
+    """What becomes of a PATCH while the machine is in POST."""
+
+    TAKEN = "taken"
+    REFUSED = "400, UnableToModifyDuringSystemPOST"
+    BUSY = "503, Retry-After"
+    LOST = "200, and nothing happens"
+
+
+class Property(Enum):
+    """What can be done with a property that not every BMC has."""
+
+    WRITABLE = "writable"
+    READ_ONLY = "shown; a PATCH that has it is refused whole"
+    ABSENT = "not shown; a PATCH that has it is refused whole"
+
+
+class Overrides(Enum):
+    """The resource that takes overrides, where there is a Settings resource."""
+
+    SYSTEM = "the system; Settings has none"
+    SETTINGS = "Settings alone; the system shows none"
+    FUTURE = "Settings; the system shows what the last boot found"
+
+
+RESET_TYPES = (
+    "On",
+    "ForceOff",
+    "GracefulShutdown",
+    "GracefulRestart",
+    "ForceRestart",
+    "PowerCycle",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    name: str
+    manufacturer: str
+    model: str
+    system: str = "1"  # Id of the ComputerSystem, as long as there is only one
+    slash: bool = False  # its path ends in one
+    targets: tuple[str, ...] = (*_TARGETS, "UefiHttp")
+    enabled: tuple[str, ...] = _ENABLED
+    mode: Property = Property.WRITABLE
+    http_boot_uri: Property = Property.ABSENT
+    sample: str = "systemv1_20"  # what its system looks like, but for what is said here
+    settings: str | None = None  # name of the Settings resource below the system
+    settings_sample: str = ""
+    overrides: Overrides = Overrides.SYSTEM
+    required: frozenset[str] = frozenset()  # of ENABLED, TARGET, MODE: what every PATCH must have
+    off_without_none: bool = False  # refuses the target None
+    etag_header: str = '"{}"'  # how the header ETag is written; "": not sent
+    etag_body: str = '"{}"'  # how @odata.etag is written; "": not shown
+    if_match: str = '"{}" W/"{}" *'  # the forms of If-Match that it takes; 412 for all others
+    if_match_required: bool = False  # 428 without one
+    in_post: InPost = InPost.TAKEN
+    last_reset_time: bool = True
+    reboot_is_a_reset: bool = True  # moves LastResetTime; switching on and off always does
+    boot_progress: bool = True
+    last_state_time: bool = True
+    marks_move: bool = True  # or stand for ever as they stood first
+    manager: bool = True  # its role may read it
+    manager_shows_restarts: bool = True  # the Manager's LastResetTime
+    hpe_post_state: bool = False
+    redundant_mode_is_a_job: bool = False  # that costs another reboot
+    continuous_http_changes_boot_order: bool = False
+    boots_cd_as: str = "Cd"
+    drives: Drives = Drives.MANAGER
+    bios: tuple[tuple[str, str], ...] = ()  # attributes of its firmware; a URI among them is what UefiHttp boots
+    bios_uri: str = ""  # which one that is
+    bios_switch: str = ""  # the one that has to be Enabled for it
+    bios_change_is_a_job: bool = False  # that costs another reboot
+    reset_types: tuple[str, ...] = RESET_TYPES
+    reset_info: bool = False  # they stand in an ActionInfo
+
+    @property
+    def shows_resets(self) -> bool:
+        """Whether it shows anything that could prove one that is no more than a reboot."""
+        instants = (self.last_reset_time and self.reboot_is_a_reset) or (self.boot_progress and self.last_state_time)
+        return instants or self.hpe_post_state
+
+
+GENERIC = Profile(
+    name="generic",
+    manufacturer="Contoso",
+    model="3500",
+    http_boot_uri=Property.WRITABLE,
+    settings=None,
+    drives=Drives.SYSTEM,
+)
+
+# dell/iDRAC-Redfish-Scripting and NVIDIA/libredfish, mockup dell: as they stand where nobody has touched them.
+DELL_BIOS = (
+    ("HttpDev1EnDis", "Disabled"),
+    ("HttpDev1Interface", "NIC.Embedded.1-1-1"),
+    ("HttpDev1Protocol", "IPv4"),
+    ("HttpDev1DhcpEnDis", "Enabled"),
+    ("HttpDev1TlsMode", "None"),
+    ("HttpDev1Uri", ""),
+)
+
+IDRAC9 = Profile(
+    name="idrac9",
+    manufacturer="Dell Inc.",
+    model="PowerEdge R660",
+    system="System.Embedded.1",
+    settings="Settings",
+    settings_sample="settings-body-bootsourceoverridemode-only",
+    in_post=InPost.LOST,
+    last_state_time=False,
+    redundant_mode_is_a_job=True,
+    continuous_http_changes_boot_order=True,
+    drives=Drives.SYSTEM,
+    bios=DELL_BIOS,
+    bios_uri="HttpDev1Uri",
+    bios_switch="HttpDev1EnDis",
+    bios_change_is_a_job=True,
+)
+
+IDRAC10 = Profile(
+    name="idrac10",
+    manufacturer="Dell Inc.",
+    model="PowerEdge R670",
+    system="System.Embedded.1",
+    settings="Settings",
+    settings_sample="settings-body-bootsourceoverridemode-only",
+    overrides=Overrides.SETTINGS,
+    redundant_mode_is_a_job=True,
+    continuous_http_changes_boot_order=True,
+    drives=Drives.SYSTEM,
+    bios=DELL_BIOS,
+    bios_uri="HttpDev1Uri",
+    bios_switch="HttpDev1EnDis",
+    bios_change_is_a_job=True,
+)
+
+ILO6 = Profile(
+    name="ilo6",
+    manufacturer="HPE",
+    model="ProLiant DL380 Gen11",
+    slash=True,
+    mode=Property.READ_ONLY,
+    http_boot_uri=Property.READ_ONLY,
+    off_without_none=True,
+    etag_header="",
+    etag_body='W/"{}"',
+    in_post=InPost.REFUSED,
+    last_reset_time=False,
+    boot_progress=False,
+    hpe_post_state=True,
+    manager_shows_restarts=False,
+    bios=(("PreBootNetwork", "Auto"), ("UrlBootFile", "")),
+    bios_uri="UrlBootFile",
+)
+
+SUPERMICRO_X10 = Profile(
+    name="supermicro-x10",
+    sample="system",
+    manufacturer="Supermicro",
+    model="SYS-6018U-TR4T+",
+    targets=("None", "Pxe", "Cd", "Usb", "Hdd", "BiosSetup", "UsbCd"),
+    mode=Property.ABSENT,
+    required=frozenset({ENABLED}),
+    last_reset_time=False,
+    boot_progress=False,
+    boots_cd_as="UsbCd",
+)
+
+SUPERMICRO_X11 = Profile(
+    name="supermicro-x11",
+    manufacturer="Supermicro",
+    model="AS -1015CS-TNR-EU",
+    targets=("None", "Pxe", "Floppy", "Cd", "Usb", "Hdd", "BiosSetup", "UsbCd", "Diags", "UefiHttp"),
+    required=frozenset({ENABLED, MODE}),
+    last_reset_time=False,
+    boots_cd_as="UsbCd",
+)
+
+AMI = Profile(
+    name="ami",
+    manufacturer="ASRockRack",
+    model="W680D4U-2L2T/G5",
+    system="Self",
+    http_boot_uri=Property.WRITABLE,
+    settings="SD",
+    settings_sample="settings-body-nokia",
+    overrides=Overrides.FUTURE,
+    required=frozenset({ENABLED, TARGET, MODE}),
+    etag_header='W/"{}"',
+    etag_body='W/"{}"',
+    if_match_required=True,
+    if_match='"{}" *',
+    in_post=InPost.BUSY,
+    last_reset_time=False,
+)
+
+XCC = Profile(
+    name="xcc",
+    manufacturer="Lenovo",
+    model="ThinkSystem SR650 V3",
+    settings="Pending",
+    settings_sample="settings-body-lenovo-se450",
+    enabled=("Once", "Disabled"),
+    if_match_required=True,
+    last_reset_time=False,
+    drives=Drives.PATCHED,
+)
+
+OPENBMC = Profile(
+    name="openbmc",
+    manufacturer="Quanta Cloud Technology",
+    model="S6Q",
+    system="system",
+    targets=("None", "Pxe", "Hdd", "Cd", "Diags", "BiosSetup", "Usb"),
+    reboot_is_a_reset=False,
+)
+
+# As it was before bmcweb showed when BootProgress.LastState began.
+OPENBMC_2021 = replace(OPENBMC, name="openbmc-2021", last_state_time=False)
+
+# NVIDIA's GB200, which says nothing of who made it.
+GB200 = Profile(
+    name="gb200",
+    manufacturer="",
+    model="",
+    system="System_0",
+    targets=("None", "Pxe", "Hdd", "Cd", "Diags", "BiosSetup", "Usb"),
+    mode=Property.ABSENT,
+    reboot_is_a_reset=False,
+)
+
+DGX = Profile(
+    name="dgx",
+    manufacturer="NVIDIA",
+    model="DGXH100",
+    system="DGX",
+    http_boot_uri=Property.WRITABLE,
+    settings="SD",
+    settings_sample="settings-body-nokia",
+    overrides=Overrides.FUTURE,
+    required=frozenset({ENABLED, TARGET, MODE}),
+    last_reset_time=False,
+    boot_progress=False,
+)
+
+# akaliwod/iserver, doc: what a UCSC-C225-M6 shows.
+CIMC = Profile(
+    name="cimc",
+    manufacturer="Cisco Systems Inc",
+    model="UCSC-C225-M6S",
+    system="WZP262207W0",
+    targets=("None", "Pxe", "Floppy", "Cd", "Hdd", "BiosSetup", "Diags"),
+    mode=Property.ABSENT,
+    last_reset_time=False,
+    boot_progress=False,
+)
+
+# fujitsu/terraform-provider-irmc-redfish: If-Match, and no word for off.
+IRMC = Profile(
+    name="irmc",
+    manufacturer="FUJITSU",
+    model="PRIMERGY TX1320 M3",
+    system="0",
+    targets=("None", "Pxe", "Floppy", "Cd", "Hdd", "BiosSetup"),
+    enabled=("Once", "Continuous"),
+    if_match_required=True,
+    last_reset_time=False,
+    boot_progress=False,
+)
+
+# Huawei's own ibmc_client reads an ETag before each PATCH.
+IBMC = Profile(
+    name="ibmc",
+    manufacturer="Huawei",
+    model="2288H V5",
+    targets=("None", "Pxe", "Floppy", "Cd", "Hdd", "BiosSetup"),
+    if_match_required=True,
+    last_reset_time=False,
+    boot_progress=False,
+)
+
+# E27 of the edges: a LastResetTime that is shown, and that no reset moves.
+STUCK = Profile(
+    name="stuck",
+    manufacturer="Fabrikam",
+    model="F1",
+    http_boot_uri=Property.WRITABLE,
+    last_state_time=False,
+    marks_move=False,
+    drives=Drives.ABSENT,
+)
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        GENERIC,
+        IDRAC9,
+        IDRAC10,
+        ILO6,
+        SUPERMICRO_X10,
+        SUPERMICRO_X11,
+        AMI,
+        XCC,
+        OPENBMC,
+        OPENBMC_2021,
+        GB200,
+        DGX,
+        CIMC,
+        IRMC,
+        IBMC,
+        STUCK,
+    )
+}

@@ -1,0 +1,70 @@
+"""A fleet that tests of diff and guard change, and what a reviewer sees of the change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gitboot.cli.evaluated_fleet import FleetEvaluator, side
+from gitboot.fleet.revision import Message, Revision
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.review import review
+from gitboot.review.decision_changes import Changes, compare
+from gitboot.review.guards import Limits
+from gitboot.review.review import Review
+from tests.helpers.fleets import at, document, fleet, image, policy, profile, repository, server, snapshot
+
+Files = Mapping[str, str | None]  # by path; None removes one
+
+USER_DATA = """\
+#cloud-config
+hostname: {{ server.name }}
+write_files:
+  - path: /etc/motd
+    content: {{ image.name }} in {{ policy.name }}
+"""
+
+FLEET: Files = {
+    "fleet.yaml": fleet(),
+    **{
+        f"servers/{name}.yaml": server(name, f"site: {site}, role: {role}", "provision: 1")
+        for site, role, count in (("fra1", "web", 12), ("fra1", "db", 4), ("ams2", "web", 6))
+        for name in (f"{site}-{role}{number:02}" for number in range(1, count + 1))
+    },
+    "images/1.yaml": image("flatcar-1", "userData: CloudInit"),
+    "images/2.yaml": image("flatcar-2", "userData: CloudInit"),
+    "images/memtest.yaml": image("memtest-7", "writesDisk: false"),
+    "images/bios.yaml": image("bios-2"),
+    "stream.yaml": document("ImageStream", "stable", "current: flatcar-1"),
+    "profiles/web.yaml": profile(
+        "web", "stream: stable", "kernelArguments: [quiet], userData: {format: CloudInit, template: userdata/web.j2}"
+    ),
+    "profiles/db.yaml": profile("db", "flatcar-1"),
+    "profiles/repair.yaml": profile("repair", "memtest-7"),
+    "profiles/bios.yaml": profile("bios", "bios-2"),
+    "policies/web.yaml": policy("web", "{matchLabels: {role: web}}", often="Once"),
+    "policies/db.yaml": policy("db", "{matchLabels: {role: db}}", boots="db", often="OnImageChange"),
+    "userdata/web.j2": USER_DATA,
+}
+SERVERS = tuple(path for path in FLEET if path.startswith("servers/"))
+
+
+def changed(files: Files, base: Files = FLEET) -> dict[str, str]:
+    """The files of a fleet with some changed."""
+    return {path: text for path, text in {**base, **files}.items() if text is not None}
+
+
+def compared(new: Files, old: Files = FLEET) -> Changes:
+    """What a commit changes that has these files besides those of ``old``."""
+    before, after = (repository(files=files) for files in (changed({}, old), changed(new, old)))
+    return compare(decide(before), decide(after), before, after)
+
+
+def reviewed(new: Files, old: Files = FLEET, *, messages: tuple[Message, ...] = ()) -> Review:
+    """What a reviewer sees of it."""
+    evaluator = FleetEvaluator(at("20T12:00"))
+    sides = (
+        side(named, replace(snapshot(files=files), revision=Revision(digit * 40)), evaluator)[0]
+        for named, digit, files in (("main", "a", changed({}, old)), ("topic", "b", changed(new, old)))
+    )
+    return review(*sides, limits=Limits(), messages=messages, command="gitboot diff main..topic")

@@ -1,0 +1,286 @@
+"""The endpoint over real HTTP and a tree that is really published, a clock that tests set, clients that misbehave."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from ipaddress import ip_network
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from gitboot.cli.evaluated_fleet import Planned, about_all
+from gitboot.controller.instance_state import Standing
+from gitboot.endpoint.app import Clients, Endpoint
+from gitboot.endpoint.recorder import Recording
+from gitboot.endpoint.served_files import ComparedClock, PublishedTree
+from gitboot.endpoint.server import EndpointServer, listen_at, url_of
+from gitboot.fetchlog.log_entries import Observation, that_use_up, with_outcomes
+from gitboot.fetchlog.spool import Spool, aside, forgotten_next, identity, take
+from gitboot.model.fleet import Provisioning
+from gitboot.publish.manifest import STATUS
+from gitboot.publish.publisher import Directory, Published
+from gitboot.publish.signed_list import read_list_keys
+from gitboot.render import endpoint_files
+from gitboot.render.boot_files import shared_files
+from gitboot.render.endpoint_files import terms_of
+from gitboot.render.paths import File, Files
+from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
+from gitboot.render.server_states import RenderedState, rendered, server_state
+from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_plan import Halt
+from gitboot.system_clock import Keeping, Uptime
+from tests.helpers import httpx_client
+from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
+
+START = at("20T22:00")  # of the maintenance
+BEFORE, AFTER = at("20T21:00"), at("20T23:00")
+
+MAC = mac_of("web01").replace(":", "-")
+UUID = uuid_of("web01")
+ENTRY = f"/v1/boot/{MAC}/boot.ipxe"
+GRUB = f"/v1/boot/{MAC}/grub.cfg"
+BY_UUID = f"/ipxe/{UUID}"
+LOOKUPS = (ENTRY, GRUB, BY_UUID)
+ADDRESS = "10.12.0.13"
+
+PROXY: Final = (ip_network("127.0.0.1/32"),)  # named as a trusted proxy, whose X-Forwarded-For tests write
+
+# As tests.helpers.fleets.SEED, with an address, user data, and a file that firmware fetches.
+SEED: Final = (
+    fleet(),
+    server("web01", "role: web").replace('"}]', f'", addresses: [{ADDRESS}, "fd00:12::13"]}}]'),
+    image("flatcar-1", "userData: Ignition/3.4", "kernel, initrd, loader"),
+    image("memtest-7", "writesDisk: false"),
+    profile("web", "flatcar-1", "httpBoot: loader, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
+    profile("repair", "memtest-7"),
+)
+ALWAYS: Final = (*SEED, policy("web", "{matchLabels: {role: web}}"))
+ONCE: Final = (*SEED, policy("web", "{matchLabels: {role: web}}", often="Once"))
+REPAIR: Final = maintenance("repair", "20T22:00 21T04:00")
+TEMPLATES: Final = {"t": '{"ignition": {"version": "3.4.0"}}'}
+
+
+IPXE: Final = "iPXE/1.21.1+ (g988d2)"
+LOADER: Final = {"user-agent": IPXE}  # as machines ask
+
+
+def get(url: str, **more: Any) -> httpx.Response:
+    """What a boot loader is answered."""
+    return httpx_client.get(url, **{"headers": LOADER, "timeout": 60, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """A fleet as it is planned and rendered at an instant."""
+
+    servers: dict[str, RenderedState]
+    shared: Files
+    provisioning: Provisioning = field(default_factory=Provisioning)
+    endpoint: str | None = None
+    parts: PartFiles = AS_IT_WAS
+
+    @property
+    def files(self) -> dict[str, File]:
+        """All files of all servers, and those that are shared."""
+        return {**self.shared, **{path: file for each in self.servers.values() for path, file in each.files.items()}}
+
+    @property
+    def boot_files(self) -> dict[str, File]:
+        """Those for machines, by the path that they are asked for by."""
+        return {path.removeprefix("boot"): file for path, file in self.files.items() if path.startswith("boot/")}
+
+
+def planned(
+    *documents: str,
+    now: datetime = BEFORE,
+    records: Mapping[str, Record] | None = None,
+    templates: Mapping[str, str] = TEMPLATES,
+    keys: TokenKeys = NO_KEYS,
+    revision: str = "test",
+    stop: Halt = Halt.NONE,
+) -> Fleet:
+    """The fleet of these documents at an instant; of each server that ``records`` has not, nothing was made yet."""
+    loaded = repository(*documents, files=templates, revision=revision)
+    decisions = decide(loaded)
+    about = about_all(loaded, decisions)
+    known = records or {}
+    servers = {
+        name: server_state(decisions, decision, known.get(name, Record()), now, about[name], stop, keys=keys)
+        for name, decision in decisions.servers.items()
+    }
+    spec = loaded.fleet.spec
+    return Fleet(
+        servers=servers,
+        shared=shared_files(decisions, spec.provisioning.monitors),
+        provisioning=spec.provisioning,
+        endpoint=spec.endpoint,
+        parts=Planned(repository=loaded, decisions=decisions, at=now, records={}).page(servers),
+    )
+
+
+FLEET: Final = planned(*ALWAYS, REPAIR)
+
+
+class Site:
+    """A published tree in a folder of its own, and endpoints over it with a clock that is set."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.now = root, BEFORE
+        self.ahead = timedelta(0)  # the clock, of what is true
+        self.spool = root.parent / "spool"
+        self.spool.mkdir(exist_ok=True)
+        self._offsets: dict[str, int] = {}
+
+    def publish(
+        self,
+        fleet: Fleet = FLEET,
+        *,
+        commit: str = "c0ffee",
+        at: datetime = BEFORE,
+        taken: Mapping[str, int] | None = None,
+        giver: str | None = None,  # None: the spool of this site; "": none
+        list_keys: Path | None = None,  # None: the list is unsigned
+        listed: datetime | None = None,  # when the list is made; None: it is not
+    ) -> Published:
+        with Directory.open(self.root, ledger="test") as directory:
+            files = {name: state.files for name, state in fleet.servers.items()}
+            known = forgotten_next(self.spool, taken or {})
+            named = identity(self.spool) if giver is None else giver or None
+            given_on = terms_of(fleet.provisioning, named, endpoint=fleet.endpoint, forgotten=known)
+            shared = {**fleet.shared, **endpoint_files.render_terms(given_on)}
+            done = directory.publish(files, shared, complete=True, commit=commit, at=at, parts=fleet.parts)
+            if listed is not None:
+                directory.update_list(read_list_keys(list_keys) if list_keys is not None else None, listed)
+            return done
+
+    def say(self, status: Mapping[str, Any]) -> None:
+        """Leave the instance's word on itself."""
+        with Directory.open(self.root, ledger="test") as directory:
+            directory.write_status(json.dumps(status).encode(), BEFORE)
+
+    def forget_status(self) -> None:
+        """Remove what the instance has said of itself, as a copy of the tree that is begun again does."""
+        (self.root / STATUS).unlink()
+
+    def observed(self) -> list[Observation]:
+        """Return what was recorded since the last call, but for what was withheld, once each intent has an outcome."""
+        found: list[Observation] = []
+
+        def has_outcomes() -> bool:
+            taken = take(self.spool, self._offsets)
+            self._offsets = taken.offsets
+            found[:] = with_outcomes([*found, *taken.observations], lambda each: each)
+            return not any(each.is_open_intent for each in found)
+
+        assert eventually(has_outcomes), "an endpoint was killed before it had written what came of a boot"
+        return that_use_up(found)
+
+    def reset(self) -> None:
+        """Be as new, for the endpoint that answers from this site goes on."""
+        self.now = BEFORE
+        self.publish()
+        self.observed()
+
+    @contextmanager
+    def serve(
+        self, listen: str = "127.0.0.1:0", *, records: bool = True, deadline_s: float = 20, **more: Any
+    ) -> Iterator[str]:
+        """The base URL of an endpoint."""
+        status, assets, keys, keeping, keeps = (
+            more.pop("status", None),
+            more.pop("assets", None),
+            more.pop("keys", None),
+            more.pop("keeping", Keeping.UNKNOWN),
+            more.pop("keeps", False),
+        )
+        with ExitStack() as stack:
+            recording = None
+            if records:
+                spool = Spool(self.spool)
+                stack.callback(spool.close)
+                recording = Recording(spool, deadline_s)
+            compared = ComparedClock(
+                lambda: self.now,
+                keeping=lambda: keeping,
+                folder=aside(self.spool) if keeps else None,
+                uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
+            )
+            tree = PublishedTree(self.root, lambda: self.now, status=status, compared=compared)
+            stack.callback(compared.keep)  # as it does each minute
+            endpoint = Endpoint(self.root, tree, lambda: self.now, recording, Clients(**more), assets, keys)
+            listening = listen_at(listen)
+            stack.enter_context(EndpointServer(endpoint, listening))
+            yield url_of(listen, listening)
+
+
+@contextmanager
+def site(fleet: Fleet | None = FLEET) -> Iterator[Site]:
+    """A site in a folder that goes; nothing is published there where there is no fleet."""
+    with TemporaryDirectory() as folder:
+        made = Site(Path(folder) / "output")
+        made.root.mkdir()
+        if fleet is not None:
+            made.publish(fleet)
+        yield made
+
+
+def connect(url: str, *, receive_buffer: int | None = None) -> socket.socket:
+    parts = urlsplit(url)
+    client = socket.socket(socket.AF_INET6 if ":" in str(parts.hostname) else socket.AF_INET)
+    if receive_buffer is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    client.settimeout(60)
+    try:
+        client.connect((str(parts.hostname), parts.port))
+    except OSError:
+        client.close()
+        raise
+    return client
+
+
+def exchange(url: str, request: bytes) -> bytes:
+    """All that comes back for these bytes, until the server closes."""
+    with connect(url) as client:
+        client.sendall(request)
+        return read_all(client)
+
+
+def read_all(client: socket.socket) -> bytes:
+    received = bytearray()
+    with suppress(ConnectionResetError):
+        while data := client.recv(65536):
+            received += data
+    return bytes(received)
+
+
+def undated(response: bytes) -> bytes:
+    """A response without its Date."""
+    return b"\r\n".join(line for line in response.split(b"\r\n") if not line.lower().startswith(b"date:"))
+
+
+def eventually(look: Callable[[], bool], within_s: float = 300) -> bool:
+    until = time.monotonic() + within_s
+    while not look():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def rendered_states(standing: Standing) -> dict[str, RenderedState]:
+    """What an instance has planned last, with the files that it makes of that."""
+    commit = standing.commit
+    if commit is None:
+        return {}
+    return {name: rendered(each, commit.decisions, standing.keys) for name, each in standing.plans.servers.items()}

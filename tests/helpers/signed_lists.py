@@ -1,0 +1,187 @@
+"""Signed lists of published trees, made with python-tuf, as an independent publisher makes them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from securesystemslib.signer import CryptoSigner, Key
+from tuf.api.metadata import (
+    Delegations,
+    Metadata,
+    MetaFile,
+    Root,
+    Snapshot,
+    SuccinctRoles,
+    TargetFile,
+    Targets,
+    Timestamp,
+)
+
+from gitboot.jsonio import canonical, format_instant
+from gitboot.publish.manifest import MANIFEST, digest_of
+from gitboot.publish.signed_list_reader import hashed_path
+from gitboot.render.paths import BOOT, MEDIUM, means, token_in
+
+BITS: Final = 8  # 256 bins, of which those exist that have targets
+ROLES: Final = ("timestamp", "snapshot", "targets")
+FAR: Final = datetime(2100, 1, 1, tzinfo=UTC)
+
+Version = tuple[datetime | None, bytes | None]  # since when, and what; None: absent
+
+
+def public_key(signer: CryptoSigner) -> bytes:
+    return bytes.fromhex(signer.public_key.keyval["public"])
+
+
+@dataclass
+class ListSigner:
+    """The keys of one publisher. Without keys, its lists are unsigned."""
+
+    roots: list[CryptoSigner] = field(default_factory=lambda: [CryptoSigner.generate_ed25519()])
+    publication: CryptoSigner | None = field(default_factory=CryptoSigner.generate_ed25519)
+    threshold: int = 1
+    version: int = 0  # of the newest list
+    roots_made: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def unsigned(cls) -> ListSigner:
+        return cls(roots=[], publication=None)
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [public_key(each) for each in self.roots]
+
+    def make_root(self, *, signed_by: Sequence[CryptoSigner] = (), expires: datetime = FAR) -> bytes:
+        """The next root, signed by its own keys and by ``signed_by``."""
+        root = Root(version=len(self.roots_made) + 1, expires=expires, consistent_snapshot=True)
+        for each in self.roots:
+            root.add_key(each.public_key, "root")
+            root.add_key(each.public_key, "targets")
+        root.roles["root"].threshold = root.roles["targets"].threshold = self.threshold
+        assert self.publication is not None
+        for role in ("timestamp", "snapshot"):
+            root.add_key(self.publication.public_key, role)
+        metadata = Metadata(root)
+        for each in (*self.roots, *signed_by):
+            metadata.sign(each, append=True)
+        self.roots_made.append(metadata.to_bytes())
+        return self.roots_made[-1]
+
+    def make(
+        self,
+        listings: Mapping[str, bytes],
+        *,
+        made: datetime,
+        expires: datetime = FAR,
+        commit: str = "feed",
+        manifest: str = "0" * 64,
+    ) -> dict[str, bytes]:
+        """The files of a list, by name below signed/."""
+        self.version += 1
+        version = self.version
+        if self.roots and not self.roots_made:
+            self.make_root()
+        own = [] if self.publication is None else [self.publication]
+        keys: dict[str, Key] = {each.public_key.keyid: each.public_key for each in own}
+        bins = SuccinctRoles([*keys], 1, BITS, "servers")
+        targets: dict[str, dict[str, TargetFile]] = {name: {} for name in bins.get_roles()}
+        for name, content in listings.items():
+            file = TargetFile(len(content), {"sha256": digest_of(content)}, name)
+            targets[bins.get_role_for_target(name)][name] = file
+        found = {f"{number + 1}.root.json": root for number, root in enumerate(self.roots_made)}
+
+        def add(name: str, signed: Any, signers: Sequence[CryptoSigner], *, numbered: bool = True) -> bytes:
+            metadata: Metadata[Any] = Metadata(signed)
+            for each in signers:
+                metadata.sign(each, append=True)
+            data = metadata.to_bytes()
+            found[f"{version}.{name}" if numbered else name] = data
+            return data
+
+        targets = {name: files for name, files in targets.items() if files}
+        for name, files in targets.items():
+            add(f"{name}.json", Targets(version=version, expires=FAR, targets=files), own)
+        delegating = Targets(version=version, expires=FAR, delegations=Delegations(keys, succinct_roles=bins))
+        if self.roots:
+            add("targets.json", delegating, self.roots)
+        named_files = (*(["targets"] if self.roots else []), *targets)
+        meta = {f"{name}.json": MetaFile(version) for name in named_files}
+        snapshot = add("snapshot.json", Snapshot(version=version, expires=FAR, meta=meta), own)
+        named = MetaFile(version, len(snapshot), {"sha256": digest_of(snapshot)})
+        about = {"gitboot": {"commit": commit, "made": format_instant(made), "manifest": manifest, "version": "0.2.0"}}
+        timestamp = Timestamp(version=version, expires=expires, snapshot_meta=named, unrecognized_fields=about)
+        add("timestamp.json", timestamp, own, numbered=False)
+        return {**found, **listings}
+
+    def renew(self, files: Mapping[str, bytes], *, expires: datetime) -> dict[str, bytes]:
+        """The same list with a new timestamp."""
+        self.version += 1
+        metadata: Metadata[Timestamp] = Metadata.from_bytes(files["timestamp.json"])
+        metadata.signed.expires, metadata.signed.version = expires, self.version
+        if self.publication is not None:
+            metadata.sign(self.publication)
+        return {**files, "timestamp.json": metadata.to_bytes()}
+
+
+def list_name(path: str) -> str:
+    """The name of a path below boot/ in a listing."""
+    is_secret = token_in(BOOT + path) is not None or means(BOOT + path) is MEDIUM
+    return hashed_path(path) if is_secret else path
+
+
+def render_listing(
+    server: str | None,
+    files: Mapping[str, Sequence[Version]],
+    end: tuple[datetime, Mapping[str, bytes | None]] | None = None,
+) -> bytes:
+    """A listing of files by path below boot/, and of what they turn to at the end of the window that is open."""
+    listed = {
+        list_name(path): [[None if since is None else format_instant(since), *_file(each)] for since, each in versions]
+        for path, versions in files.items()
+    }
+    changed = end[1] if end is not None else {}
+    ends = (
+        {"since": format_instant(end[0]), "files": {path: _file(each) for path, each in changed.items()}}
+        if end
+        else None
+    )
+    texts = {digest_of(each): each.decode() for each in changed.values() if each is not None}
+    return canonical({"server": server, "files": listed, "ends": ends, "contents": texts}) + b"\n"
+
+
+def _file(content: bytes | None) -> list[str | int | None]:
+    return [None, 0] if content is None else [digest_of(content), len(content)]
+
+
+def listings_of(root: Path) -> dict[str, bytes]:
+    """The listings of a tree with a list, by name below signed/, as the publisher made them."""
+    signed = root / BOOT / "signed"
+    paths = [signed / "shared.json", *(signed / "servers").iterdir()]
+    return {str(path.relative_to(signed)): path.read_bytes() for path in sorted(paths)}
+
+
+def sign_tree(
+    root: Path, signer: ListSigner, *, made: datetime | None = None, lasts: timedelta = timedelta(hours=24)
+) -> dict[str, bytes]:
+    """Sign a published tree again, in place of its publisher, and return the list's files by name below signed/."""
+    made = made or datetime.now(UTC).replace(microsecond=0)
+    manifest = digest_of((root / MANIFEST).read_bytes())
+    commit = json.loads((root / MANIFEST).read_bytes())["commit"]
+    files = signer.make(listings_of(root), made=made, expires=made + lasts, manifest=manifest, commit=commit)
+    write_list(root / BOOT, files)
+    return files
+
+
+def write_list(boot: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of a list below a tree's boot/, the timestamp last, in place of the publisher's list."""
+    shutil.rmtree(boot / "signed", ignore_errors=True)
+    for name, content in sorted(files.items(), key=lambda each: each[0] == "timestamp.json"):
+        path = boot / "signed" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)

@@ -1,0 +1,1 @@
+"""A whole site through commits, faults, kills and hand-overs."""

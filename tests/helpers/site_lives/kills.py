@@ -1,0 +1,271 @@
+"""The end of a process at any of its system calls, for processes whose parts live in this one.
+
+What changes files counts, and each call to a PostgreSQL: between two such calls nobody can tell one instant from
+another. A process that has died changes nothing any more. A call to a PostgreSQL may also end without an answer, as
+one does that has hung until its deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import wraps
+from queue import SimpleQueue
+from typing import Any, Final
+from unittest.mock import patch
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from gitboot.errors import LedgerError
+from gitboot.ledger.store import Store, Transaction
+
+_CHANGES: Final = ("write", "pwrite", "rename", "replace", "unlink", "link", "mkdir", "rmdir", "symlink", "ftruncate")
+_SYNCS: Final = ("fsync", "fdatasync")  # a kill is no power cut: they do nothing else here, unless one is held
+_TO_CHANGE: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+class Killed(BaseException):
+    """The end of a process, at this very instruction."""
+
+
+@dataclass
+class Hang:
+    """Calls to a PostgreSQL that get no answer until their deadline, which has passed at once here."""
+
+    after: int = 0  # calls that are answered before
+    calls: int = 10**6  # that get no answer
+    is_done: bool = False  # whether the PostgreSQL does what these calls ask for
+
+    def takes(self) -> bool:
+        """Return whether the next call is one of these, and count the call."""
+        if self.after > 0:
+            self.after -= 1
+            return False
+        self.calls -= 1
+        return self.calls >= 0
+
+
+class HeldCall:
+    """One call to a PostgreSQL that lasts until the test ends it."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number  # calls that are not held before
+        self._ends: Future[bool] = Future()
+        self.connection: psycopg.Connection[Any] | None = None  # whose call is held, or was
+        self.on_begin: Callable[[], object] = lambda: None  # called by the thread that calls
+
+    @property
+    def is_between_transactions(self) -> bool:
+        """Whether the connection holds no locks while its call is held."""
+        status = self.connection.pgconn.transaction_status if self.connection is not None else None
+        return status == TransactionStatus.IDLE
+
+    def takes(self, connection: psycopg.Connection[Any]) -> bool:
+        """Return whether the next call is the one, and count the call."""
+        self._left -= 1
+        if self._left != -1:
+            return False
+        self.connection = connection
+        return True
+
+    def hold(self) -> bool:
+        """Wait for the end of the call; return whether it never reaches the server."""
+        self.on_begin()
+        return self._ends.result()
+
+    def end(self, *, is_lost: bool) -> None:
+        self._ends.set_result(is_lost)
+
+
+class Fate:
+    """When a process dies, whether it has, and which of its calls to a PostgreSQL hang."""
+
+    def __init__(self) -> None:
+        self.dead = False
+        self.dies_in: int | None = None  # calls from now
+        self.calls = 0
+        self.hang: Hang | None = None
+        self.held: HeldCall | None = None
+
+    def next(self) -> None:
+        """One call more, if the process lives to make it."""
+        if not self.dead and self.dies_in is not None:
+            self.dead = self.dies_in == 0
+            self.dies_in -= 1
+        if self.dead:
+            raise Killed
+        self.calls += 1
+
+
+class HeldSyncs:
+    """Syncs of an endpoint's fetch log, each of which lasts until the test ends it.
+
+    Only `fdatasync` in the thread of a fetch log is held: gitboot calls it once for each batch of lines.
+    """
+
+    thread: Final = "spool"  # the name that `gitboot.fetchlog.spool` gives to its thread
+
+    def __init__(self) -> None:
+        self.begun: SimpleQueue[Future[None] | None] = (
+            SimpleQueue()
+        )  # a result or an OSError ends a sync; None: no more
+        self.on_begin: Callable[[], object] = lambda: None  # called by the thread of the fetch log
+        self._lock, self._is_over = threading.Lock(), False
+
+    def hold(self) -> None:
+        """Wait for the end of one sync. Raises the OSError with which the test ends it."""
+        ends: Future[None] = Future()
+        with self._lock:
+            if self._is_over:
+                return
+            self.begun.put(ends)
+        self.on_begin()
+        ends.result()
+
+    def release(self) -> None:
+        """End every sync that is still held, and hold no other."""
+        with self._lock:
+            self._is_over = True
+            while not self.begun.empty():
+                if (ends := self.begun.get()) is not None:
+                    ends.set_result(None)
+
+
+_living: list[Fate] = []  # whose calls are made now: the last
+_held: list[HeldSyncs] = []  # who holds syncs now: the last
+_unwritable: list[str] = []  # why no ledger can be written now
+
+
+@contextmanager
+def living(fate: Fate) -> Iterator[None]:
+    """A block in which it is this process that makes calls."""
+    _living.append(fate)
+    try:
+        yield
+    finally:
+        _living.pop()
+
+
+@contextmanager
+def holding(syncs: HeldSyncs) -> Iterator[None]:
+    """Hold each sync of a fetch log that begins in this block."""
+    _held.append(syncs)
+    try:
+        yield
+    finally:
+        _held.remove(syncs)
+        syncs.release()
+
+
+@contextmanager
+def full_ledger() -> Iterator[None]:
+    """Make each transaction of a ledger fail in this block, as if its disk were full."""
+    _unwritable.append("the ledger cannot be written (database or disk is full)")
+    try:
+        yield
+    finally:
+        _unwritable.pop()
+
+
+def _next() -> None:
+    if _living:
+        _living[-1].next()
+
+
+def _mortal(real: Callable[..., Any], *, counts: Callable[..., bool] = lambda *_: True) -> Callable[..., Any]:
+    @wraps(real)
+    def call(*arguments: Any, **more: Any) -> Any:
+        if counts(*arguments):
+            _next()
+        return real(*arguments, **more)
+
+    return call
+
+
+def _opens_to_change(_path: Any, flags: int, *_: Any) -> bool:
+    return bool(flags & _TO_CHANGE)
+
+
+def _nothing(*_: Any) -> None:
+    """A sync of what no power cut will take."""
+
+
+def _held_or_nothing(*_: Any) -> None:
+    """A sync that a test may hold. Raises OSError."""
+    if _held and threading.current_thread().name == HeldSyncs.thread:
+        _held[-1].hold()
+
+
+@contextmanager
+def _writing(store: Store) -> Iterator[Transaction]:
+    """A transaction, before which and before whose end its process may die. Raises LedgerError in `full_ledger`."""
+    if _unwritable:
+        raise LedgerError(_unwritable[-1])
+    _next()
+    with _REAL_WRITING(store) as tx:
+        yield tx
+        tx.send()
+        _next()
+
+
+_REAL_WRITING: Final = Store.writing
+_RENEWS: Final = (
+    "lease"  # the thread in which `gitboot.ledger.leader_lease` renews a lease: no life takes as long as one
+)
+
+
+def _postgresql_call(connection: psycopg.Connection[Any], calls: Any, *arguments: Any, **more: Any) -> Any:
+    """Make one call to a PostgreSQL, which may hang. Raises OperationalError as `LimitedConnection` does then."""
+    if not _living or threading.current_thread().name == _RENEWS:
+        return _REAL_WAIT(connection, calls, *arguments, **more)
+    fate = _living[-1]
+    try:
+        fate.next()
+    except Killed:
+        connection.close()
+        raise
+    held = fate.held
+    is_lost = held is not None and held.takes(connection) and held.hold()
+    if not is_lost and (fate.hang is None or not fate.hang.takes()):
+        return _REAL_WAIT(connection, calls, *arguments, **more)
+    if not is_lost and fate.hang is not None and fate.hang.is_done:
+        with suppress(psycopg.Error):
+            _REAL_WAIT(connection, calls, *arguments, **more)
+    calls.close()
+    connection.close()
+    raise psycopg.OperationalError("no answer within 5 s")
+
+
+def _connected(cls: type[psycopg.Connection[Any]], *arguments: Any, **more: Any) -> psycopg.Connection[Any]:
+    """Connect to a PostgreSQL, which may hang. Raises OperationalError then."""
+    if _living and threading.current_thread().name != _RENEWS:
+        _next()
+        if (hang := _living[-1].hang) is not None and hang.takes():
+            raise psycopg.OperationalError("connection timeout expired")
+    made: psycopg.Connection[Any] = _REAL_CONNECT(cls, *arguments, **more)
+    return made
+
+
+_REAL_WAIT: Final = psycopg.Connection.wait
+_REAL_CONNECT: Final = psycopg.Connection.connect.__func__  # type: ignore[attr-defined] # of the class method
+
+
+@contextmanager
+def mortals() -> Iterator[None]:
+    """A block in which processes can die so."""
+    with ExitStack() as stack:
+        for name in _CHANGES:
+            stack.enter_context(patch.object(os, name, _mortal(getattr(os, name))))
+        for name in _SYNCS:
+            sync = _held_or_nothing if name == "fdatasync" else _nothing
+            stack.enter_context(patch.object(os, name, _mortal(sync)))
+        stack.enter_context(patch.object(os, "open", _mortal(os.open, counts=_opens_to_change)))
+        stack.enter_context(patch.object(Store, "writing", _writing))
+        stack.enter_context(patch.object(psycopg.Connection, "wait", _postgresql_call))
+        stack.enter_context(patch.object(psycopg.Connection, "connect", classmethod(_connected)))
+        yield

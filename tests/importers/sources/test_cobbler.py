@@ -1,0 +1,156 @@
+"""Cobbler 3.3.10 itself: what it keeps of some systems and answered for them, beside what the import makes of it.
+
+The answers were taken down from cobblerd and its WSGI application (`/cblr/svc/op/ipxe/system/NAME`), which ran with
+the collections below; the host is left out of them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.helpers.artifact_servers import artifact_server
+from tests.helpers.instance_with_bmcs import typed
+from tests.importers.test_fleet_files import lay
+
+_INHERIT: Final = "<<inherit>>"
+_DEBIAN: Final = "auto-install/enable=true priority=critical netcfg/choose_interface=auto"
+_LED: Final = "URL/cblr/svc/op/autoinstall/system"
+_DISK: Final = "iseq ${smbios/manufacturer} HP && exit ||\nsanboot --no-describe --drive 0x80\n"
+
+
+def _distro(name: str, breed: str, version: str = "", **more: object) -> dict[str, Any]:
+    paths = {"kernel": "/srv/vmlinuz-1", "initrd": "/srv/initrd-1.img"}
+    return {"name": name, "arch": "x86_64", "breed": breed, "os_version": version, **paths, **more}
+
+
+def _system(name: str, profile: str, **more: object) -> dict[str, Any]:
+    plain = {"kernel_options": _INHERIT, "autoinstall": _INHERIT, "netboot_enabled": True, "hostname": ""}
+    return {"name": name, "profile": profile, **plain, "serial_device": -1, "serial_baud_rate": -1, **more}
+
+
+REMOTE: Final = "http://127.0.0.1/cobbler/pub"
+DISTROS: Final = (
+    _distro("buster", "debian", "buster"),
+    _distro("rhel9", "redhat", "rhel9", kernel_options={"console": "ttyS0"}),
+    _distro("leap", "suse", "opensuse15.3"),
+    _distro("remote", "", remote_boot_kernel=f"{REMOTE}/vmlinuz-9", remote_boot_initrd=f"{REMOTE}/initrd-9.img"),
+)
+_OPTIONS: Final = {"a": "1", "b": "2", "c": ["3", "4", "5"], "d": "~", "e": "~"}
+PROFILES: Final = (
+    {"name": "plain", "distro": "buster", "autoinstall": _INHERIT},
+    {"name": "opts", "distro": "buster", "autoinstall": _INHERIT, "kernel_options": _OPTIONS},
+    {"name": "child", "parent": "opts", "distro": "", "kernel_options": {"!c": None, "f": "6"}},
+    {"name": "redhat", "distro": "rhel9", "autoinstall": "sample.ks"},
+    {"name": "suse", "distro": "leap", "autoinstall": "sample_autoyast.xml"},
+    {"name": "remote", "distro": "remote", "autoinstall": _INHERIT},
+)
+SYSTEMS: Final = (
+    _system("child-1", "child"),
+    _system("child-2", "child", kernel_options={"a": "9", "x": "1"}),
+    _system("child-3", "child", netboot_enabled=False),
+    _system("opts-1", "opts"),
+    _system("plain-1", "plain"),
+    _system("redhat-1", "redhat"),
+    _system("remote-1", "remote"),
+    _system("remote-2", "remote", kernel_options={"a": "9", "x": "1"}),
+    _system("removed-1", "opts", kernel_options={"!c": None, "!e": None}),
+    _system("serial-1", "plain", serial_device=0, serial_baud_rate=115200),
+    _system("static-1", "plain", hostname="static-1.example.org"),
+    _system("suse-1", "suse"),
+)
+
+
+def _debian(name: str, options: str = "", domain: str = "local.lan", more: str = "") -> str:
+    line = f"{options}  {_DEBIAN} url={_LED}/{name} hostname={name} domain={domain} suite=buster{more}"
+    return f"kernel /images/buster/vmlinuz-1  {line}\ninitrd /images/buster/initrd-1.img\nboot\n"
+
+
+def _files(distro: str, line: str) -> str:
+    return f"kernel /images/{distro}/vmlinuz-1  {line}\ninitrd /images/{distro}/initrd-1.img\nboot\n"
+
+
+def _elsewhere(line: str = "") -> str:
+    host = "(http,127.0.0.1)/cobbler/pub"
+    return f"kernel {host}/vmlinuz-9  {line}\ninitrd {host}/initrd-9.img\nboot\n"
+
+
+ANSWERS: Final = {
+    "child-1": _debian("child-1", "a=1 b=2 d e f=6"),
+    "child-2": _debian("child-2", "a=9 b=2 d e f=6 x=1"),
+    "child-3": _DISK,
+    "opts-1": _debian("opts-1", "a=1 b=2 c=3 c=4 c=5 d e"),
+    "plain-1": _debian("plain-1"),
+    "redhat-1": _files("rhel9", f"console=ttyS0  inst.ks.sendmac inst.ks={_LED}/redhat-1"),
+    "remote-1": _elsewhere(),
+    "remote-2": _elsewhere("a=9 x=1"),
+    "removed-1": _debian("removed-1", "a=1 b=2 d"),
+    "serial-1": _debian("serial-1", more=" console=ttyS0,115200"),
+    "static-1": _debian("static-1", domain="example.org"),
+    "suse-1": _files("leap", f"info=URL/cblr/svc/op/nopxe/system/suse-1  autoyast={_LED}/suse-1"),
+}
+# Templates are not translated, and an argument of a server stands after those of its profile: the rest is equal.
+DIFFERENT: Final = {
+    "child-1": {"user data"},
+    "child-2": {"user data", "order of arguments"},
+    "opts-1": {"user data", "arguments"},  # c three times: gitboot keeps the last
+    "plain-1": {"user data"},
+    "redhat-1": {"user data"},
+    "removed-1": {"user data"},
+    "serial-1": {"user data"},
+    "static-1": {"user data", "order of arguments"},
+    "suse-1": {"user data", "arguments"},  # Cobbler's own callback
+}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cobbler")
+    kinds = {"distros": DISTROS, "profiles": PROFILES, "systems": SYSTEMS}
+    macs = {each["name"]: f"aa:bb:cc:dd:ee:{number:02x}" for number, each in enumerate(SYSTEMS)}
+    files = {f"{kind}/{each['name']}.json": {**each} for kind, found in kinds.items() for each in found}
+    for name, mac in macs.items():
+        files[f"systems/{name}.json"]["interfaces"] = {"eth0": {"mac_address": mac, "interface_type": "na"}}
+    source = lay(folder / "collections", {path: json.dumps(each) for path, each in files.items()})
+    uuids = (f"{mac} 4c4c4544-0034-4a10-8056-b9c04f4d37{mac[-2:]}" for mac in macs.values())
+    (folder / "uuids").write_text("\n".join(uuids))
+    names = ("vmlinuz-1", "initrd-1.img", "vmlinuz-9", "initrd-9.img")
+    (folder / "sums").write_text("".join(f"{'feed' * 16}  {name}\n" for name in names))
+    done = typed(
+        *("import", "cobbler", source, "--out", folder / "fleet"),
+        "--uuids",
+        folder / "uuids",
+        "--sums",
+        folder / "sums",
+    )
+    assert (done.code, "pending" in done.out) == (0, False), done
+    return folder / "fleet"
+
+
+def test_what_cobbler_answers_is_what_gitboot_would_or_is_listed(fleet: Path) -> None:
+    assert typed("validate", fleet).code == 0
+    with artifact_server() as old:
+        for name, answer in ANSWERS.items():
+            script = f"#!ipxe\n{answer}\n".replace("URL", old.url)
+            old.put(f"/cblr/svc/op/ipxe/system/{name}", script.encode())
+            old.put(f"/cblr/svc/op/autoinstall/system/{name}", b"# rendered\n")
+        done = typed("compare-old-system", fleet, "--old", old.url, "--as", "cobbler", "-o", "json")
+    found = {each["server"]: {one["what"] for one in each["differences"]} for each in done.json["items"]}
+    assert {name: what for name, what in found.items() if what} == DIFFERENT
+    assert done.code == 2 and found.keys() == ANSWERS.keys()
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "kernel argument c=3: another of its name stands after it",
+        "its template sample.ks is not translated",
+        "its template of Cobbler's settings is not translated",
+        "info=, by which Cobbler hears of an installation",
+    ],
+)
+def test_the_report_has_the_reason_of_each_difference(fleet: Path, word: str) -> None:
+    assert word in (fleet / "import-report.md").read_text()

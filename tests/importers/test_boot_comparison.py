@@ -1,0 +1,305 @@
+"""`gitboot compare-old-system`: a web server answers as matchbox, BSS, Cobbler and Ironic do, beside a fleet."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.importers.boot_comparison import Asker, OldBoot, boot_of
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server
+from tests.helpers.cases import for_each
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.redfish_double.certificates import Authority
+
+UUID = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
+MAC = "52:54:00:12:34:56"
+DIGEST = "feed" * 16
+FLEET = {
+    "fleet.yaml": "kind: Fleet\nmetadata: {name: example}\nspec:\n  baseURL: http://boot.example.net\n",
+    "image.yaml": f"""\
+kind: BootImage
+metadata: {{name: flatcar}}
+spec:
+  version: 1.0
+  userData: Ignition/3.3
+  architectures:
+    x86_64:
+      kernel: {{url: "assets:flatcar/vmlinuz", sha256: {DIGEST}}}
+      initrds: [{{url: "assets:flatcar/image.cpio.gz", sha256: {DIGEST}}}]
+""",
+    "profile.yaml": """\
+kind: BootProfile
+metadata: {name: web}
+spec:
+  image: flatcar
+  method: Pxe
+  kernelArguments: [flatcar.first_boot=1, console=ttyS0]
+  userData: {format: Ignition/3.3, template: web.ign.j2}
+""",
+    "policy.yaml": "kind: BootPolicy\nmetadata: {name: web}\nspec: {select: None, profile: web, networkBoot: Once}\n",
+    "web01.yaml": f"""\
+kind: Server
+metadata: {{name: web01}}
+spec:
+  uuid: {UUID}
+  architecture: x86_64
+  firmware: UEFI
+  lifecycle: Parked
+  policy: web
+  interfaces: [{{mac: "52:54:00:99:99:99"}}, {{mac: "{MAC}"}}]
+""",
+}
+IGNITION = '{"ignition": {"version": "3.3.0"}}'
+ASK = f"/ipxe?uuid={UUID}&mac=52-54-00-12-34-56&serial="
+SCRIPT = """\
+#!ipxe
+set data {url}/ignition?uuid=${{uuid}}
+kernel /assets/flatcar/vmlinuz initrd=main flatcar.first_boot=1 {arguments} ignition.config.url=${{data}}
+initrd --name main /assets/flatcar/image.cpio.gz
+boot
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    for name, text in FLEET.items():
+        (folder / name).write_text(text if name.endswith(".j2") else f"apiVersion: gitboot.dev/v1alpha1\n{text}")
+    (folder / "web.ign.j2").write_text('{"ignition":{"version":"3.3.0"}}\n')
+    return folder
+
+
+@pytest.fixture
+def old() -> Iterator[ArtifactServer]:
+    with artifact_server() as served:
+        yield served
+
+
+def answers(old: ArtifactServer, arguments: str = "console=ttyS0", ignition: str = IGNITION) -> None:
+    """Let it answer as matchbox does, by the second MAC address."""
+    old.put(ASK, SCRIPT.format(arguments=arguments, url=old.url).encode())
+    old.put(f"/ignition?uuid={UUID}", ignition.encode())
+
+
+def compared(fleet: Path, old: ArtifactServer | str, code: int, *more: object) -> dict[str, Any]:
+    url = old if isinstance(old, str) else old.url
+    done = typed("compare-old-system", fleet, "--old", url, "--as", "matchbox", "-o", "json", *more)
+    assert done.code == code, done
+    (item,) = done.json["items"]
+    found: dict[str, Any] = item
+    return found
+
+
+def test_a_server_that_boots_the_same_is_equal_also_while_it_is_parked(fleet: Path, old: ArtifactServer) -> None:
+    answers(old)
+    assert compared(fleet, old, 0)["verdict"] == "equal"
+
+
+def test_what_differs_is_named_with_both_values_and_the_exit_code_is_2(fleet: Path, old: ArtifactServer) -> None:
+    answers(old, "console=ttyS1", '{"ignition": {"version": "3.3.0"}, "systemd": {}}')
+    item = compared(fleet, old, 2)
+    assert item["verdict"] == "differs"
+    assert item["differences"] == [
+        {"what": "arguments", "old": "console=ttyS1", "gitboot": "console=ttyS0"},
+        {"what": "user data", "old": "49 bytes", "gitboot": "33 bytes"},
+    ]
+
+
+def test_a_secret_among_the_arguments_is_not_shown(fleet: Path, old: ArtifactServer) -> None:
+    answers(old, "console=ttyS0 inst.rootpw=hunter2 root=http://u:hunter3@x/")
+    for format in ("text", "markdown", "json"):
+        done = typed("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "-o", format)
+        assert done.code == 2 and "inst.rootpw=" in done.out and "hunter" not in done.out + done.err
+        if format == "text":
+            assert max(map(len, done.out.splitlines())) <= 100
+
+
+def test_a_server_that_the_old_system_does_not_know_is_missing(fleet: Path, old: ArtifactServer) -> None:
+    assert compared(fleet, old, 2)["verdict"] == "missing"
+    assert sum(old.asked.values()) == 2, "each MAC address that boots is asked for once"
+
+
+def test_an_old_system_that_is_not_there_says_nothing_of_the_servers(fleet: Path) -> None:
+    with socket.socket() as taken:  # bound, and not listening
+        taken.bind(("127.0.0.1", 0))
+        item = compared(fleet, f"http://127.0.0.1:{taken.getsockname()[1]}", 6)
+    assert item["verdict"] == "unknown"
+
+
+@pytest.mark.parametrize("status", [500, 302])
+def test_an_error_of_the_old_system_is_no_answer(fleet: Path, old: ArtifactServer, status: int) -> None:
+    old.statuses[ASK.replace("12-34-56", "99-99-99")] = status
+    assert compared(fleet, old, 6)["verdict"] == "unknown"
+
+
+def test_no_other_host_is_asked_wherever_a_script_leads(fleet: Path, old: ArtifactServer) -> None:
+    with artifact_server() as other:
+        old.put(ASK, f"#!ipxe\nchain {other.url}/next\n".encode())
+        old.put(ASK.replace("12-34-56", "99-99-99"), f"#!ipxe\nkernel /k ks={other.url}/ks\nboot\n".encode())
+        compared(fleet, old, 2)
+        assert not other.asked
+
+
+def test_an_old_system_is_asked_by_tls_only_where_its_authority_is_trusted(fleet: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with artifact_server(authority.server_context()) as old:
+        answers(old)
+        assert compared(fleet, old, 0, "--ca-bundle", tmp_path / "ca.pem")["verdict"] == "equal"
+        assert compared(fleet, old, 6)["verdict"] == "unknown"
+
+
+def test_many_servers_are_asked_for_at_a_time_and_shown_by_name(fleet: Path, old: ArtifactServer) -> None:
+    text = (fleet / "web01.yaml").read_text()
+    for number in range(2, 40):
+        other = text.replace("web01", f"web{number:02}").replace("3732", f"{number:04}")
+        other = other.replace("99:99:99", f"99:99:{number:02}").replace("12:34:56", f"12:34:{number:02}")
+        (fleet / f"web{number:02}.yaml").write_text(other.replace("12:34:56", "12:34:99"))
+    answers(old)
+    done = typed("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "-o", "json", "--parallel", "8")
+    assert done.code == 2
+    items = done.json["items"]
+    assert [item["server"] for item in items] == [f"web{number:02}" for number in range(1, 40)]
+    assert [item["verdict"] for item in items] == ["equal", *["missing"] * 38]
+    only = typed("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "--server", "web01")
+    assert (only.code, only.out) == (0, "1 server: 1 equal\n")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "more", "differs"),
+    [
+        (b"kernel", ["--contents"], set()),
+        (b"kernel", [], {"kernel", "initrd"}),
+        (b"another", ["--contents"], {"kernel"}),
+        (None, ["--contents"], {"kernel"}),
+    ],
+    ids=["the same", "nobody looks", "another", "not there"],
+)
+def test_files_at_other_paths_are_compared_by_what_is_in_them(
+    fleet: Path, old: ArtifactServer, kernel: bytes | None, more: list[str], differs: set[str]
+) -> None:
+    """As Ironic serves them: a copy for each node."""
+    text = (fleet / "image.yaml").read_text()
+    for content in (b"kernel", b"initrd"):
+        text = text.replace(DIGEST, sha256(content).hexdigest(), 1)
+    (fleet / "image.yaml").write_text(text)
+    script = SCRIPT.format(arguments="console=ttyS0", url=old.url).replace("/assets/flatcar/", "/1be26c0b/")
+    old.put(ASK, script.encode())
+    old.put(f"/ignition?uuid={UUID}", IGNITION.encode())
+    old.put("/1be26c0b/image.cpio.gz", b"initrd")
+    if kernel is not None:
+        old.put("/1be26c0b/vmlinuz", kernel)
+    item = compared(fleet, old, 2 if differs else 0, *more)
+    assert {each["what"] for each in item["differences"]} == differs
+
+
+def test_an_endless_answer_is_cut(fleet: Path, old: ArtifactServer) -> None:
+    old.put(ASK.replace("12-34-56", "99-99-99"), b"#" * ((1 << 20) + 1))
+    assert "more than" in compared(fleet, old, 6)["message"]
+
+
+# Scripts as the projects' own tests and documentation have them, in our words.
+
+WEB01 = Asker(name="web01", uuid=UUID, macs=(MAC,), serial="4J8VM72")
+
+
+@for_each(
+    ("script", "kernel", "initrds", "arguments"),
+    [
+        pytest.param(
+            "#!ipxe\nkernel /image/kernel a=b c\ninitrd /image/one /image/two \nboot\n",
+            "http://old/image/kernel",
+            ("http://old/image/one", "http://old/image/two"),
+            ("a=b", "c"),
+            id="matchbox",
+        ),
+        pytest.param(
+            "#!ipxe\nkernel --name kernel https://k.example/k initrd=initrd p1,p2 xname=x0 || goto boot_retry\n"
+            "initrd --name initrd https://k.example/i || goto boot_retry\nboot || goto boot_retry\n"
+            ":boot_retry\nsleep 30\nchain https://gw/boot/v1/bootscript?mac=02:0b&retry=1\n",
+            "https://k.example/k",
+            ("https://k.example/i",),
+            ("p1,p2", "xname=x0"),
+            id="BSS",
+        ),
+        pytest.param(
+            "#!ipxe\nset base http://old/osie\nkernel ${base}/vmlinuz-x86_64 worker=${mac} \\\nconsole=tty0\n"
+            "initrd ${base}/initramfs\nboot\n",
+            "http://old/osie/vmlinuz-x86_64",
+            ("http://old/osie/initramfs",),
+            (f"worker={MAC}", "console=tty0"),
+            id="variables and a line that goes on",
+        ),
+        pytest.param(
+            ":web01\nkernel /images/d/vmlinuz   initrd=initrd.magic\ninitrd /images/d/initrd\nboot\n",
+            "http://old/images/d/vmlinuz",
+            ("http://old/images/d/initrd",),
+            (),
+            id="Cobbler",
+        ),
+        pytest.param("#!ipxe\nexit\n", None, (), (), id="the disk"),
+    ],
+)
+def test_a_script_is_read_as_ipxe_does(
+    script: str, kernel: str | None, initrds: tuple[str, ...], arguments: tuple[str, ...]
+) -> None:
+    boot = boot_of(script, "http://old/x/y", WEB01.variables(MAC))
+    assert (boot.kernel, boot.initrds, boot.arguments, boot.chain) == (kernel, initrds, arguments, None)
+
+
+@for_each(
+    ("shape", "url"),
+    [
+        ("matchbox", f"ipxe?uuid={UUID}&mac=52-54-00-12-34-56&serial=4J8VM72"),
+        ("openchami", f"boot/v1/bootscript?mac={MAC}"),
+        ("tinkerbell", f"{MAC}/auto.ipxe"),
+        ("cobbler", "cblr/svc/op/ipxe/system/web01"),
+        ("ironic", "pxelinux.cfg/52-54-00-12-34-56"),
+        ("boot-operator", f"ipxe/{UUID}"),
+    ],
+)
+def test_each_system_is_asked_by_its_own_path(shape: str, url: str) -> None:
+    assert WEB01.urls("http://old/", shape) == (f"http://old/{url}",)
+
+
+# As Ironic 39's conductor wrote it for a node of the ramdisk deploy interface, without what is never come to.
+IRONIC = """\
+#!ipxe
+set i:int32 0
+goto boot_ramdisk
+:deploy
+imgfree
+kernel  selinux=0 quiet BOOTIF=${mac} initrd=deploy_ramdisk || goto retry
+initrd  || goto retry
+boot
+:retry
+iseq ${i} 10 && goto fail ||
+inc i
+goto boot_ramdisk
+:boot_ramdisk
+imgfree
+kernel http://old/NODE/kernel root=/dev/ram0 text quiet ipa-global-request-id=req-1 initrd=ramdisk || goto boot_ramdisk
+initrd http://old/NODE/ramdisk || goto boot_ramdisk
+boot
+:boot_whole_disk
+sanboot --no-describe || exit 0
+"""
+
+
+def test_a_script_is_read_from_where_it_goes_to() -> None:
+    found = boot_of(IRONIC, "http://old/pxelinux.cfg/x", {})
+    assert (found.kernel, found.initrds) == ("http://old/NODE/kernel", ("http://old/NODE/ramdisk",))
+    assert found.arguments == ("root=/dev/ram0", "text", "quiet", "ipa-global-request-id=req-1")
+    assert (
+        boot_of(IRONIC.replace("goto boot_ramdisk\n:deploy", "goto boot_whole_disk\n:deploy"), "http://old/", {})
+        == OldBoot()
+    )
+
+
+def test_a_script_that_goes_round_in_circles_ends() -> None:
+    assert boot_of("#!ipxe\n:a\ngoto b\n:b\ngoto a\nkernel /k\nboot\n", "http://old/", {}).kernel == "http://old/k"

@@ -1,0 +1,647 @@
+"""`gitboot import`: what each system knows, in its own form, as a fleet that validates and installs nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gitboot.cli.commands.import_ import SYSTEMS
+from gitboot.fleet.validation import load
+from gitboot.git.snapshots import open_snapshot
+from gitboot.importers.fleet_files import fleet_of
+from gitboot.importers.inventory import Supplement
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.install_attempts import first_records
+from gitboot.resolve.plan_at_time import plan
+from tests.helpers.fleets import at
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.search_effort import each_of
+
+UUID = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
+MAC = "52:54:00:12:34:56"
+PASSWORD = "hunter2-Gx7q"  # in every source that can hold one; never in what is written
+KERNEL, INITRD = "http://old.example.net/os/vmlinuz-1.2", "http://old.example.net/os/initrd.img"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value)
+
+
+# What each system keeps: our own machines in its form.
+SOURCES: dict[str, dict[str, str]] = {
+    "matchbox": {
+        "groups/web01.json": _json(
+            {
+                "id": "web01",
+                "profile": "flatcar",
+                "selector": {"mac": MAC},
+                "metadata": {"domain": "example.net", "admin_password": PASSWORD},
+            }
+        ),
+        "groups/installed.json": _json(
+            {"id": "web01-installed", "profile": "none", "selector": {"mac": MAC.upper(), "os": "installed"}}
+        ),
+        "groups/default.json": _json({"id": "default", "profile": "flatcar"}),
+        "profiles/flatcar.json": _json(
+            {
+                "id": "flatcar",
+                "boot": {
+                    "kernel": KERNEL,
+                    "initrd": [f"--name main {INITRD}"],
+                    "args": [
+                        "initrd=main",
+                        "ignition.config.url=http://old.example.net/ignition?uuid=${uuid}&mac=${mac:hexhyp}",
+                        "me=${hostname}",
+                        "their=${asset}",
+                        "kept={{braces}}",
+                        f"inst.rootpw={PASSWORD}",
+                    ],
+                },
+                "ignition_id": "flatcar.ign",
+            }
+        ),
+        "ignition/flatcar.ign": '{"ignition": {"version": "3.3.0"}}',
+    },
+    "cobbler": {
+        "distros/debian.json": _json(
+            {"name": "debian", "arch": "x86_64", "remote_boot_kernel": KERNEL, "remote_boot_initrd": INITRD}
+        ),
+        "profiles/base.json": _json({"name": "base", "distro": "debian", "kernel_options": {"quiet": None}}),
+        "profiles/web.json": _json(
+            {
+                "name": "web",
+                "parent": "base",
+                "distro": "<<inherit>>",
+                "autoinstall": "<<inherit>>",
+                "kernel_options": {"console": ["tty0", "ttyS0"], "password": PASSWORD},
+            }
+        ),
+        "systems/web01.json": _json(
+            {
+                "name": "web01",
+                "profile": "web",
+                "kernel_options": "<<inherit>>",
+                "interfaces": {
+                    "eth0": {"mac_address": MAC, "ip_address": "10.0.0.13", "netmask": "255.255.255.0"},
+                    "ilo": {"mac_address": "52:54:00:12:34:57", "interface_type": "BMC"},
+                },
+                "power_type": "redfish",
+                "power_address": "10.9.0.13",
+                "power_user": "root",
+                "power_pass": PASSWORD,
+            }
+        ),
+    },
+    "openchami": {
+        "bootparameters.json": _json(
+            [
+                {"hosts": ["x0c0s1b0n0"], "kernel": KERNEL, "initrd": INITRD, "params": f"quiet token={PASSWORD}"},
+                {"hosts": ["Default"], "kernel": KERNEL, "initrd": INITRD, "params": "quiet"},
+            ]
+        ),
+        "components.json": _json({"Components": [{"ID": "x0c0s1b0n0", "NID": 1, "Arch": "X86", "Role": "Compute"}]}),
+        "interfaces.json": _json(
+            [{"MACAddress": MAC, "ComponentID": "x0c0s1b0n0", "IPAddresses": [{"IPAddress": "10.0.0.13"}]}]
+        ),
+    },
+    "tinkerbell": {
+        "hardware.yaml": f"""\
+apiVersion: tinkerbell.org/v1alpha1
+kind: Hardware
+metadata: {{name: web01, labels: {{rack: r12}}}}
+spec:
+  userData: "password: {PASSWORD}"
+  bmcRef: {{name: bmc01, kind: Machine}}
+  interfaces:
+    - dhcp: {{arch: x86_64, mac: {MAC}, uefi: true, ip: {{address: 10.0.0.13, netmask: 255.255.255.0}}}}
+      netboot:
+        allowPXE: true
+        osie: {{baseURL: "http://old.example.net/os", kernel: vmlinuz-1.2, initrd: initrd.img}}
+---
+apiVersion: bmc.tinkerbell.org/v1alpha1
+kind: Machine
+metadata: {{name: bmc01}}
+spec: {{connection: {{host: 10.9.0.13, insecureTLS: true, authSecretRef: {{name: bmc01-auth}}}}}}
+""",
+    },
+    "metal3": {
+        "hosts.yaml": f"""\
+apiVersion: v1
+kind: Secret
+metadata: {{name: web01-bmc}}
+stringData: {{username: root, password: {PASSWORD}}}
+---
+apiVersion: metal3.io/v1alpha1
+kind: BareMetalHost
+metadata: {{name: web01}}
+spec:
+  bootMACAddress: {MAC}
+  bootMode: legacy
+  architecture: x86_64
+  bmc:
+    address: idrac-virtualmedia+https://root:{PASSWORD}@10.9.0.13/redfish/v1/Systems/System.Embedded.1
+    credentialsName: web01-bmc
+    disableCertificateVerification: true
+  image: {{url: "http://old.example.net/disk.qcow2", checksum: "http://old.example.net/disk.md5"}}
+status:
+  hardware:
+    systemVendor: {{serialNumber: 4J8VM72}}
+    nics: [{{name: eno1, mac: "{MAC}", ip: 10.0.0.13}}, {{name: eno2, mac: "52:54:00:12:34:57"}}]
+""",
+    },
+    "boot-operator": {
+        "objects.yaml": f"""\
+kind: Server
+metadata: {{name: web01}}
+spec: {{systemUUID: {UUID}, bmcRef: {{name: bmc01}}}}
+status: {{networkInterfaces: [{{name: eno1, macAddress: "{MAC}", ip: 10.0.0.13}}]}}
+---
+kind: BMC
+metadata: {{name: bmc01}}
+spec: {{endpointRef: {{name: e01}}, bmcSecretRef: {{name: bmc01}}, protocol: {{name: Redfish, port: 8443}}}}
+---
+kind: Endpoint
+metadata: {{name: e01}}
+spec: {{ip: 10.9.0.13, macAddress: "52:54:00:12:34:57"}}
+---
+kind: IPXEBootConfig
+metadata: {{name: web01}}
+spec: {{systemUUID: {UUID.upper()}, kernelURL: old.example.net/os/vmlinuz-1.2, initrdURL: "{INITRD}"}}
+""",
+    },
+    "ironic": {
+        "nodes.json": _json(
+            [
+                {
+                    "UUID": "1be26c0b-03f2-4d2e-ae87-c02d7f33c123",
+                    "Name": "web01",
+                    "Driver": "redfish",
+                    "Driver Info": {
+                        "redfish_address": "https://10.9.0.13",
+                        "redfish_system_id": "/redfish/v1/Systems/1",
+                        "redfish_username": "root",
+                        "redfish_password": PASSWORD,
+                    },
+                    "Properties": {"cpu_arch": "x86_64", "capabilities": "boot_mode:bios,profile:compute"},
+                    "Instance Info": {
+                        "kernel": KERNEL,
+                        "ramdisk": INITRD,
+                        "kernel_append_params": f"quiet secret={PASSWORD}",
+                    },
+                }
+            ]
+        ),
+        "ports.json": _json(
+            [
+                {
+                    "UUID": "p",
+                    "Address": MAC,
+                    "Node UUID": "1be26c0b-03f2-4d2e-ae87-c02d7f33c123",
+                    "PXE boot enabled": True,
+                }
+            ]
+        ),
+    },
+    "netbox": {
+        "devices.json": _json(
+            {
+                "results": [
+                    {
+                        "id": 7,
+                        "name": "web01",
+                        "device_type": {"id": 1},
+                        "serial": "4J8VM72",
+                        "site": {"slug": "fra1"},
+                        "custom_fields": {"uuid": UUID},
+                    }
+                ]
+            }
+        ),
+        "interfaces.json": _json({"results": [{"id": 9, "name": "eno1", "device": {"id": 7}, "mac_address": MAC}]}),
+        "addresses.json": _json({"results": [{"address": "10.0.0.13/24", "assigned_object_id": 9}]}),
+    },
+    "xcat": {
+        "nodes.stanza": f"web01:\n    objtype=node\n    arch=x86_64\n    mac={MAC}!web01\n    ip=10.0.0.13\n"
+        f"    bmc=10.9.0.13\n    mgt=ipmi\n    bmcpassword={PASSWORD}\n    addkcmdline=quiet pw.password={PASSWORD}\n"
+    },
+    "warewulf": {
+        "nodes.conf": "nodeprofiles:\n  default:\n    image name: rocky\n"
+        f"    ipmi: {{ipaddr: 10.9.0.13, username: root, password: {PASSWORD}}}\n"
+        f"nodes:\n  web01:\n    profiles: [default]\n    network devices:\n"
+        f"      default: {{hwaddr: {MAC}, ipaddr: 10.0.0.13, netmask: 255.255.255.0}}\n"
+    },
+    "dnsmasq": {"hosts.conf": f"# comment\ndhcp-host={MAC},web01,10.0.0.13,12h\ndhcp-host=id:*,ignore\n"},
+    "isc": {"dhcpd.conf": f"host web01 {{\n  hardware ethernet {MAC};\n  fixed-address 10.0.0.13;\n}}\n"},
+    "kea": {
+        "kea.conf": '{"Dhcp4": {"subnet4": [{"reservations": [ // here\n'
+        f'{{"hw-address": "{MAC}", "ip-address": "10.0.0.13", "hostname": "web01"}}]}}]}}}}'
+    },
+}
+# The same machine in other forms that the projects' own examples have.
+FORMS: dict[str, tuple[str, dict[str, str]]] = {
+    # As in Kea's doc/examples/kea4/all-keys.json.
+    "kea with a bare fraction": (
+        "kea",
+        {"k.json": SOURCES["kea"]["kea.conf"].replace('{"subnet4"', '{"t1-percent": .5, "user": "1, .5", "subnet4"')},
+    ),
+    # As in Tinkerbell's pkg/backend/file/testdata/example.yaml.
+    "tinkerbell's list of a file": (
+        "tinkerbell",
+        {
+            "file.yaml": f"- kind: Hardware\n  metadata: {{name: web01}}\n  spec:\n    interfaces:\n"
+            f"    - dhcp: {{mac: '{MAC}', arch: x86_64, ip: {{address: 10.0.0.13, netmask: 255.255.255.0}}}}\n"
+        },
+    ),
+    # As in Tinkerbell's docs/technical/v1alpha2/hardware.yaml.
+    "tinkerbell v1alpha2": (
+        "tinkerbell",
+        {
+            "hardware.yaml": f"""\
+apiVersion: tinkerbell.org/v1alpha2
+kind: Hardware
+metadata: {{name: web01}}
+spec:
+  arch: x86_64
+  bmc: {{bootMode: UEFI, connection: {{host: 10.9.0.13, credentialsRef: {{name: bm-cred}}, insecureTLS: true}}}}
+  instance:
+    osie: {{kernelURL: "{KERNEL}", initrdURL: "{INITRD}", kernelParams: [console=ttyS2, "pw.password={PASSWORD}"]}}
+    userdata: "password: {PASSWORD}"
+    vars: {{secret: {PASSWORD}}}
+  networkInterfaces:
+    "{MAC}": {{ipam: {{ipv4: {{address: 10.0.0.13, prefix: "24"}}}}, netboot: {{disabled: false}}}}
+""",
+        },
+    ),
+    # As in xCAT's xcatstanzafile(5).
+    "xcat with defaults": (
+        "xcat",
+        {
+            "x": "default-node:\n    arch=x86_64\n    ip=10.0.0.13\n"
+            f"web01:\n    objtype=node\n    MAC={MAC.replace(':', '')}\n"
+        },
+    ),
+}
+NAMES = {"openchami": "x0c0s1b0n0"}  # web01 elsewhere
+BOOTS = {"matchbox", "cobbler", "openchami", "tinkerbell", "boot-operator", "ironic"}
+
+
+def lay(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def imported(tmp_path: Path, system: str, *more: object, files: dict[str, str] | None = None) -> Path:
+    source = lay(tmp_path / "source", files or SOURCES[system])
+    done = typed("import", system, source, "--out", tmp_path / "fleet", *more)
+    assert done.code == 0, done
+    return tmp_path / "fleet"
+
+
+def known(tmp_path: Path) -> tuple[object, ...]:
+    """What a person supplies: the UUID, and the digests."""
+    (tmp_path / "uuids").write_text(f"# MAC, UUID\n{MAC} {UUID}\n")
+    (tmp_path / "sums").write_text(f"{'feed' * 16}  vmlinuz-1.2\n{'beef' * 16} *./os/initrd.img\n")
+    return "--uuids", tmp_path / "uuids", "--sums", tmp_path / "sums"
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def server_of(fleet: Path, system: str) -> dict[str, Any]:
+    text = (fleet / "servers" / f"{NAMES.get(system, 'web01')}.yaml").read_text()
+    spec: dict[str, Any] = yaml.load(text, yaml.BaseLoader)["spec"]
+    return spec
+
+
+@pytest.fixture(scope="module")
+def fleets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Each system's fleet, with what a person supplies; to be read only."""
+
+    @cache
+    def of(system: str) -> Path:
+        folder = tmp_path_factory.mktemp(system)
+        return imported(folder, system, *known(folder))
+
+    return of
+
+
+@pytest.mark.parametrize("system", SOURCES)
+def test_each_system_becomes_a_fleet_that_validates_and_installs_nothing(
+    tmp_path: Path, system: str, fleets: Callable[[str], Path]
+) -> None:
+    fleet = shutil.copytree(fleets(system), tmp_path / "fleet")
+    assert not (fleet / "pending").exists(), (fleet / "import-report.md").read_text()
+    snapshot = open_snapshot(fleet, None)
+    decisions = decide(load(snapshot))
+    (decision,) = decisions.servers.values()
+    assert (decision.uuid, decision.lifecycle, decision.provision) == (UUID, "Parked", 0)
+    assert "52-54-00-12-34-56" in decision.macs
+    assert plan(decision, at("2026-12-01T00:00"), None) is None
+    parked = next(fleet.glob("servers/*.yaml"))
+    parked.write_text(parked.read_text().replace("  lifecycle: Parked\n", ""))
+    settings = fleet / "fleet.yaml"
+    settings.write_text(f"{settings.read_text()}  requirePolicy: false\n")
+    (decision,) = decide(load(open_snapshot(fleet, None))).servers.values()
+    assert (decision.policy is not None) == (system in BOOTS)
+    for _, _, record in first_records([decision], {}, adopt_all=False):
+        planned = plan(decision, at("2026-12-01T00:00"), record)
+        assert planned is None or planned.boot is None, "no longer Parked, it boots its disk: nobody asked for more"
+    if decision.policy is not None:
+        assert decision.policy.boot is not None and decision.policy.boot.loaded_kernel.url == KERNEL
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_of_a_source_say_the_same(tmp_path: Path, form: str) -> None:
+    system, files = FORMS[form]
+    fleet = imported(tmp_path, system, *known(tmp_path), files=files)
+    spec = server_of(fleet, system)
+    assert (spec["uuid"], spec["architecture"], spec["interfaces"][0]["mac"]) == (UUID, "x86_64", MAC)
+    assert spec["interfaces"][0]["addresses"][0].startswith("10.0.0.13")
+    assert typed("validate", fleet).code == 0
+    assert not any(PASSWORD.encode() in content for content in written(fleet).values())
+    if form == "tinkerbell v1alpha2":
+        assert spec["bmc"] == {"address": "https://10.9.0.13", "credentials": "bm-cred", "tls": {"verify": "false"}}
+        profile = yaml.safe_load((fleet / "profiles/web01.yaml").read_text())["spec"]
+        assert profile["kernelArguments"] == ["console=ttyS2"]
+
+
+@pytest.mark.parametrize("system", SOURCES)
+def test_no_secret_is_written(system: str, fleets: Callable[[str], Path]) -> None:
+    assert [name for name, content in written(fleets(system)).items() if PASSWORD.encode() in content] == []
+
+
+def test_the_sources_hold_secrets_where_they_can() -> None:
+    with_none = {system for system, files in SOURCES.items() if PASSWORD not in "".join(files.values())}
+    assert with_none == {"boot-operator", "netbox", "dnsmasq", "isc", "kea"}
+
+
+BMCS = {
+    "cobbler": {"address": "https://10.9.0.13", "credentials": "web01-bmc"},
+    "tinkerbell": {"address": "https://10.9.0.13", "credentials": "bmc01-auth", "tls": {"verify": "false"}},
+    "metal3": {
+        "address": "https://10.9.0.13",
+        "system": "/redfish/v1/Systems/System.Embedded.1",
+        "credentials": "web01-bmc",
+        "tls": {"verify": "false"},
+    },
+    "boot-operator": {"address": "https://10.9.0.13:8443", "credentials": "bmc01"},
+    "xcat": {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"},
+    "warewulf": {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"},
+    "ironic": {"address": "https://10.9.0.13", "system": "/redfish/v1/Systems/1", "credentials": "web01-bmc"},
+}
+
+
+@pytest.mark.parametrize(
+    ("system", "old", "new"),
+    [
+        ("cobbler", '"redfish"', '"ipmilan"'),
+        (
+            "metal3",
+            f"idrac-virtualmedia+https://root:{PASSWORD}@10.9.0.13/redfish/v1/Systems/System.Embedded.1",
+            f"ipmi://root:{PASSWORD}@10.9.0.13",
+        ),
+        ("ironic", '"redfish_address": "https://10.9.0.13"', '"ipmi_address": "10.9.0.13"'),
+    ],
+)
+def test_a_bmc_without_redfish_is_kept_with_ipmi(tmp_path: Path, system: str, old: str, new: str) -> None:
+    files = {name: text.replace(old, new) for name, text in SOURCES[system].items()}
+    fleet = imported(tmp_path, system, *known(tmp_path), files=files)
+    assert server_of(fleet, system)["bmc"] == {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"}
+    assert PASSWORD not in "".join(path.read_text() for path in fleet.rglob("*") if path.is_file())
+    assert typed("validate", fleet).code == 0
+
+
+@pytest.mark.parametrize("system", BMCS)
+def test_a_bmc_is_kept_with_a_name_in_place_of_its_password(system: str, fleets: Callable[[str], Path]) -> None:
+    assert server_of(fleets(system), system)["bmc"] == BMCS[system]
+
+
+ADDRESSES = {
+    **dict.fromkeys(("cobbler", "tinkerbell", "warewulf", "netbox"), "10.0.0.13/24"),
+    **dict.fromkeys(("openchami", "metal3", "boot-operator", "xcat", "dnsmasq", "isc", "kea"), "10.0.0.13"),
+}
+
+
+@pytest.mark.parametrize("system", ADDRESSES)
+def test_an_address_is_kept_with_its_mask_where_that_is_known(system: str, fleets: Callable[[str], Path]) -> None:
+    spec = server_of(fleets(system), system)
+    assert spec["interfaces"][0]["addresses"] == [ADDRESSES[system]]
+    assert spec["interfaces"][0]["mac"] == MAC
+
+
+@pytest.mark.parametrize("system", ["metal3", "ironic"])
+def test_firmware_that_is_known_is_not_guessed(system: str, fleets: Callable[[str], Path]) -> None:
+    fleet = fleets(system)
+    assert server_of(fleet, system)["firmware"] == "BIOS"
+    assert "guessed**: firmware" not in (fleet / "import-report.md").read_text()
+
+
+def test_ironics_ramdisks_have_the_arguments_that_ironic_adds(tmp_path: Path) -> None:
+    files = {
+        name: text.replace('"Driver"', '"Deploy Interface": "ramdisk", "Driver"')
+        for name, text in SOURCES["ironic"].items()
+    }
+    fleet = imported(tmp_path, "ironic", *known(tmp_path), files=files)
+    assert yaml.safe_load((fleet / "profiles/web01.yaml").read_text())["spec"]["kernelArguments"] == [
+        *("root=/dev/ram0", "text", "quiet")
+    ]
+
+
+def test_ironics_own_number_of_a_node_is_not_taken_for_its_boards(tmp_path: Path) -> None:
+    fleet = imported(tmp_path, "ironic")
+    assert not (fleet / "servers").exists()
+    assert "missing: its UUID" in (fleet / "pending" / "servers" / "web01.yaml").read_text()
+
+
+def test_arguments_of_ipxe_become_templates_and_others_stay_what_they_are(tmp_path: Path) -> None:
+    fleet = imported(tmp_path, "matchbox", *known(tmp_path))
+    server = fleet / "servers" / "web01.yaml"
+    server.write_text(server.read_text().replace("  lifecycle: Parked\n", ""))
+    (decision,) = decide(load(open_snapshot(fleet, None))).servers.values()
+    assert decision.policy is not None and decision.policy.boot is not None
+    first, second, third = decision.policy.boot.kernel_arguments
+    assert (first, second) == ("me=web01", "kept={{braces}}")
+    assert re.fullmatch(r"ignition\.config\.url=http://boot\.example\.net/o/\w+/config\.ign", third)
+    report = (fleet / "import-report.md").read_text()
+    for word in (
+        "uses a variable of iPXE: their=${asset}",
+        "group default selects no machine",
+        "web01-installed boots",
+    ):
+        assert word in report
+
+
+def test_what_lacks_something_is_pending_and_the_rest_validates(tmp_path: Path) -> None:
+    fleet = imported(tmp_path, "matchbox")
+    assert {path.relative_to(fleet).as_posix() for path in fleet.glob("pending/**/*") if path.is_file()} == {
+        *(f"pending/{kind}/flatcar.yaml" for kind in ("images", "policies", "profiles")),
+        "pending/servers/web01.yaml",
+        "pending/userdata/flatcar.j2",
+    }
+    assert typed("validate", fleet).code == 0
+    report = (fleet / "import-report.md").read_text()
+    assert "### web01 (pending)" in report and f"the sha256 of {KERNEL}" in report
+
+
+def test_importing_again_writes_nothing_and_a_change_changes_one_file(tmp_path: Path) -> None:
+    fleet = imported(tmp_path, "cobbler", *known(tmp_path))
+    before = written(fleet)
+    assert written(imported(tmp_path, "cobbler", *known(tmp_path))) == before
+    files = {**SOURCES["cobbler"], "profiles/base.json": _json({"name": "base", "distro": "debian"})}
+    after = written(imported(tmp_path, "cobbler", *known(tmp_path), files=files))
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    assert changed == {"profiles/base.yaml", "profiles/web.yaml", ".gitboot/import.json"}
+
+
+def test_what_is_supplied_later_moves_a_document_out_of_pending(tmp_path: Path) -> None:
+    fleet = imported(tmp_path, "cobbler")
+    assert (fleet / "pending" / "servers" / "web01.yaml").exists()
+    imported(tmp_path, "cobbler", *known(tmp_path))
+    assert not any(path.is_file() for path in fleet.glob("pending/**/*"))
+    assert (fleet / "servers" / "web01.yaml").exists()
+
+
+def test_what_people_have_changed_stays_and_is_reported(tmp_path: Path) -> None:
+    fleet = imported(tmp_path, "cobbler", *known(tmp_path))
+    for name in ("servers/web01.yaml", "fleet.yaml"):
+        (fleet / name).write_text((fleet / name).read_text() + "# mine\n")
+    (tmp_path / "source" / "systems" / "web01.json").unlink()
+    files = {name: text for name, text in SOURCES["cobbler"].items() if "systems" not in name}
+    for _ in range(2):
+        imported(tmp_path, "cobbler", *known(tmp_path), files=files)
+        for name in ("servers/web01.yaml", "fleet.yaml"):
+            assert (fleet / name).read_text().endswith("# mine\n")
+        assert "- `servers/web01.yaml`" in (fleet / "import-report.md").read_text()
+
+
+def test_a_machine_that_is_gone_from_the_source_goes(tmp_path: Path) -> None:
+    fleet = imported(tmp_path, "isc", *known(tmp_path))
+    (tmp_path / "source" / "dhcpd.conf").unlink()
+    imported(tmp_path, "isc", files={"other": "host web02 { hardware ethernet 52:54:00:00:00:02; }"})
+    assert not (fleet / "servers" / "web01.yaml").exists()
+
+
+def test_two_machines_never_share_what_tells_them_apart(tmp_path: Path) -> None:
+    text = "".join(
+        f"host {name} {{ hardware ethernet {MAC}; fixed-address 10.0.0.13; }}\n" for name in ("web01", "Web01")
+    )
+    fleet = imported(tmp_path, "isc", *known(tmp_path), files={"dhcpd.conf": text})
+    assert typed("validate", fleet).code == 0
+    report = (fleet / "import-report.md").read_text()
+    assert "its MAC address 52-54-00-12-34-56, which web01 has, too" in report
+    assert "### web01-2 (pending)" in report
+
+
+def test_of_two_with_one_name_it_is_kept_by_who_has_it_as_it_is(tmp_path: Path) -> None:
+    hosts = [f"host {name} {{ hardware ethernet 52:54:00:00:00:0{n}; }}\n" for n, name in enumerate(("Web01", "web01"))]
+    report = (imported(tmp_path, "isc", files={"dhcpd.conf": "".join(hosts)}) / "import-report.md").read_text()
+    of_web01, of_the_other = (report[report.index(f"### {name}") :] for name in ("web01 ", "web01-2"))
+    assert of_web01.startswith("### web01 ") and "the source's" not in of_web01[: of_web01.index("###", 3)]
+    assert "its name: the source's Web01 is none of a document" in of_the_other
+
+
+def test_bmcs_of_two_with_one_name_share_no_password(tmp_path: Path) -> None:
+    other = SOURCES["cobbler"]["systems/web01.json"].replace('"web01"', '"WEB01"').replace(MAC, "52:54:00:00:00:02")
+    files = SOURCES["cobbler"] | {"systems/other.json": other.replace("10.9.0.13", "10.9.0.14")}
+    fleet = imported(tmp_path, "cobbler", *known(tmp_path), files=files)
+    documents = (yaml.safe_load(path.read_text()) for path in fleet.rglob("servers/*.yaml"))
+    assert {each["spec"]["bmc"]["address"]: each["spec"]["bmc"]["credentials"] for each in documents} == {
+        "https://10.9.0.13": "web01-bmc",
+        "https://10.9.0.14": "web01-2-bmc",
+    }
+
+
+def test_a_directory_of_somebody_elses_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "fleet").mkdir()
+    (tmp_path / "fleet" / "mine").touch()
+    source = lay(tmp_path / "source", SOURCES["isc"])
+    done = typed("import", "isc", source, "--out", tmp_path / "fleet")
+    assert done.code == 64 and "is not empty" in done.err
+
+
+@pytest.mark.parametrize("system", ["matchbox", "kea", "metal3"])
+def test_a_source_that_cannot_be_read_is_named_without_what_it_says(tmp_path: Path, system: str) -> None:
+    source = lay(tmp_path, {"groups/x.json": f"{{{PASSWORD}: [", "x.yaml": f"a: [{PASSWORD}"})
+    file = source / ("x.yaml" if system == "metal3" else "groups")
+    done = typed("import", system, tmp_path if system == "matchbox" else file, "--out", tmp_path / "fleet")
+    assert done.code == 64 and "is no" in done.err and PASSWORD not in done.err
+    assert not done.err.rstrip().endswith(" at")
+
+
+def test_a_source_without_a_machine_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
+    done = typed("import", "isc", lay(tmp_path / "source", {"x": "nothing"}), "--out", tmp_path / "fleet")
+    assert done.code == 64 and "describes no machine" in done.err and not (tmp_path / "fleet").exists()
+
+
+@pytest.mark.parametrize(("line", "word"), [("52:54:00:12:34:56", "expected two words"), (f"{MAC} x", "uuids:1: ")])
+def test_a_line_of_uuids_that_is_none_is_named(tmp_path: Path, line: str, word: str) -> None:
+    (tmp_path / "uuids").write_text(f"{line}\n")
+    source = lay(tmp_path / "source", SOURCES["isc"])
+    done = typed("import", "isc", source, "--out", tmp_path / "fleet", "--uuids", tmp_path / "uuids")
+    assert done.code == 64 and word in done.err
+
+
+ODD: tuple[Any, ...] = (None, 7, "x", ["x"], {"x": None})
+
+
+def _with_one_odd(value: Any) -> Iterator[Any]:
+    """The value as often as something in it may be something else."""
+    yield from ODD
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from ({**value, key: other} for other in _with_one_odd(each))
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from ([*value[:index], other, *value[index + 1 :]] for other in _with_one_odd(each))
+
+
+@pytest.mark.parametrize("system", [system for system in SOURCES if system not in ("xcat", "dnsmasq", "isc", "kea")])
+def test_whatever_a_source_says_it_is_read_to_its_end(system: str) -> None:
+    """A file of another version may hold a list where this one holds a text: that is lost, and nothing else is."""
+    read, files = SYSTEMS[system].read, SOURCES[system]
+    for name, text in files.items():
+        if name.endswith(".ign"):
+            continue
+        for document in yaml.load_all(text, yaml.BaseLoader):
+            for odd in each_of([*_with_one_odd(document)], one_in=3):
+                fleet_of(read({**files, name: _json(odd)}), Supplement())
+
+
+A, B = "52:54:00:00:00:0a", "52:54:00:00:00:0b"
+TWO = {
+    "ironic": {
+        "nodes.json": _json([{"uuid": each, "name": each, "driver": "redfish"} for each in ("a", "b")]),
+        "ports.json": _json([{"address": B, "node_uuid": "b"}, {"address": A, "node_uuid": "a"}]),
+    },
+    "netbox": {
+        "devices.json": _json([{"id": id, "name": name, "device_type": {}} for id, name in ((1, "a"), (2, "b"))]),
+        "interfaces.json": _json(
+            [{"id": id, "device": {"id": id}, "mac_address": mac} for id, mac in ((2, B), (1, A))]
+        ),
+    },
+    "openchami": {
+        "parameters.json": _json([{"macs": [A], "nids": [2], "kernel": KERNEL}]),
+        "components.json": _json({"Components": [{"ID": "a", "NID": 1}, {"ID": "b", "NID": 2}]}),
+        "interfaces.json": _json([{"MACAddress": B, "ComponentID": "b"}, {"MACAddress": A, "ComponentID": "a"}]),
+    },
+}
+
+
+@pytest.mark.parametrize("system", TWO)
+def test_each_interface_goes_to_its_own_machine(system: str) -> None:
+    machines = SYSTEMS[system].read(TWO[system]).machines
+    found = {machine.name: [nic.mac.replace("-", ":") for nic in machine.nics] for machine in machines}
+    assert found == {"a": [A], "b": [B]}

@@ -1,1 +1,0 @@
-"""BMCs that speak IPMI: pyghmi's server, with boot flags as IPMI 2.0 has them, and OpenIPMI's simulator."""

@@ -1,0 +1,768 @@
+"""The lease of a ledger that hosts share, and the spool that they share with it."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from gitboot.artifacts.availability import Presence, Sighting
+from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.reboot_detection import Marks
+from gitboot.cli.main import cli
+from gitboot.controller.bmcs.desired_state import NotedWithdrawals
+from gitboot.controller.learn.ledger_changes import Batch, learn
+from gitboot.controller.learn.ledger_snapshot import Knowledge, write
+from gitboot.controller.reconcile_inputs import Inbox
+from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.one_time_boots import NotTaken, Unrecordable
+from gitboot.fetchlog.spool import ForwardedBatch, Writer, line_of
+from gitboot.jsonio import Digest
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.ledger import leader_lease as lease_module
+from gitboot.ledger.leader_lease import HeldLease, Holder, Lease, LeaseKeeper, now_s
+from gitboot.ledger.location import PostgresAddress, address_beside, note_address
+from gitboot.ledger.open_ledger import described, open_ledger
+from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
+from gitboot.ledger.shared_fetchlog import FETCHES, RecordedFetches, SharedFetches
+from gitboot.ledger.store import Store
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.provisioning_record import Record, Run
+from gitboot.resolve.server_decision import BootFile
+from gitboot.status.events import Event
+from tests.helpers.fleets import at
+from tests.helpers.instance_process import eventually
+from tests.helpers.postgresql import CarriedConnections, PostgresServer, postgresql, public_folder
+
+NOON = at("20T12:00")
+ONE, TWO = Holder("one", "host-a:/state", 3600), Holder("two", "host-b:/state", 3600)
+PAUSED, NEXT = Holder("one", "host-a:/state", 0.3), Holder("two", "host-b:/state", 0.3)
+OFFER, KEY = Digest("ab" * 32), Digest("cd" * 32)
+GIVEN = Observation(
+    server="web01", path="boot/v1/boot/m/boot.ipxe", client="10.0.0.7", at=NOON, digest=KEY, offer=OFFER
+)
+SPOOL = Writer("0" * 32, "7-0123456789abcdef")
+
+
+@pytest.fixture
+def path(postgres_server: PostgresServer, tmp_path: Path) -> Path:
+    return postgres_server.ledger(tmp_path)
+
+
+@pytest.fixture
+def recorded(path: Path) -> Iterator[RecordedFetches]:
+    with closing(RecordedFetches(address(path))) as made:
+        yield made
+
+
+def address(path: Path) -> PostgresAddress:
+    found = address_beside(path)
+    assert found is not None
+    return found
+
+
+def schema_of(path: Path) -> str:
+    return address(path).url.rpartition("%3D")[2]
+
+
+class Time:
+    """The time of a lease, by the clock of its holder and by the server's clock. A test lets it pass."""
+
+    def __init__(self, server: PostgresServer, schema: str) -> None:
+        self._server, self._schema = server, schema
+        self._ahead_s = 0.0
+
+    def now_s(self) -> float:
+        return now_s() + self._ahead_s
+
+    def passes(self, seconds: float, execute: Callable[[str], object] | None = None) -> None:
+        """Let so much time pass; ``execute`` runs the statement within a transaction that has the lease's row."""
+        self._ahead_s += seconds
+        (execute or self._server.sql)(
+            f"UPDATE {self._schema}.lease SET until = until - interval '1 second' * {seconds}"
+        )
+
+
+@pytest.fixture
+def clock(path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time(postgres_server, schema_of(path))
+    for module in ("leader_lease", "postgresql"):
+        monkeypatch.setattr(f"gitboot.ledger.{module}.now_s", made.now_s)
+    return made
+
+
+def run_out(path: Path, server: PostgresServer) -> None:
+    """Let the lease run out, whoever has it."""
+    server.sql(f"UPDATE {schema_of(path)}.lease SET until = clock_timestamp()")
+
+
+@contextmanager
+def held(path: Path, holder: Holder) -> Iterator[tuple[Store, Lease]]:
+    with open_ledger(path) as ledger:
+        ledger.database.hold(holder)
+        lease = ledger.database.lease
+        assert lease is not None
+        yield ledger, lease.lease
+
+
+def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, clock: Time) -> None:
+    with held(path, ONE) as (one, first):
+        with open_ledger(path) as two:
+            for _ in range(2):
+                with pytest.raises(HeldByAnother, match="in use by the instance host-a:/state"):
+                    two.database.hold(TWO)
+                clock.passes(ONE.seconds / 2)
+            two.database.hold(TWO)
+            assert two.database.lease is not None
+            assert two.database.lease.lease == (TWO.id, first.epoch + 1)
+            with pytest.raises(LeaseLost, match="another instance acts"), one.writing() as tx:
+                instance_tables.accept(tx, "stale")
+            with two.writing() as tx:
+                instance_tables.accept(tx, "c0ffee")
+        assert instance_tables.read(one).accepted == "c0ffee"
+        with pytest.raises(LeaseLost), one.writing() as tx:  # it never has it again, though it is free now
+            instance_tables.accept(tx, "stale")
+        assert one.database.lease is not None
+        with pytest.raises(LeaseLost):
+            one.database.lease.check()
+
+
+def test_the_same_instance_takes_its_own_lease_at_once_and_a_clean_end_gives_it_back(path: Path) -> None:
+    with held(path, ONE):
+        with held(path, ONE) as (ledger, again):
+            assert again.epoch == 1, "what it has published goes on as it is"
+            assert ledger.database.lease is not None
+            assert ledger.database.lease.before is None, "nobody else had it"
+        told = described(path).lease
+        assert told is not None
+        assert told[:4] == (1, "host-a:/state", "one", False)
+    with held(path, TWO) as (ledger, lease):
+        assert lease.epoch == 2
+        assert ledger.database.lease is not None
+        assert ledger.database.lease.before == "host-a:/state"
+
+
+def test_what_one_host_saw_of_artifacts_does_not_count_on_another(path: Path) -> None:
+    """They may see different networks."""
+    seen = {BootFile(url="http://a/kernel", sha256=OFFER, size=7): Sighting(presence=Presence.MISSING, message="404")}
+    with held(path, ONE) as (one, _):
+        learnt = learn(Knowledge(facts=instance_tables.read(one)), Batch(sightings=seen), NOON)
+        write(one, [learnt.news])
+        assert instance_tables.sightings(one, ONE.place) == seen
+        assert instance_tables.sightings(one, TWO.place) == {}
+
+
+def test_of_many_that_want_it_at_once_one_has_it(path: Path) -> None:
+    with open_ledger(path):
+        pass
+    took: list[int] = []
+    barrier = threading.Barrier(6)
+
+    def take(number: int) -> None:
+        with open_ledger(path) as ledger:
+            barrier.wait()
+            try:
+                ledger.database.hold(Holder(str(number), "", 3600))
+            except HeldByAnother:
+                barrier.wait()
+                return
+            took.append(number)
+            barrier.wait()
+
+    threads = [threading.Thread(target=take, args=(each,)) for each in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(took) == 1
+
+
+def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
+    path: Path, clock: Time, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "SHARE", 10 * ONE.seconds)  # it is renewed ten times each second
+    lost = threading.Event()
+    with held(path, ONE) as (ledger, lease):
+        renewed = ledger.database.lease
+        assert renewed is not None
+        with LeaseKeeper(renewed, PostgresRenewing(address(path)), lost.set):
+            for _ in range(3):
+                clock.passes(0.9 * ONE.seconds)
+                eventually(lambda: renewed.until_s > clock.now_s() + 0.5 * ONE.seconds)
+            renewed.check()
+            told = described(path).lease
+            assert told is not None
+            assert told.stands
+            schema = schema_of(path)
+            postgres_server.sql(f"UPDATE {schema}.lease SET holder = 'two', epoch = {lease.epoch + 1}")
+            assert lost.wait(60)
+            with pytest.raises(LeaseLost, match="another instance acts"):
+                renewed.check()
+
+
+def test_a_copy_of_a_machine_or_of_its_state_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    state.mkdir()
+    ours = Holder.of(state)
+    assert Holder.of(state) == ours, "however often it is started"
+    shutil.copytree(state, copy)
+    assert Holder.of(copy).id != ours.id
+    (tmp_path / "boot_id").write_text("another\n")
+    monkeypatch.setattr(lease_module, "_BOOT_ID", tmp_path / "boot_id")
+    assert Holder.of(state).id != ours.id, "a machine that was restored beside itself has started, too"
+
+
+def test_who_was_stopped_with_its_clock_is_told_by_the_server_that_another_has_it(
+    path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a virtual machine whose host had no room on its disk: to its own clock no time has passed."""
+    with held(path, ONE) as (ledger, lease):
+        assert ledger.database.lease is not None
+        with LeaseKeeper(ledger.database.lease, PostgresRenewing(address(path)), lambda: None) as keeper:
+            keeper.check()
+            schema = schema_of(path)
+            postgres_server.sql(f"UPDATE {schema}.lease SET holder = 'two', epoch = {lease.epoch + 1}")
+            ledger.database.lease.check()
+            with pytest.raises(LeaseLost, match="another instance acts"):
+                keeper.check()
+            with pytest.raises(LeaseLost, match="another instance acts"):
+                ledger.database.lease.check()
+
+
+def refuse_writes(path: Path, server: PostgresServer) -> None:
+    """Let the ledger answer reads alone, as on a disk without room."""
+    schema = schema_of(path)
+    refuses = "RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE disk_full; END'"
+    server.sql(f"CREATE FUNCTION {schema}.refuse() {refuses}")
+    server.sql(f"CREATE TRIGGER refuse BEFORE UPDATE ON {schema}.lease EXECUTE FUNCTION {schema}.refuse()")
+
+
+def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last(
+    path: Path, postgres_server: PostgresServer
+) -> None:
+    """A read that succeeds meanwhile changes nothing."""
+    with held(path, ONE) as (ledger, _), closing(PostgresRenewing(address(path))) as renewing:
+        lease = ledger.database.lease
+        assert lease is not None
+        keeper = LeaseKeeper(lease, renewing, lambda: None)
+        keeper.check_ending()
+        refuse_writes(path, postgres_server)
+        for _ in range(2):  # the second time it is known that the server renews nothing
+            keeper.check_ending()
+            with pytest.raises(LeaseLost, match="it cannot be asked"):
+                keeper.check()
+            assert instance_tables.read(ledger).accepted is None
+        lease.until_s = now_s()
+        with pytest.raises(LeaseLost, match="another instance may act"):
+            keeper.check_ending()
+
+
+def test_what_only_ends_something_does_not_wait_for_a_server_that_another_thread_asks(
+    path: Path, postgres_server: PostgresServer
+) -> None:
+    asks, answer = threading.Event(), threading.Event()
+
+    class Waiting(PostgresRenewing):
+        def renew(self, held: HeldLease) -> None:
+            asks.set()
+            assert answer.wait(60)
+            super().renew(held)
+
+    with held(path, ONE) as (ledger, lease), closing(Waiting(address(path))) as renewing:
+        assert ledger.database.lease is not None
+        keeper = LeaseKeeper(ledger.database.lease, renewing, lambda: None)
+        other = threading.Thread(target=keeper.check)
+        other.start()
+        assert asks.wait(60)
+        keeper.check_ending()
+        assert other.is_alive()
+        answer.set()
+        other.join()
+        postgres_server.sql(f"UPDATE {schema_of(path)}.lease SET holder = 'two', epoch = {lease.epoch + 1}")
+        with pytest.raises(LeaseLost, match="another instance acts"):
+            keeper.check_ending()
+
+
+def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: Path, tmp_path: Path) -> None:
+    """A database that answers reads and no writes takes most of a lease until it refuses one."""
+    uuid = SystemUuid("34323550-3939-5a43-3244-373535534d32")
+    note = tmp_path / "withdrawals.json"
+    record = OverrideRecord(
+        reason="maintenance/repair/1",
+        plan_digest="d",
+        override=Override(enabled=Enabled.ONCE, target=BootTarget.PXE),
+        marks=Marks(),
+        state=State.WITHDRAWING,
+        at=NOON,
+        clears_from=NOON,
+    )
+    with held(path, ONE) as (ledger, _):
+        inbox = Inbox(ledger, withdrawals=NotedWithdrawals(note, "l"), clock=lambda: NOON)
+        with psycopg.connect(address(path).url) as another:
+            another.execute("SELECT 1 FROM lease FOR UPDATE")
+            inbox.record(uuid, record)
+        assert not ledger.is_failing
+        assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
+        assert server_tables.read_overrides(ledger) == {}
+        lease = ledger.database.lease
+        assert lease is not None
+        lease.until_s = now_s()
+        with pytest.raises(LeaseLost, match="another instance may act"):
+            inbox.record(uuid, replace(record, state=State.WITHDRAWN))
+        assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
+
+
+def test_while_the_server_cannot_be_asked_nothing_is_certain(path: Path) -> None:
+    nowhere = PostgresAddress(url="postgresql://nobody@127.0.0.1:1/none?sslmode=disable")
+    with held(path, ONE) as (ledger, _):
+        assert ledger.database.lease is not None
+        keeper = LeaseKeeper(ledger.database.lease, PostgresRenewing(nowhere), lambda: None)
+        with pytest.raises(LeaseLost, match="it cannot be asked whether another instance acts"):
+            keeper.check()
+
+
+def test_a_lease_is_renewed_although_the_server_has_closed_the_connection(
+    path: Path, postgres_server: PostgresServer
+) -> None:
+    """As it does when it restarts: an override that was recorded is set, and nobody has to be asked about it."""
+    with held(path, ONE) as (ledger, _):
+        assert ledger.database.lease is not None
+        with LeaseKeeper(ledger.database.lease, PostgresRenewing(address(path)), lambda: None) as keeper:
+            keeper.check()
+            others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            postgres_server.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+            keeper.check()
+
+
+def change(ledger: Store, revision: str) -> None:
+    """Something that a backup must have, to be as good."""
+    with ledger.writing() as tx:
+        instance_tables.accept(tx, revision)
+        tx.mark()
+
+
+def test_a_backup_that_is_put_in_its_place_is_not_written_to(path: Path, postgres_server: PostgresServer) -> None:
+    with held(path, ONE) as (ledger, _):
+        for revision in ("c0ffee", "decade"):
+            change(ledger, revision)
+        schema = schema_of(path)
+        postgres_server.sql(f"UPDATE {schema}.facts SET value = '1' WHERE name = 'changes'")
+        for _ in range(2):
+            with pytest.raises(LedgerError, match="or a backup was put in its place"):
+                change(ledger, "facade")
+        assert instance_tables.read(ledger).accepted == "decade"
+        with pytest.raises(LedgerError, match="or a backup was put in its place"):
+            ledger.read_back()
+
+
+def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path, clock: Time) -> None:
+    with held(path, ONE) as (ledger, _):
+        lease = ledger.database.lease
+        assert lease is not None
+        for _ in range(2):
+            lease.check()
+            clock.passes(ONE.seconds / 2)
+        with pytest.raises(LeaseLost, match="could not be renewed for"):
+            lease.check()
+        with ledger.writing() as tx:  # nobody has taken it meanwhile
+            instance_tables.accept(tx, "c0ffee")
+        lease.check()
+
+
+def test_a_renewal_counts_from_before_it_was_sent() -> None:
+    renewed = HeldLease(lease=Lease("one", 1), seconds=60, name="the ledger")
+    renewed.renewed(now_s() - 60)
+    with pytest.raises(LeaseLost, match="could not be renewed for 60 s"):
+        renewed.check()
+    renewed.renewed(now_s())
+    renewed.check()
+
+
+def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, postgres_server: PostgresServer) -> None:
+    took: list[str] = []
+
+    def take(store: Store) -> None:
+        with pytest.raises(HeldByAnother):
+            store.database.hold(TWO)
+        took.append("asked")
+
+    with held(path, ONE) as (one, _), open_ledger(path) as two:
+        one.database.execute("SET idle_in_transaction_session_timeout = 0")
+        two.database.execute("SET lock_timeout = 0")
+        waiting = threading.Thread(target=take, args=(two,))
+        with one.writing() as tx:
+            instance_tables.accept(tx, "c0ffee")
+            tx.send()
+            waiting.start()
+            eventually(lambda: int(postgres_server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
+            clock.passes(2 * ONE.seconds, one.database.execute)
+        waiting.join()
+        assert took == ["asked"], "who waits for it sees that it is renewed"
+        assert one.database.lease is not None
+        one.database.lease.check()
+
+
+def test_what_is_rolled_back_has_renewed_nothing(path: Path, clock: Time) -> None:
+    with held(path, ONE) as (one, _):
+        clock.passes(ONE.seconds)
+        with suppress(LookupError), one.writing() as tx:
+            instance_tables.accept(tx, "c0ffee")
+            tx.send()
+            raise LookupError
+        assert instance_tables.read(one).accepted is None
+        assert one.database.lease is not None
+        with pytest.raises(LeaseLost, match="could not be renewed for"):
+            one.database.lease.check()
+        with open_ledger(path) as two:
+            two.database.hold(TWO)
+
+
+# What endpoints give
+
+
+@contextmanager
+def shared(path: Path) -> Iterator[SharedFetches]:
+    with closing(SharedFetches(address(path))) as made:
+        yield made
+
+
+def test_what_is_given_once_is_recorded_under_the_lease_of_the_tree_alone(path: Path, clock: Time) -> None:
+    with held(path, ONE) as (_, first), shared(path) as here, shared(path) as there:
+        assert here.given("web01", OFFER, None) is None
+        assert here.giver == str(first)
+        here.record(GIVEN, str(first))
+        found = there.given("web01", OFFER, None)
+        assert found is not None
+        assert found.first == GIVEN
+        clock.passes(ONE.seconds)
+        with held(path, TWO) as (_, second):
+            for giver in (None, str(first), "0/nobody"):
+                with pytest.raises(Unrecordable):
+                    here.record(replace(GIVEN, server="web02"), giver)
+            assert here.given("web02", KEY, None) is None, "it was not recorded"
+            here.record(replace(GIVEN, server="web02"), str(second))
+
+
+def test_a_batch_is_taken_in_once_and_what_was_taken_back_is_not_there(path: Path, recorded: RecordedFetches) -> None:
+    lines = [line_of(replace(GIVEN, client=f"10.0.0.{number}")) for number in range(3)]
+    taken_back = b'{"not":%d}\n' % len(lines[0])
+    with open_ledger(path), shared(path) as fetches:
+        batch = ForwardedBatch(SPOOL, 0, b"".join(lines[:2]))
+        for _ in range(2):
+            assert fetches.take(batch, [SPOOL.file]) == batch.end
+        assert fetches.take(ForwardedBatch(SPOOL, 7, lines[2]), [SPOOL.file]) == batch.end, "it says what is missing"
+        last = ForwardedBatch(SPOOL, batch.end, taken_back + lines[2] + b"no observation\n")
+        assert fetches.take(last, [SPOOL.file]) == last.end
+        found = recorded.read({})
+        assert [each.client for each in found.observations] == ["10.0.0.0", "10.0.0.2"]
+        assert recorded.read(found.offsets).observations == []
+        assert recorded.read(found.offsets).offsets == found.offsets
+        other = Writer(SPOOL.spool, "8-0123456789abcdef")
+        fetches.take(ForwardedBatch(other, 0, lines[0]), [])
+        assert fetches.take(batch, []) == batch.end, "of a file that is gone nothing is kept: it is another one by now"
+
+
+def test_a_writer_goes_back_and_never_forward(path: Path) -> None:
+    with open_ledger(path), shared(path) as fetches:
+        batch = ForwardedBatch(SPOOL, 0, line_of(GIVEN))
+        assert fetches.take(batch, [SPOOL.file]) == batch.end
+        for place in (batch.end + 1, 7, 8):
+            fetches.go_back(SPOOL, place)
+        other = Writer(SPOOL.spool, "8-0123456789abcdef")
+        assert fetches.take(batch, [SPOOL.file, other.file]) == 7
+        assert fetches.take(batch._replace(writer=other), [SPOOL.file, other.file]) == batch.end
+
+
+def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, recorded: RecordedFetches) -> None:
+    """Numbers are given in another order than transactions end in."""
+    with held(path, ONE) as (_, lease):
+        count, read = 40, list[Observation]()
+
+        def record(first: int) -> None:
+            with shared(path) as fetches:
+                for number in range(first, first + count):
+                    fetches.record(replace(GIVEN, server=f"web{number}"), str(lease))
+
+        threads = [threading.Thread(target=record, args=(each * count,)) for each in range(4)]
+        for thread in threads:
+            thread.start()
+        offsets = dict[str, int]()
+        while any(thread.is_alive() for thread in threads):
+            found = recorded.read(offsets)
+            offsets, read = found.offsets, [*read, *found.observations]
+        read += recorded.read(offsets).observations
+        assert sorted(int(each.server[3:]) for each in read) == list(range(4 * count))
+
+
+def test_what_was_taken_in_is_deleted_a_thousand_at_a_time_by_who_has_the_lease(
+    path: Path, recorded: RecordedFetches
+) -> None:
+    lines = b"".join(line_of(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(1000))
+    with held(path, ONE) as (_, lease), shared(path) as fetches:
+        fetches.take(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
+        taken = recorded.read({}).offsets
+        assert recorded.forgotten_next({FETCHES: taken[FETCHES] - 1}) == 0
+        assert recorded.forgotten_next(taken) == 1
+        recorded.forget(taken, 1, Lease("two", 1))
+        assert recorded.forgotten_next(taken) == 1, "another's lease"
+        recorded.forget(taken, 1, lease)
+        assert len(recorded.read({}).observations) == 0
+        fetches.given("web01", OFFER, None)
+        assert fetches.forgotten == 1
+        fetches.take(ForwardedBatch(SPOOL, len(lines), line_of(GIVEN)), [SPOOL.file])
+        recorded.forget(recorded.read({}).offsets, 1, lease)
+        assert len(recorded.read({}).observations) == 1, "no new number"
+
+
+def test_without_its_server_nothing_is_recorded_and_nothing_lost(tmp_path: Path) -> None:
+    nowhere = PostgresAddress(url=f"postgresql://postgres@/postgres?host={tmp_path}")
+    with closing(SharedFetches(nowhere)) as fetches:
+        with pytest.raises(Unrecordable):
+            fetches.given("web01", OFFER, None)
+        assert fetches.failure is not None
+        with pytest.raises(Unrecordable):
+            fetches.record(GIVEN, "1/one")
+        with pytest.raises(NotTaken, match="No such file"):
+            fetches.take(ForwardedBatch(SPOOL, 0, line_of(GIVEN)), [])
+        with closing(RecordedFetches(nowhere)) as read, pytest.raises(LedgerError, match="have given cannot be read"):
+            read.read({})
+        fetches.ping()
+
+
+def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_given_by_it(
+    path: Path, recorded: RecordedFetches, tmp_path: Path
+) -> None:
+    with held(path, ONE) as (_, lease), shared(path) as fetches:
+        fetches.given("web01", OFFER, None)
+        fetches.record(GIVEN, str(lease))
+        last = recorded.read({}).offsets
+    copy = ("ledger", "copy", "--state", str(tmp_path), "--to", "file")
+    refused = CliRunner().invoke(cli, copy)
+    assert "no instance has taken in yet (1)" in str(refused.exception)
+    with held(path, ONE) as (ledger, _), ledger.writing() as tx:
+        server_tables.take(tx, last)
+    nowhere = address(path)
+    assert CliRunner().invoke(cli, copy).exit_code == 0
+    with closing(SharedFetches(nowhere)) as fetches:
+        with pytest.raises(Unrecordable):
+            fetches.record(GIVEN, str(lease))
+        with pytest.raises(Unrecordable):
+            fetches.given("web01", OFFER, None)
+        assert fetches.failure is not None
+        assert "was copied to" in fetches.failure
+        with pytest.raises(NotTaken, match="was copied to"):
+            fetches.take(ForwardedBatch(SPOOL, 0, line_of(GIVEN)), [])
+
+
+def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_rights_than_it_needs(tmp_path: Path) -> None:
+    """Its statements and its command, as they stand there, but for the host."""
+    page = (Path(__file__).parents[2] / "docs" / "standby.md").read_text()
+    makes, grants = re.findall(r"```sql\n(.*?)```", page, re.S)
+    (named,) = re.findall(r"--ledger (postgresql://\S+)", page)
+    with postgresql() as server:
+        url = f"{named.replace('@db.example.net', '@')}?host={server.folder / 'socket'}"
+        its = PostgresAddress(url=url.replace("gitboot@", "boot_endpoints@"))
+        for each in makes.split(";")[:-1]:
+            server.sql(each)
+        note_address(path := tmp_path / "ledger.sqlite", PostgresAddress(url=url))
+        with held(path, ONE) as (_, lease):
+            server.sql(grants, database="gitboot")
+            with closing(SharedFetches(its)) as fetches:
+                assert fetches.given("web01", OFFER, None) is None
+                fetches.record(GIVEN, str(lease))
+                batch = ForwardedBatch(SPOOL, 0, line_of(GIVEN) + b'{"not":0}\n')
+                assert fetches.take(batch, []) == batch.end
+            with (
+                closing(PostgresDatabase(its, reads_only=True)) as database,
+                pytest.raises(LedgerError, match="permission denied"),
+                database.reading(),
+            ):
+                database.execute("SELECT * FROM records")
+
+
+# Who is paused
+
+
+class Line(CarriedConnections):
+    """Connections to the server's socket, which carry so many bytes, there and back, and then nothing more."""
+
+    def __init__(self, server: PostgresServer, folder: Path) -> None:
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(folder / ".s.PGSQL.5432"))
+        listening.listen()
+        super().__init__(listening, server.connect)
+        self._from, self._to = server.folder / "socket", folder
+        self.carries: float = math.inf
+        self.count = 0
+        self._counting = threading.Lock()
+
+    def address(self, path: Path, **settings: str) -> PostgresAddress:
+        url = address(path).url.replace(str(self._from), str(self._to))
+        return PostgresAddress(url=url + "".join(f"%20-c{name}%3D{value}" for name, value in settings.items()))
+
+    def begin(self, carries: float) -> None:
+        with self._counting:
+            self.count, self.carries = 0, carries
+
+    def carried(self, data: bytes) -> bytes:
+        with self._counting:
+            data = data[: int(min(len(data), max(0, self.carries - self.count)))]
+            self.count += len(data)
+        return data
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.count >= self.carries
+
+
+@pytest.fixture
+def line(postgres_server: PostgresServer) -> Iterator[Line]:
+    with public_folder() as folder, Line(postgres_server, folder) as made:
+        yield made
+
+
+def written(ledger: Store, many: int = 1200) -> None:
+    """All forms in which rows are sent, and are asked for, while others wait."""
+    known = [
+        (SystemUuid(f"{each:032}"), f"web{each}", Record(runs={"m": Run(1, NOON, NOON)} if each % 2 else {}))
+        for each in range(many)
+    ]
+    with ledger.writing() as tx:
+        server_tables.write_records(tx, known)
+        instance_tables.write(
+            tx, [Event(at=NOON, type="Planned", message=f"web{each}", facts={}) for each in range(many)]
+        )
+        server_tables.judge(tx, dict.fromkeys(range(many), "Provisioned"))
+        tx.send()
+        assert len(list(ledger.database.whole("SELECT * FROM events"))) >= many
+        instance_tables.accept(tx, "c0ffee")
+
+
+def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server_has_waited(
+    path: Path, line: Line, tmp_path: Path, postgres_server: PostgresServer, lives: int
+) -> None:
+    """Of what it sends, and of what it gets: the server waits for each in another way."""
+    chance, count = random.Random(2026), 8 + 4 * lives
+    (state := tmp_path / "paused").mkdir()
+    note_address(state / "ledger.sqlite", line.address(path, idle_in_transaction_session_timeout="1000"))
+    (patient := tmp_path / "patient").mkdir()
+    note_address(patient / "ledger.sqlite", line.address(path))
+
+    def write(state: Path = state) -> None:
+        with suppress(LedgerError), held(state / "ledger.sqlite", PAUSED) as (ledger, _):
+            written(ledger)
+
+    def paused_at(byte: int) -> threading.Thread | None:
+        """Who writes until it has carried so many bytes; None: it has ended before, for it takes some bytes less."""
+        line.begin(byte)
+        thread = threading.Thread(target=write, daemon=True)
+        thread.start()
+        eventually(lambda: line.is_stuck or not thread.is_alive())
+        return thread if line.is_stuck else None
+
+    with open_ledger(path) as two:
+        write(patient)
+        assert instance_tables.read(two).accepted == "c0ffee"
+        line.begin(math.inf)
+        write(patient)  # as those that follow: it finds what the first has made
+        total = line.count
+        for number in range(count):
+            thread = eventually(lambda: paused_at(int(total * (number + chance.random()) / count)))  # noqa: B023
+            eventually(lambda: taken_by(two, NEXT))
+            two.database.lease = None
+            line.begin(math.inf)
+            line.hang_up()
+            thread.join(60)
+            assert not thread.is_alive()
+            run_out(path, postgres_server)
+
+
+def taken_by(ledger: Store, holder: Holder) -> bool:
+    try:
+        ledger.database.hold(holder)
+    except HeldByAnother:
+        return False
+    return True
+
+
+def read(fetches: RecordedFetches) -> None:
+    with suppress(LedgerError):
+        fetches.read({})
+
+
+def test_who_is_paused_while_it_takes_in_what_was_given_lets_others_give(path: Path, line: Line) -> None:
+    lines = b"".join(line_of(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(5000))
+    with held(path, ONE) as (_, lease), shared(path) as fetches:
+        fetches.take(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
+        with closing(RecordedFetches(line.address(path))) as paused:
+            assert paused.read({FETCHES: 5000}).observations == []
+            line.begin(len(lines) // 2)
+            thread = threading.Thread(target=read, args=(paused,), daemon=True)
+            thread.start()
+            eventually(lambda: line.is_stuck)
+            fetches.given("web01", OFFER, None)
+            fetches.record(GIVEN, str(lease))
+            line.hang_up()
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+WRITES: Final = """
+import sys
+from pathlib import Path
+from gitboot.ledger.open_ledger import open_ledger
+from tests.ledger.test_leader_lease import PAUSED, written
+with open_ledger(Path(sys.argv[1])) as ledger:
+    ledger.database.hold(PAUSED)
+    print("writes", flush=True)
+    while True:
+        written(ledger, 2000)
+"""
+
+
+def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over(
+    path: Path, postgres_server: PostgresServer, lives: int
+) -> None:
+    """By SIGSTOP, on the socket itself, with the timeouts that the ledger has."""
+    chance = random.Random(2028)
+    with open_ledger(path) as two:
+        for _ in range(2 * lives):
+            command = [sys.executable, "-c", WRITES, str(path)]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(chance.uniform(0, 2))
+            process.send_signal(signal.SIGSTOP)
+            eventually(lambda: taken_by(two, NEXT))
+            two.database.lease = None
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            run_out(path, postgres_server)
+
+
+def test_the_server_waits_seconds_for_who_writes_and_hangs(path: Path) -> None:
+    """So long another waits at most, after the lease has run out."""
+    with open_ledger(path) as ledger:
+        (waits,) = ledger.database.execute(
+            "SELECT current_setting('idle_in_transaction_session_timeout'), current_setting('lock_timeout')"
+        )
+    assert waits == ("5s", "10s")

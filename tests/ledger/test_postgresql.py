@@ -1,0 +1,870 @@
+"""A ledger in a PostgreSQL: what it does when the server, the connection or the address fails; and ledgers moved."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+
+from gitboot.cli.main import Exit, cli, exit_of
+from gitboot.controller.instance.state_directory import has_ledger
+from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
+from gitboot.ledger import instance_tables, move_ledger, server_tables
+from gitboot.ledger import postgresql as postgresql_ledger
+from gitboot.ledger.leader_lease import Holder
+from gitboot.ledger.location import PostgresAddress, address_beside, note_address
+from gitboot.ledger.open_ledger import copy_ledger, described, open_ledger, places
+from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing, arguments
+from gitboot.ledger.schema import POSTGRESQL_MIGRATIONS, VERSION, Database
+from gitboot.ledger.store import Transaction
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.provisioning_record import Record
+from gitboot.status.events import Event
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import uuid_of
+from tests.helpers.git_servers import free_port
+from tests.helpers.instance_process import Instance, eventually
+from tests.helpers.postgresql import PostgresServer, postgresql
+from tests.helpers.redfish_double.certificates import Authority
+from tests.ledger.test_store import NOON, WEB01, WEB02, put, written
+
+
+@pytest.fixture
+def path(postgres_server: PostgresServer, tmp_path: Path) -> Path:
+    return postgres_server.ledger(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[PostgresServer]:
+    """A server that tests stop and start; it listens at a port, too."""
+    with postgresql() as server:
+        yield server
+
+
+# Opening
+
+
+def test_it_has_an_identity_of_its_own_and_keeps_it(path: Path, tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        with open_ledger(path) as ledger:
+            found.append(instance_tables.read(ledger).identity)
+    assert found[0] == found[1]
+    assert has_ledger(tmp_path)
+    assert not path.exists(), "there is no file"
+
+
+def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> None:
+    found: list[str] = []
+
+    def look() -> None:
+        with open_ledger(path) as ledger:
+            found.append(instance_tables.read(ledger).identity)
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+def test_the_ledger_of_a_newer_gitboot_is_refused(path: Path, postgres_server: PostgresServer) -> None:
+    written(path)
+    address = address_beside(path)
+    assert address is not None
+    schema = address.url.rpartition("%3D")[2]
+    postgres_server.sql(f"UPDATE {schema}.ledger_version SET number = 99")
+    with pytest.raises(LedgerError, match=r"is of version 99, this gitboot knows \d+; use a newer"):
+        open_ledger(path)
+
+
+@pytest.mark.parametrize("version", sorted(POSTGRESQL_MIGRATIONS))
+def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_with(
+    path: Path, postgres_server: PostgresServer, version: int
+) -> None:
+    written(path)
+    address = address_beside(path)
+    assert address is not None
+    schema = address.url.rpartition("%3D")[2]
+    later = [table for since, table in NEW_TABLES.items() if since > version]
+    dropped = "".join(f"DROP TABLE {schema}.{table}; " for table in later)
+    dropped += "".join(
+        f"ALTER TABLE {schema}.{table} DROP COLUMN {column}; "
+        for since, (table, column) in NEW_COLUMNS.items()
+        if since > version
+    )
+    postgres_server.sql(f"{dropped}UPDATE {schema}.ledger_version SET number = {version}")
+    before = described(path)
+    assert [before.rows[table] for table in later] == [0] * len(later)
+    for _ in range(2):
+        with open_ledger(path) as ledger:
+            found = (
+                instance_tables.read(ledger).identity,
+                server_tables.read_secret_fetches(ledger),
+                instance_tables.read_acknowledgements(ledger),
+            )
+            assert found == (before.identity, {}, frozenset())
+            assert ledger.rows("SELECT number FROM ledger_version") == [(VERSION,)]
+
+
+def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_known_as_lost(
+    path: Path, postgres_server: PostgresServer
+) -> None:
+    written(path)
+    address = address_beside(path)
+    assert address is not None
+    schema, gone = address.url.rpartition("%3D")[2], SystemUuid(uuid_of("old01"))
+    postgres_server.sql(
+        f"DROP TABLE {schema}.lost_identities; UPDATE {schema}.ledger_version SET number = 9; "
+        f"INSERT INTO {schema}.machines VALUES ('{gone}', 'old01', '[\"52-54-00-00-00-01\"]', 'cz1', NULL, 0)"
+    )
+    with open_ledger(path) as ledger:
+        lost = {each for each in server_tables.read_lost_identities(ledger) if each.uuid == gone}
+        assert {each.mark for each in lost} == {("MAC", "52-54-00-00-00-01"), ("serial", "CZ1")}
+
+
+# By the version of a ledger that has it first. The first version of a ledger in PostgreSQL was 5.
+NEW_TABLES = {6: "secret_fetches", 7: "acknowledgements", 10: "lost_identities"}
+NEW_COLUMNS = {8: ("records", "unknown_serves"), 9: ("overrides", "clears_from")}
+
+
+def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path) -> None:
+    written(path)
+    with open_ledger(path) as ledger:
+        ledger.rows("UPDATE overrides SET state = 'Nonsense'")
+    with pytest.raises(LedgerError, match=r"schema ledger_\w+\): the ledger cannot be read .*restore it from a backup"):
+        open_ledger(path)
+
+
+def test_a_database_that_does_not_wait_for_its_disk_is_refused(tmp_path: Path) -> None:
+    with (
+        postgresql("fsync=off") as server,
+        pytest.raises(LedgerError, match=r"does not wait for its disk \(fsync = off\)"),
+    ):
+        open_ledger(server.ledger(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("mysql://db/gitboot", "takes the URL of a PostgreSQL"),
+        ("postgresql://gitboot:secret@db/gitboot", "must not hold a password"),
+        ("postgresql://gitboot@db/gitboot?password=secret", "must not hold a password"),
+        ("postgresql://gitboot@db", "names no database"),
+    ],
+)
+def test_an_address_that_cannot_be_meant_is_refused_without_its_password(url: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as refused:
+        PostgresAddress.parse(url, None)
+    assert "secret" not in str(refused.value)
+
+
+def test_an_address_that_nobody_answers_at_says_so_in_time(tmp_path: Path) -> None:
+    note_address(path := tmp_path / "ledger.sqlite", PostgresAddress(url="postgresql://u@127.0.0.1:1/db"))
+    with pytest.raises(LedgerError, match=r"postgresql://u@127\.0\.0\.1:1/db: the ledger cannot be read .*refused"):
+        open_ledger(path)
+
+
+def test_a_schema_that_does_not_exist_or_may_not_be_used_is_said_with_the_line_that_helps(
+    own: PostgresServer, tmp_path: Path
+) -> None:
+    own.sql("CREATE ROLE ops LOGIN")
+    address = own.address("gitboot2")
+    address = replace(address, url=address.url.replace("postgres@", "ops@"))
+    note_address(path := tmp_path / "ledger.sqlite", address)
+    for said, schema_is_made in (
+        ('schema gitboot2 does not exist: CREATE SCHEMA "gitboot2" AUTHORIZATION "ops"', False),
+        ('ops may not use schema gitboot2: GRANT USAGE, CREATE ON SCHEMA "gitboot2" TO "ops"', True),
+    ):
+        if schema_is_made:
+            own.sql("CREATE SCHEMA gitboot2")
+        with pytest.raises(UsageError) as failed:
+            open_ledger(path)
+        assert str(failed.value).endswith(said)
+        own.sql(said.rpartition(": ")[2] if schema_is_made else "SELECT")
+    open_ledger(path).close()
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServer, str, Path]]:
+    """A server that is asked over a network, encrypted and by password; its URL, and the authority that it is of."""
+    folder = tmp_path_factory.mktemp("far")
+    authority, port = Authority(folder), free_port()
+    issued = authority.issue()
+    with postgresql() as server:
+        server.stop()
+        server.tls(issued.certificate, issued.key, port)
+        server.start()
+        server.sql("CREATE ROLE gitboot LOGIN PASSWORD 'a secret'")
+        server.sql("CREATE DATABASE gitboot OWNER gitboot")
+        (ca := folder / "authority.pem").write_text(authority.pem)
+        yield server, f"postgresql://gitboot@127.0.0.1:{port}/gitboot", ca
+
+
+@pytest.mark.parametrize(
+    ("query", "password", "said"),
+    [
+        ("?sslmode=verify-full&sslrootcert={ca}", "a secret\n", None),
+        ("?sslmode=verify-full&sslrootcert={ca}", "a wrong one", "password authentication failed"),
+        ("?sslmode=verify-full&sslrootcert={other}", "a secret", "certificate verify failed"),
+        ("?sslmode=disable", "a secret", "no pg_hba.conf entry|no encryption"),
+    ],
+)
+def test_over_a_network_it_is_encrypted_to_who_is_known_and_the_password_is_in_a_file(
+    far: tuple[PostgresServer, str, Path], tmp_path: Path, query: str, password: str, said: str | None
+) -> None:
+    _, url, ca = far
+    (other := tmp_path / "other").mkdir()
+    (other / "ca.crt").write_text(Authority(other).pem)
+    (file := tmp_path / "password").write_text(password)
+    address = PostgresAddress.parse(url + query.format(ca=ca, other=other / "ca.crt"), file)
+    note_address(path := tmp_path / "ledger.sqlite", address)
+    if said is None:
+        with open_ledger(path) as ledger:
+            ((encrypted,),) = ledger.rows("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+        assert encrypted
+        return
+    with pytest.raises(LedgerError, match=said) as failed:
+        open_ledger(path)
+    assert password.strip() not in str(failed.value)
+
+
+def test_finding_p1_a_rotated_password_is_used_for_the_next_connection(
+    far: tuple[PostgresServer, str, Path], tmp_path: Path
+) -> None:
+    server, url, ca = far
+    (file := tmp_path / "password").write_text("a secret\n")
+    asked = f"{url}?sslmode=verify-full&sslrootcert={ca}"
+    note_address(path := tmp_path / "ledger.sqlite", PostgresAddress.parse(asked, file))
+    with ExitStack() as stack:
+        ledger = stack.enter_context(open_ledger(path))
+        stack.callback(server.sql, "ALTER ROLE gitboot PASSWORD 'a secret'")
+        identity = ledger.progress[0]
+        server.sql("ALTER ROLE gitboot PASSWORD 'the second'")
+
+        def lose_connection() -> None:
+            server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'gitboot'")
+            with suppress(LedgerError):  # the statement that finds the connection lost
+                ledger.rows("SELECT 1")
+
+        lose_connection()
+        with pytest.raises(LedgerError, match="password authentication failed"):
+            ledger.rows("SELECT 1")
+        for content, cause in (
+            (None, r"the ledger's password cannot be read \(No such file"),
+            (b"", "expected the ledger's password on one line"),
+            (b"one\ntwo\n", "expected the ledger's password on one line"),
+            (b"\xff\xfe", "the ledger's password is not text in UTF-8"),
+        ):
+            file.unlink(missing_ok=True)
+            if content is not None:
+                file.write_bytes(content)
+            with pytest.raises(LedgerError, match=f"{file}: {cause}"):
+                ledger.rows("SELECT 1")
+        file.write_text("the second\n")
+        assert ledger.rows("SELECT value FROM facts WHERE name = 'identity'") == [(identity,)]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ("", "postgresql://u@db/gitboot"),
+        ("?sslmode=disable", "postgresql://u@db/gitboot"),
+        ("?options=-csearch_path%3Dfra1", "postgresql://u@db/gitboot (schema fra1)"),
+        ("?sslmode=disable&options=-c%20search_path%3D%22ber1%22,public", "postgresql://u@db/gitboot (schema ber1)"),
+        ("?options=--search-path%3Dham1%20-cstatement_timeout%3D5s", "postgresql://u@db/gitboot (schema ham1)"),
+    ],
+)
+def test_two_ledgers_in_one_database_are_told_apart(options: str, name: str) -> None:
+    assert PostgresAddress.parse(f"postgresql://u@db/gitboot{options}", None).name == name
+
+
+@for_each(
+    ("url", "is_here"),
+    [
+        ("postgresql:///gitboot?host=/run/postgresql", True),
+        ("postgresql://u@localhost/gitboot", True),
+        ("postgresql://u@[::1]:5432/gitboot", True),
+        ("postgresql://u@127.0.0.1:5432/gitboot", True),
+        ("postgresql://u@db.example.net/gitboot", False),
+        ("postgresql://u@10.0.0.7:5432/gitboot", False),
+        ("postgresql://u@127.0.0.1,db.example.net/gitboot", False),
+        ("postgresql:///gitboot?host=db.example.net", False),
+    ],
+)
+def test_who_is_not_on_this_host_has_to_show_who_it_is(url: str, is_here: bool) -> None:
+    asked = arguments(PostgresAddress.parse(url, None))
+    assert asked.get("sslmode") == (None if is_here else "verify-full")
+
+
+# What fails under way
+
+
+def _write_while_the_connection_is_lost(tx: Transaction, server: PostgresServer) -> None:
+    server_tables.write_records(tx, [(WEB01, "web01", Record())])
+    tx.send()
+    server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'gitboot'")
+    server_tables.write_records(tx, [(WEB02, "web02", Record())])
+
+
+def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
+    path: Path, postgres_server: PostgresServer
+) -> None:
+    with open_ledger(path) as ledger:
+        put(ledger, instance_tables.accept, "one")
+        with pytest.raises(LedgerError, match="cannot be written"):
+            put(ledger, _write_while_the_connection_is_lost, postgres_server)
+        assert ledger.is_suspect
+        ledger.read_back()
+        assert not ledger.is_suspect
+        assert (server_tables.read_records(ledger), instance_tables.read(ledger).accepted) == ({}, "one")
+        put(ledger, server_tables.write_records, [(WEB01, "web01", Record())])
+        assert server_tables.read_records(ledger) == {WEB01: Record()}
+
+
+def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
+    tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    """For 100,000 servers that takes seconds, after which the server would have ended the transaction."""
+    address = postgres_server.address()
+    note_address(
+        path := tmp_path / "ledger.sqlite",
+        replace(address, url=f"{address.url}%20-cidle_in_transaction_session_timeout%3D1000"),
+    )
+
+    def states() -> list[str]:
+        """What the sessions of this ledger are at."""
+        return postgres_server.sql(
+            "SELECT state FROM pg_stat_activity WHERE application_name = 'gitboot' AND pid <> pg_backend_pid()"
+        ).splitlines()
+
+    def nobody_is_in_a_transaction() -> None:
+        assert "idle in transaction" not in states()
+
+    def made() -> Iterator[tuple[SystemUuid, str, Record]]:
+        nobody_is_in_a_transaction()
+        yield WEB01, "web01", Record()
+
+    def write(tx: Transaction) -> None:
+        instance_tables.accept(tx, "one")
+        server_tables.write_records(tx, made())
+
+    def idle(tx: Transaction) -> None:
+        tx.send()
+        eventually(lambda: "idle in transaction" not in states())
+
+    with open_ledger(path) as ledger:
+        put(ledger, write)
+        assert (server_tables.read_records(ledger), instance_tables.read(ledger).accepted) == ({WEB01: Record()}, "one")
+        with pytest.raises(LedgerError, match="idle-in-transaction timeout"):
+            put(ledger, idle)
+
+
+def test_finding_c2_a_call_that_gets_no_answer_ends_at_its_deadline(path: Path) -> None:
+    """The server works at it for an hour, and its own `statement_timeout` is another setting."""
+    with open_ledger(path) as ledger:
+        database = ledger.database
+        assert isinstance(database, PostgresDatabase)
+        with database._connection.answering_within(0.5), pytest.raises(LedgerError, match="no answer within 0 s"):
+            ledger.rows("SELECT pg_sleep(3600)")
+        assert ledger.is_failing
+        assert instance_tables.read(ledger).accepted is None, "the next call has a new connection"
+        assert not ledger.is_failing
+
+
+def test_all_calls_of_a_transaction_have_one_deadline_and_rows_prolong_it(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        database = ledger.database
+        assert isinstance(database, PostgresDatabase)
+        database.begin()
+        until_s = database._connection._until_s
+        database.many.insert("events", ("at", "type", "message", "facts"), [("", "", "", "")] * 700)
+        assert database._connection._until_s == pytest.approx(until_s + 7)
+        database._connection.limit_transaction(0)
+        with pytest.raises(psycopg.OperationalError, match="no answer"):
+            database.execute("SELECT pg_sleep(3600)")
+        database.rollback()
+        assert database._connection.closed, "what it came to is unknown"
+
+
+def test_finding_c2_a_commit_without_an_answer_is_read_again_before_anything_depends_on_it(
+    own: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server waits for a standby that there is not, and commits once nobody asks for that standby any more."""
+    path = own.ledger(tmp_path)
+    with open_ledger(path) as ledger:
+        monkeypatch.setattr(postgresql_ledger, "LOCK_S", 5.0)
+        own.sql("ALTER SYSTEM SET synchronous_standby_names = 'none_such'")
+        own.sql("SELECT pg_reload_conf()")
+        try:
+            eventually(lambda: own.sql("SHOW synchronous_standby_names") == "none_such")
+            with pytest.raises(LedgerError, match="no answer within 5 s"):
+                put(ledger, instance_tables.accept, "one")
+            assert ledger.is_suspect
+        finally:
+            own.sql("ALTER SYSTEM RESET synchronous_standby_names")
+            own.sql("SELECT pg_reload_conf()")
+        eventually(lambda: "SyncRep" not in own.sql("SELECT wait_event FROM pg_stat_activity"))
+        ledger.read_back()
+        assert instance_tables.read(ledger).accepted == "one"
+
+
+@pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT])
+def test_a_server_that_is_stopped_and_started_has_what_was_acknowledged(
+    own: PostgresServer, tmp_path: Path, how: signal.Signals
+) -> None:
+    """SIGQUIT: at once, as when its machine fails; what it had acknowledged comes back from its log."""
+    with open_ledger(own.ledger(tmp_path)) as ledger:
+        put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=1))])
+        own.stop(how)
+        with pytest.raises(LedgerError, match="cannot be written"):
+            put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))])
+        with pytest.raises(LedgerError, match="cannot be read"):
+            server_tables.read_records(ledger)
+        own.start()
+        if ledger.is_suspect:
+            ledger.read_back()
+        assert server_tables.read_records(ledger) == {WEB01: Record(provision=1)}
+        put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))])
+        assert server_tables.read_records(ledger) == {WEB01: Record(provision=2)}
+        assert not instance_tables.is_behind(ledger)
+
+
+def test_a_server_that_reads_only_takes_nothing_and_then_all(own: PostgresServer, tmp_path: Path) -> None:
+    with open_ledger(own.ledger(tmp_path)) as ledger:
+        ledger.rows("SET default_transaction_read_only = on")
+        with pytest.raises(LedgerError, match=r"cannot be written .*read-only"):
+            put(ledger, instance_tables.accept, "one")
+        assert instance_tables.read(ledger).accepted is None
+        ledger.rows("SET default_transaction_read_only = off")
+        put(ledger, instance_tables.accept, "one")
+        assert instance_tables.read(ledger).accepted == "one"
+
+
+def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: PostgresServer) -> None:
+    """As with a file, where a second writer waits."""
+    with open_ledger(path) as one, open_ledger(path) as other:
+        wrote = threading.Event()
+        one.database.execute("SET idle_in_transaction_session_timeout = 0")
+        other.database.execute("SET lock_timeout = 0")
+
+        def write() -> None:
+            put(other, instance_tables.accept, "other")
+            wrote.set()
+
+        thread = threading.Thread(target=write)
+        with one.writing() as tx:
+            instance_tables.accept(tx, "one")
+            tx.send()
+            thread.start()
+            eventually(lambda: int(postgres_server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
+            assert not wrote.is_set()
+        thread.join()
+        assert instance_tables.read(one).accepted == "other"
+
+
+def test_what_postgresql_has_no_place_for_is_replaced(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        put(ledger, instance_tables.write, [Event(at=NOON, type="t", message="a\0b")])
+        assert [each["message"] for each in instance_tables.read_events(ledger)] == ["a\N{REPLACEMENT CHARACTER}b"]
+
+
+# Looked at, copied and moved
+
+
+def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
+    written(path)
+    with open_ledger(path) as ledger:
+        put(
+            ledger,
+            instance_tables.note_surroundings,
+            instance_tables.read(ledger).__class__(identity="", output="/srv/boot"),
+        )
+    assert instance_tables.last(path) == 1
+    assert [event["type"] for _, event in instance_tables.after(path, 0, 10)] == ["Accepted"]
+    assert places(path) == (Path("/srv/boot"), None)
+    assert described(path).rows["overrides"] == 1
+    copy_ledger(path, copy := tmp_path / "copy.sqlite", in_use=True)
+    with open_ledger(path) as ours, open_ledger(copy) as theirs:
+        assert (server_tables.read_records(ours), server_tables.read_overrides(ours)) == (
+            server_tables.read_records(theirs),
+            server_tables.read_overrides(theirs),
+        )
+        assert instance_tables.read(ours) == instance_tables.read(theirs)
+        assert not instance_tables.is_behind(theirs)
+
+
+def test_who_looks_holds_up_nobody_who_writes(path: Path, tmp_path: Path) -> None:
+    """And is held up by nobody: what is being written is not there yet."""
+    written(path)
+    with open_ledger(path) as ledger:
+        with ledger.writing() as tx:
+            instance_tables.accept(tx, "unwritten")
+            tx.send()
+            copy_ledger(path, tmp_path / "copy.sqlite", in_use=True)
+        assert instance_tables.read(ledger).accepted == "unwritten"
+    with open_ledger(tmp_path / "copy.sqlite") as copy:
+        assert instance_tables.read(copy).accepted == "c0ffee"
+
+
+def test_a_ledger_that_another_host_has_is_not_moved(path: Path, tmp_path: Path) -> None:
+    written(path)
+    with open_ledger(path) as ledger:
+        ledger.database.hold(Holder("theirs", "another host"))
+        done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(tmp_path), "--to", "file"])
+    assert isinstance(done.exception, LockedByAnother)
+    assert address_beside(path) is not None
+    assert not path.exists()
+
+
+def show(state: Path) -> str:
+    return CliRunner().invoke(cli, ["ledger", "show", "--state", str(state)], catch_exceptions=False).output
+
+
+def moved(state: Path, to: str) -> str:
+    done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(state), "--to", to], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    written(path)
+    before = described(path)
+    url = postgres_server.address().url
+    told = moved(tmp_path, url)
+    assert "rows copied and compared" in told
+    assert f"is kept as {path}.copied-1" in told
+    assert not path.exists()
+    found = described(path)
+    assert (found.identity, found.changes, found.rows) == (before.identity, before.changes, before.rows)
+    with open_ledger(path) as ledger:
+        assert not instance_tables.is_behind(ledger)
+        number = instance_tables.give(ledger, NOON, "ada", "retry", {})
+        assert number == 2, "they are counted on"
+        put(ledger, server_tables.write_records, [(WEB02, "web02", Record())])
+        assert server_tables.last_noted(ledger) == 1
+    told = moved(tmp_path, "file")
+    assert address_beside(path) is None
+    with open_ledger(path) as ledger:
+        assert server_tables.read_records(ledger).keys() == {WEB01, WEB02}
+        assert not instance_tables.is_behind(ledger)
+
+
+def refused(state: Path, to: str) -> str:
+    done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(state), "--to", to])
+    assert isinstance(done.exception, OperatorError), done.output
+    assert exit_of(done.exception) is Exit.USAGE
+    return str(done.exception)
+
+
+@pytest.fixture
+def two(path: Path, tmp_path: Path) -> Path:
+    """The state directory of another host, which has the same ledger."""
+    (state := tmp_path / "two").mkdir()
+    shutil.copyfile(path.with_suffix(".toml"), state / "ledger.toml")
+    return state
+
+
+def test_a_database_that_was_left_for_a_file_is_used_by_no_other_host(path: Path, two: Path, tmp_path: Path) -> None:
+    written(path)
+    told = moved(tmp_path, "file")
+    assert "tell every other host's STATE so" in told
+    place = re.escape(f"{socket.gethostname()}:{path}")
+    with pytest.raises(LedgerLeft, match=f"this ledger was copied to {place}, goes on there.*not used here any more"):
+        open_ledger(two / "ledger.sqlite")
+    assert f"left      for {socket.gethostname()}:{path}: it goes on there" in show(two)
+    for command in (("events",), ("records", "show"), ("resume",)):
+        done = CliRunner().invoke(cli, [*command, "--state", str(two)])
+        assert isinstance(done.exception, LedgerLeft), command
+        assert exit_of(done.exception) is Exit.USAGE
+    assert "was copied to" in refused(two, "file")
+    assert not (two / "ledger.sqlite").exists()
+
+
+def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at_its_start(
+    path: Path, tmp_path: Path
+) -> None:
+    written(path)
+    address = address_beside(path)
+    assert address is not None
+    moved(tmp_path, "file")
+    (tmp_path / "tree").mkdir()
+    places = ("--out", str(tmp_path / "tree"), "--spool", str(tmp_path / "spool"), "--listen", "127.0.0.1:0")
+    for url, type, said in (
+        (address.url, "LedgerLeft", "was copied to"),
+        ("postgresql://postgres@127.0.0.1:1/none?sslmode=disable", "LedgerFailed", "cannot be read"),
+    ):
+        serve = Instance.start("serve", *places, "--ledger", url)
+        reader = threading.Thread(target=serve.read, daemon=True)
+        reader.start()
+        try:
+            told = eventually(lambda: [each["message"] for each in serve.events if each["type"] == type])  # noqa: B023
+            assert said in told[0], told
+            assert told[0].endswith("no boot that is made once is given")
+        finally:
+            serve.process.send_signal(signal.SIGTERM)
+            serve.process.wait(120)
+            reader.join()
+            serve.errors.close()
+
+
+def test_a_file_that_was_left_is_refused_where_it_is_put_back(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    written(path := tmp_path / "ledger.sqlite")
+    with open_ledger(path) as before:
+        moved(tmp_path, postgres_server.address().url)
+        with pytest.raises(LedgerLeft, match="was copied to postgresql://"):
+            put(before, instance_tables.accept, "by a process that has had it open")
+    (other := tmp_path / "other").mkdir()
+    shutil.copyfile(f"{path}.copied-1", other / "ledger.sqlite")
+    with pytest.raises(LedgerLeft, match=r"was copied to postgresql://.*gitboot ledger copy --state STATE --to URL"):
+        open_ledger(other / "ledger.sqlite")
+
+
+def test_another_host_is_told_the_new_place_by_the_same_line(
+    path: Path, two: Path, tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    written(path)
+    url = postgres_server.address().url
+    moved(tmp_path, url)
+    with pytest.raises(LedgerLeft):
+        open_ledger(two / "ledger.sqlite")
+    assert "was copied to" in refused(two, postgres_server.address().url), "another place"
+    assert "it was copied before" in moved(two, url)
+    with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
+        put(one, instance_tables.accept, "by one")
+        assert instance_tables.read(other).accepted == "by one"
+
+
+def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
+    path: Path, two: Path, tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    """As one that was paused while it was copied: it neither renews its lease, nor writes, nor takes another."""
+    written(path)
+    theirs = Holder("theirs", "another host", 3600)
+    address = address_beside(path)
+    assert address is not None
+    with open_ledger(two / "ledger.sqlite") as ledger, open_ledger(two / "ledger.sqlite") as commands:
+        ledger.database.hold(theirs)
+        schema = address.url.rpartition("%3D")[2]
+        postgres_server.sql(f"UPDATE {schema}.lease SET until = clock_timestamp()")  # it has run out
+        moved(tmp_path, "file")
+        assert ledger.database.lease is not None
+        with closing(PostgresRenewing(address)) as renewing:
+            with pytest.raises(LeaseLost, match="was copied to"):
+                renewing.renew(ledger.database.lease)
+            with pytest.raises(LedgerLeft, match="was copied to"):
+                renewing.other_than(theirs)
+        with pytest.raises(LeaseLost, match="was copied to"):
+            put(ledger, instance_tables.accept, "theirs")
+        with pytest.raises(LedgerLeft, match="was copied to"):
+            ledger.database.hold(theirs)
+        with pytest.raises(LedgerLeft, match="was copied to"):
+            put(commands, instance_tables.accept, "theirs")
+    with open_ledger(path) as ledger:
+        assert instance_tables.read(ledger).accepted == "c0ffee"
+
+
+def test_a_file_that_a_ledger_is_copied_to_is_never_readable_by_others(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(path)
+    seen: list[int] = []
+    finish = move_ledger._finish
+
+    def look(new: Database) -> None:
+        seen.extend(each.stat().st_mode & 0o777 for each in tmp_path.glob("ledger.sqlite*"))
+        finish(new)
+
+    monkeypatch.setattr(move_ledger, "_finish", look)
+    before = os.umask(0o022)
+    try:
+        moved(tmp_path, "file")
+    finally:
+        os.umask(before)
+    seen.append(path.stat().st_mode & 0o777)
+    assert set(seen) == {0o600}
+    assert len(seen) > 1
+
+
+def test_a_copy_is_not_ended_by_what_wakes_an_instance(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    """Another command takes who has the state directory for an instance, and tells it so by a signal."""
+    written(tmp_path / "ledger.sqlite")
+    code = f"""
+import os, signal
+from click.testing import CliRunner
+from gitboot.cli.main import cli
+from gitboot.ledger import move_ledger
+for each in (signal.SIGUSR1, signal.SIGHUP):  # nohup, or a test before this one, may have it ignored
+    signal.signal(each, signal.SIG_DFL)
+finish = move_ledger._finish
+def wake(new):
+    for each in (signal.SIGUSR1, signal.SIGHUP):
+        os.kill(os.getpid(), each)
+    finish(new)
+move_ledger._finish = wake
+print(CliRunner().invoke(cli, {["ledger", "copy", "--state", str(tmp_path), "--to", postgres_server.address().url]!r}))
+assert (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGHUP)) == (signal.SIG_DFL, signal.SIG_DFL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "<Result okay>\n"), done
+
+
+class Killed(BaseException):
+    """Where the copy comes to its end."""
+
+
+@pytest.mark.parametrize("to", ["file", "database"])
+@pytest.mark.parametrize(
+    ("at", "is_used", "is_copy_used"),
+    [("note_left", True, False), ("_finish", False, False), ("_named", False, True)],
+)
+def test_a_copy_that_is_killed_leaves_one_ledger_or_none_and_is_ended_by_the_same_line(
+    postgres_server: PostgresServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    to: str,
+    at: str,
+    is_used: bool,
+    is_copy_used: bool,
+) -> None:
+    path, address = tmp_path / "ledger.sqlite", postgres_server.address()
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    if to == "file":
+        note_address(path, address)
+    else:
+        note_address(elsewhere / "ledger.sqlite", address)
+    written(path)
+    before = described(path)
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(move_ledger, at, kill)
+        with pytest.raises(Killed):
+            moved(tmp_path, "file" if to == "file" else address.url)
+    if to == "file":
+        shutil.copyfile(path, elsewhere / "ledger.sqlite")
+    assert is_opened(path) == is_used
+    assert is_opened(elsewhere / "ledger.sqlite") == is_copy_used
+    if is_used:
+        with open_ledger(path) as ledger:
+            put(ledger, instance_tables.accept, "goes on")
+    moved(tmp_path, "file" if to == "file" else address.url)
+    assert (address_beside(path) is None) == (to == "file")
+    after = described(path)
+    assert (after.identity, after.changes, after.rows) == (before.identity, before.changes, before.rows)
+    with open_ledger(path) as ledger:
+        assert instance_tables.read(ledger).accepted == ("goes on" if is_used else "c0ffee")
+        ledger.database.hold(Holder("theirs", "another host"))
+
+
+def is_opened(path: Path) -> bool:
+    try:
+        open_ledger(path).close()
+    except LedgerError as error:
+        return "gitboot ledger copy" not in str(error)
+    return True
+
+
+def test_a_place_that_was_left_is_gone_back_to_once_it_is_empty(
+    path: Path, tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    written(path)
+    address = address_beside(path)
+    assert address is not None
+    moved(tmp_path, "file")
+    assert "holds what was the ledger before already" in refused(tmp_path, address.url)
+    schema = address.url.rpartition("%3D")[2]
+    postgres_server.sql(f"DROP SCHEMA {schema} CASCADE; CREATE SCHEMA {schema}")
+    moved(tmp_path, address.url)
+    with open_ledger(path) as ledger:
+        put(ledger, instance_tables.accept, "back")
+
+
+@pytest.mark.parametrize("from_file", [True, False], ids=["a file", "a database"])
+def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in_doubt(
+    tmp_path: Path, postgres_server: PostgresServer, from_file: bool
+) -> None:
+    path, address = tmp_path / "ledger.sqlite", postgres_server.address()
+    if not from_file:
+        note_address(path, address)
+    written(path)
+    identity = described(path).identity
+    moved(tmp_path, address.url if from_file else "file")
+    place = str(tmp_path / "ledger.sqlite.copied-1") if from_file else address.url
+    with open_ledger(path) as ledger:
+        put(ledger, instance_tables.accept, "since")
+
+    def reclaim(state: Path, *more: str) -> Result:
+        return CliRunner().invoke(cli, ["ledger", "reclaim", place, "--state", str(state), *more])
+
+    assert "which answers" in str(reclaim(tmp_path, "--yes").exception)
+    if from_file:
+        schema = address.url.rpartition("%3D")[2]
+        postgres_server.sql(f"DROP SCHEMA {schema} CASCADE")
+    else:
+        path.unlink()
+    assert "say --yes" in str(reclaim(tmp_path).exception), "nothing is done before somebody says so"
+    told = reclaim(tmp_path, "--yes")
+    assert (told.exit_code, f"{place.partition('?')[0]} " in told.output) == (0, True), told
+    assert (address_beside(path) is None) == from_file
+    with open_ledger(path) as ledger:
+        about = instance_tables.read(ledger)
+        assert (about.identity, about.accepted, about.doubt) == (identity, "c0ffee", "RestoredLedger")
+        assert not instance_tables.is_behind(ledger)
+        ledger.database.hold(Holder("theirs", "another host"))
+        put(ledger, instance_tables.accept, "goes on")
+    again = reclaim(tmp_path, "--yes")
+    if from_file:
+        assert "is no file" in str(again.exception)
+        return
+    assert "is used already" in again.output, "as is another host's STATE told"
+    (other := tmp_path / "other").mkdir()
+    assert "was not left" in str(reclaim(other, "--yes").exception), "one that has nothing to do with it"
+
+
+def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path: Path, tmp_path: Path) -> None:
+    open_ledger(path).close()
+    address = address_beside(path)
+    assert address is not None
+    moved(tmp_path, "file")
+    (other := tmp_path / "other").mkdir()
+    open_ledger(other / "ledger.sqlite").close()
+    assert "was another ledger" in refused(other, address.url)
+    moved(tmp_path, address.url)
+    with open_ledger(path) as ledger:
+        ledger.database.hold(Holder("theirs", "another host"))
+        put(ledger, instance_tables.accept, "back")
+
+
+def test_what_is_there_already_is_not_written_over(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name / "ledger.sqlite")
+    url = postgres_server.address().url
+    moved(tmp_path / "one", url)
+    before = (tmp_path / "other" / "ledger.sqlite").read_bytes()
+    done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(tmp_path / "other"), "--to", url])
+    assert isinstance(done.exception, UsageError)
+    assert "holds a ledger already" in str(done.exception)
+    assert (tmp_path / "other" / "ledger.sqlite").read_bytes() == before
+    assert address_beside(tmp_path / "other" / "ledger.sqlite") is None

@@ -1,0 +1,999 @@
+"""The ledger: what it keeps, across restarts, crashes and threads, and what it refuses to read."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gitboot.bmc.identity import Pinned, Shown
+from gitboot.bmc.override_state import BootTarget, Enabled, Medium, MediumState, Override, OverrideRecord, State
+from gitboot.bmc.reboot_detection import Marks
+from gitboot.controller.instance.assembly import opened_ledger
+from gitboot.errors import DamagedLedger, LedgerError
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fleet.identities import BmcAccess, Machine
+from gitboot.jsonio import Digest, format_instant
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.ledger.instance_tables import Approval, Suspension
+from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
+from gitboot.ledger.schema import VERSION
+from gitboot.ledger.server_tables import Pending
+from gitboot.ledger.store import Store
+from gitboot.model.scalars import MacAddress, SystemUuid
+from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
+from gitboot.resolve.server_plan import Offer, Phase
+from gitboot.status.events import Event
+from tests.helpers.fleets import at, uuid_of
+from tests.helpers.instance_doubles import Unsynced
+from tests.helpers.postgresql import PostgresServer
+
+WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
+NOON = at("20T12:00")
+ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")
+
+
+PLAN, OTHER_PLAN = Digest("a" * 64), Digest("b" * 64)
+ENTRY = "boot/v1/boot/m/boot.ipxe"
+OBSERVATION = Observation(server="web01", path=ENTRY, digest=PLAN, client="10.0.0.7", at=NOON)
+BMC = BmcAccess(address="https://10.0.0.1", system="/redfish/v1/Systems/1", credentials="rack", verify=True, ca="PEM")
+MACHINE = Machine(uuid=WEB01, name="web01", macs=(MacAddress("52-54-00-00-00-01"),), serial="S1", bmc=BMC)
+OFFER = Offer(
+    plan=PLAN,
+    server="web01",
+    uuid=WEB01,
+    decision=Digest("d" * 64),
+    phase=Phase.NETWORK,
+    key="provision/1",
+    policy="web",
+    image="flatcar-1",
+    provision=1,
+    on_image_change=False,
+    maintenance=None,
+    run=None,
+)
+
+
+def recorded(reason: str = "provision/1", state: State = State.RECORDED) -> OverrideRecord:
+    return OverrideRecord(reason=reason, plan_digest="d" * 64, override=ONCE, marks=Marks(), state=state, at=NOON)
+
+
+BOTH = pytest.mark.parametrize("path", ["SQLite", "PostgreSQL"], indirect=True)
+
+
+@pytest.fixture
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Where a ledger is: in a file there, or in a schema of its own that is named there."""
+    if getattr(request, "param", "SQLite") == "PostgreSQL":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        return server.ledger(tmp_path)
+    return tmp_path / "ledger.sqlite"
+
+
+def written(path: Path) -> None:
+    """A ledger with something of everything in it."""
+    with open_ledger(path) as ledger:
+        with ledger.writing() as tx:
+            instance_tables.accept(tx, "c0ffee")
+            instance_tables.initialise(tx, "fresh")
+            instance_tables.suspend(tx, Suspension("ada", "moving", NOON))
+            instance_tables.approve(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
+            server_tables.write_records(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
+            server_tables.write_overrides(tx, [(WEB01, recorded())])
+            server_tables.write_pins(
+                tx, [(WEB01, Pinned(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))]
+            )
+            instance_tables.write(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
+            server_tables.write_machines(tx, [MACHINE])
+            server_tables.offer_evidence(tx, [OFFER], NOON)
+            server_tables.note_versions(tx, [(ENTRY, 1, PLAN)], 1)
+            server_tables.note(tx, [Pending(1, OBSERVATION, OFFER)])
+            server_tables.take(tx, {"a.jsonl": 7})
+        instance_tables.give(ledger, NOON, "ada", "retry", {"uuids": [WEB01]})
+
+
+def put(ledger: Store, write: Callable[..., None], *given: Any, **more: Any) -> None:
+    """Write to one book, in a transaction of its own."""
+    with ledger.writing() as tx:
+        write(tx, *given, **more)
+
+
+def overrides_of(ledger: Store, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
+    return tuple(server_tables.read_overrides(ledger).get(uuid, {}).values())
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Store]:
+    """The ledger as an instance opens it."""
+    with opened_ledger(path, lambda _: None, lambda: NOON) as (ledger, _):
+        yield ledger
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "medium",
+    [
+        None,
+        Medium(url="https://images.example.net/a.iso", state=MediumState.INSERTED, at=NOON),
+        Medium(
+            url="https://images.example.net/a.iso",
+            state=MediumState.EJECTING,
+            at=NOON,
+            booted=Marks(last_reset_time="then", settled=True),
+        ),
+    ],
+    ids=["none", "inserted", "booted"],
+)
+def test_an_override_and_its_medium_are_read_as_they_were_written(path: Path, medium: Medium | None) -> None:
+    record = replace(recorded(), medium=medium)
+    with open_ledger(path) as ledger:
+        put(ledger, server_tables.write_overrides, [(WEB01, record)])
+    with open_ledger(path) as ledger:
+        assert overrides_of(ledger, WEB01) == (record,)
+
+
+# Opening
+
+
+def test_each_new_ledger_has_an_identity_of_its_own_and_keeps_it(tmp_path: Path) -> None:
+    identities = []
+    for name in ("one", "other", "one"):
+        with open_ledger(tmp_path / name) as ledger:
+            identities.append(instance_tables.read(ledger).identity)
+    assert identities[0] == identities[2] != identities[1]
+    assert len(identities[0]) == 36
+
+
+@pytest.mark.parametrize(
+    ("case", "data"),
+    [
+        ("it is text", b"this was never a database, only some text of some length\n" * 30),
+        ("its header is overwritten", None),
+        ("its schema is overwritten", None),
+    ],
+)
+def test_a_damaged_file_is_refused_with_its_name_and_what_to_do(path: Path, case: str, data: bytes | None) -> None:
+    written(path)
+    found = bytearray(path.read_bytes())
+    if case == "its header is overwritten":
+        found[:16] = b"\xff" * 16
+    elif case == "its schema is overwritten":
+        found[100:4096] = b"\xff" * 3996
+    path.write_bytes(data or found)
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite: the ledger cannot be read .*restore it from a backup"):
+        open_ledger(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE overrides SET marks = '{'",
+        "UPDATE overrides SET state = 'Nonsense'",
+        "UPDATE overrides SET at = 'yesterday'",
+        "UPDATE overrides SET override = '{}'",
+        "UPDATE records SET provisioned_at = 'yesterday'",
+        "UPDATE runs SET made_at = ''",
+        "UPDATE machines SET macs = '{'",
+        "UPDATE observations SET facts = '[]'",
+        "UPDATE requests SET facts = '7'",
+        "UPDATE pins SET facts = '{}'",
+        "DROP TABLE overrides",
+    ],
+)
+def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path, change: str) -> None:
+    written(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(change)
+    with pytest.raises(LedgerError, match="cannot be read"):
+        open_ledger(path)
+
+
+def test_the_ledger_of_a_newer_gitboot_is_refused_and_left_alone(path: Path) -> None:
+    written(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match=f"is of version {VERSION + 1}, this gitboot knows {VERSION}; use a newer"):
+        open_ledger(path)
+    assert path.read_bytes() == before
+
+
+_FIRST_VERSION = """
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+    CREATE TABLE records (
+        uuid TEXT PRIMARY KEY, server TEXT NOT NULL, provision INTEGER, image TEXT, pool TEXT, decision TEXT,
+        evidence TEXT, met_at TEXT, grace_until TEXT, spent_at TEXT, spent_key TEXT
+    ) STRICT;
+    CREATE TABLE runs (
+        uuid TEXT NOT NULL, maintenance TEXT NOT NULL, run INTEGER NOT NULL, made_at TEXT NOT NULL,
+        PRIMARY KEY (uuid, maintenance)
+    ) STRICT;
+    CREATE TABLE armed (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, plan_digest TEXT NOT NULL, override TEXT NOT NULL,
+        marks TEXT NOT NULL, state TEXT NOT NULL, at TEXT NOT NULL, corrections TEXT NOT NULL,
+        PRIMARY KEY (uuid, reason)
+    ) STRICT;
+    CREATE TABLE events (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, type TEXT NOT NULL, message TEXT NOT NULL, facts TEXT NOT NULL
+    ) STRICT;
+    INSERT INTO facts VALUES ('identity', '1b4e28ba-2fa1-41d2-883f-0016d3cca427');
+    INSERT INTO facts VALUES ('accepted', 'c0ffee');
+    INSERT INTO facts VALUES ('told', 'fresh');
+    INSERT INTO records VALUES (
+        'UUID', 'web01', 1, 'flatcar-1', 'web', 'DIGEST', 'Fetched', '2026-11-20T11:00:00Z', '2026-11-20T11:01:00Z',
+        '2026-11-20T10:00:00Z', 'provision/1'
+    );
+    INSERT INTO runs VALUES ('UUID', 'repair', 3, '2026-11-20T09:00:00Z');
+    INSERT INTO armed VALUES (
+        'UUID', 'provision/1', 'DIGEST',
+        '{"enabled": "Once", "target": "Pxe", "mode": "UEFI", "http_boot_uri": null}',
+        '{"last_reset_time": "then", "boot_progress_time": null, "settled": true}',
+        'Confirmed', '2026-11-20T12:00:00Z', '["2026-11-20T11:30:00Z"]'
+    );
+    INSERT INTO events VALUES (1, '2026-11-20T12:00:00Z', 'Accepted', 'm', '{"server": "web01"}');
+    PRAGMA user_version = 1;
+"""
+
+
+def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path: Path) -> None:
+    digest = Digest("d" * 64)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(_FIRST_VERSION.replace("UUID", WEB01).replace("DIGEST", digest))
+    for _ in range(2):
+        with open_ledger(path) as ledger:
+            assert instance_tables.read(ledger).identity == "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
+            about = instance_tables.read(ledger)
+            assert (about.accepted, about.initialised, about.doubt) == ("c0ffee", "fresh", None)
+            assert not instance_tables.is_behind(ledger)
+            assert server_tables.read_records(ledger) == {
+                WEB01: Record(
+                    provision=1,
+                    image="flatcar-1",
+                    pool="web",
+                    decision=digest,
+                    evidence="Fetched",
+                    provisioned_at=at("20T11:00"),
+                    grace_until=at("20T11:01"),
+                    consumed_at=at("20T10:00"),
+                    consumed_key="provision/1",
+                    runs={"repair": Run(3, at("20T09:00"))},
+                )
+            }
+            assert overrides_of(ledger, WEB01) == (
+                OverrideRecord(
+                    reason="provision/1",
+                    plan_digest=digest,
+                    override=ONCE,
+                    marks=Marks(last_reset_time="then", settled=True),
+                    state=State.CONFIRMED,
+                    at=NOON,
+                    corrections=(at("20T11:30"),),
+                ),
+            )
+            assert [event["server"] for event in instance_tables.read_events(ledger)] == ["web01"]
+            assert server_tables.read_machines(ledger) == {
+                WEB01: Machine(uuid=WEB01, name="web01", macs=(), serial=None, bmc=None)
+            }
+            assert server_tables.standing(ledger) == {WEB01}
+            assert (
+                server_tables.pending(ledger),
+                instance_tables.read_requests(ledger),
+                server_tables.offered(ledger, PLAN),
+            ) == ([], (), None)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+
+
+_SECOND_VERSION = """
+    UPDATE records SET evidence = 'Spent';
+    INSERT INTO armed SELECT uuid, 'maintenance/repair/1', plan_digest, override, marks, 'Spent', at, '[]' FROM armed;
+    INSERT INTO armed SELECT uuid, 'provision/0', plan_digest, override, marks, 'Gone', at, '[]' FROM armed
+        WHERE reason = 'provision/1';
+    ALTER TABLE armed ADD COLUMN replaces TEXT;
+    ALTER TABLE armed ADD COLUMN bmc TEXT;
+    CREATE TABLE machines (
+        uuid TEXT PRIMARY KEY, name TEXT NOT NULL, macs TEXT NOT NULL, serial TEXT, bmc TEXT, stands INTEGER NOT NULL
+    ) STRICT;
+    INSERT INTO machines SELECT uuid, server, '[]', NULL, NULL, 1 FROM records;
+    CREATE TABLE offers (plan TEXT PRIMARY KEY, at TEXT NOT NULL, facts TEXT NOT NULL) STRICT;
+    CREATE TABLE versions (
+        path TEXT NOT NULL, modified INTEGER NOT NULL, plan TEXT NOT NULL, PRIMARY KEY (path, modified)
+    ) STRICT;
+    CREATE TABLE observations (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, plan TEXT NOT NULL, facts TEXT NOT NULL, verdict TEXT
+    ) STRICT;
+    CREATE INDEX pending ON observations (id) WHERE verdict IS NULL;
+    CREATE TABLE approvals (
+        digest TEXT NOT NULL, guard TEXT NOT NULL, at TEXT NOT NULL, who TEXT NOT NULL, reason TEXT NOT NULL,
+        PRIMARY KEY (digest, guard)
+    ) STRICT;
+    CREATE TABLE orders (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, who TEXT NOT NULL, what TEXT NOT NULL, facts TEXT NOT NULL,
+        done_at TEXT, outcome TEXT
+    ) STRICT;
+    INSERT INTO observations VALUES (1, '2026-11-20T12:00:00Z', 'DIGEST', '{}', 'Met');
+    INSERT INTO observations VALUES (2, '2026-11-20T12:00:00Z', 'DIGEST', '{}', 'Dropped');
+    INSERT INTO orders VALUES (
+        1, '2026-11-20T11:00:00Z', 'ada', 'retry', '{"uuids": []}', '2026-11-20T11:00:01Z', 'done'
+    );
+    INSERT INTO orders VALUES (
+        2, '2026-11-20T12:00:00Z', 'ada', 'resolve', '{"armed": true, "reason": "it says \\"armed\\": "}', NULL, NULL
+    );
+    INSERT INTO orders VALUES (
+        3, '2026-11-20T12:00:00Z', 'ada', 'records',
+        '{"items": [{"evidence": "Spent", "metAt": null, "runs": {"armed": {}}, "spentAt": "then", "spentKey": "k"}]}',
+        NULL, NULL
+    );
+    PRAGMA user_version = 2;
+"""
+
+
+def test_a_ledger_of_the_second_version_says_the_same_in_new_words(path: Path) -> None:
+    digest = Digest("d" * 64)
+    with closing(sqlite3.connect(path)) as connection:
+        for script in (_FIRST_VERSION, _SECOND_VERSION):
+            connection.executescript(script.replace("UUID", WEB01).replace("DIGEST", digest))
+    for _ in range(2):
+        with open_ledger(path) as ledger:
+            about = instance_tables.read(ledger)
+            assert (about.accepted, about.initialised, about.doubt) == ("c0ffee", "fresh", None)
+            assert not instance_tables.is_behind(ledger)
+            (record,) = server_tables.read_records(ledger).values()
+            assert (record.evidence, record.provisioned_at) == ("Consumed", at("20T11:00"))
+            assert (record.consumed_at, record.consumed_key) == (at("20T10:00"), "provision/1")
+            assert {each.reason: each.state for each in overrides_of(ledger, WEB01)} == {
+                "maintenance/repair/1": State.CONSUMED,
+                "provision/0": State.LOST,
+                "provision/1": State.CONFIRMED,
+            }
+            assert instance_tables.outcome(ledger, 1) == "done"
+            resolve, set_records = instance_tables.read_requests(ledger)
+            assert (resolve.id, resolve.who, resolve.at) == (2, "ada", NOON)
+            assert resolve.facts == {"consumed": True, "reason": 'it says "armed": '}
+            assert set_records.facts["items"] == [
+                {
+                    "evidence": "Consumed",
+                    "provisionedAt": None,
+                    "runs": {"armed": {}},
+                    "consumedAt": "then",
+                    "consumedKey": "k",
+                }
+            ]
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+        assert connection.execute("SELECT verdict FROM observations ORDER BY id").fetchall() == [
+            ("Provisioned",),
+            ("Dropped",),
+        ]
+        assert connection.execute("SELECT value FROM facts WHERE name = 'initialised'").fetchall() == [("fresh",)]
+        assert connection.execute("SELECT value FROM facts WHERE name = 'told'").fetchall() == []
+
+
+def test_a_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="unable to open"):
+        open_ledger(tmp_path / "missing" / "ledger.sqlite")
+
+
+def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(path: Path) -> None:
+    written(path)
+    with open_ledger(path) as ledger:
+        ledger.rows("PRAGMA query_only = ON")
+        with pytest.raises(LedgerError, match="cannot be written"):
+            put(ledger, instance_tables.accept, "decade")
+        with pytest.raises(LedgerError, match="cannot be written"):
+            put(ledger, server_tables.write_overrides, [(WEB01, recorded(state=State.CONFIRMED))])
+        assert instance_tables.read(ledger).accepted == "c0ffee"
+        assert overrides_of(ledger, WEB01) == (recorded(),)
+        ledger.rows("PRAGMA query_only = OFF")
+        put(ledger, instance_tables.accept, "decade")
+        assert instance_tables.read(ledger).accepted == "decade"
+
+
+# What is kept
+
+INSTANTS = st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+SEEN = st.builds(Seen, INSTANTS, TEXTS, TEXTS)
+RUNS = st.builds(
+    Run, st.integers(0, 10**9), INSTANTS, st.none() | INSTANTS, st.none() | SEEN, st.none() | SEEN, st.none() | SEEN
+)
+ATTEMPTS = st.builds(
+    InstallAttempt,
+    key=TEXTS,
+    number=st.integers(1, 10**6),
+    boots=st.lists(SEEN, min_size=1, max_size=3).map(tuple),
+    started=st.none() | SEEN,
+    started_boot=st.integers(0, 3),
+    failed=st.none() | st.builds(Failure, INSTANTS, TEXTS, TEXTS),
+    disk_boot=st.none() | SEEN,
+)
+RECORDS = st.builds(
+    Record,
+    provision=st.none() | st.integers(0, 10**18),
+    image=st.none() | TEXTS,
+    pool=st.none() | TEXTS,
+    decision=st.none() | st.just(Digest("a" * 64)),
+    evidence=st.none() | st.sampled_from(["Fetched", "Consumed", "Adopted"]),
+    provisioned_at=st.none() | INSTANTS,
+    grace_until=st.none() | INSTANTS,
+    consumed_at=st.none() | INSTANTS,
+    overwritten_by=st.none() | TEXTS,
+    offered=st.integers(0, 10**9),
+    answered=st.integers(0, 10**9),
+    taken_back=st.integers(0, 10**9),
+    attempts=st.lists(ATTEMPTS, max_size=2).map(tuple),
+    unknown_serves=st.lists(st.builds(UnknownServe, TEXTS, TEXTS, SEEN, st.booleans()), max_size=2).map(tuple),
+    runs=st.dictionaries(TEXTS, RUNS, max_size=3),
+)
+BMCS = st.builds(
+    BmcAccess,
+    address=TEXTS,
+    system=st.none() | TEXTS,
+    credentials=TEXTS,
+    verify=st.booleans(),
+    ca=st.none() | TEXTS,
+    reports_uuid=st.none() | st.just(WEB02),
+    reports_serial=st.none() | TEXTS,
+)
+SHOWN = st.builds(Shown, uuid=st.none() | st.just(WEB02), serial=st.none() | TEXTS, sku=st.none() | TEXTS)
+PINNED = st.builds(
+    Pinned,
+    uuid=st.none() | st.just(WEB01),
+    serial=st.none() | TEXTS,
+    at=INSTANTS,
+    place=st.tuples(TEXTS, st.none() | TEXTS),
+    accepted=st.booleans(),
+    changed=st.none() | SHOWN,
+)
+OVERRIDE = st.builds(
+    OverrideRecord,
+    reason=st.sampled_from(["provision/1", "maintenance/repair/0", "disk"]),
+    plan_digest=TEXTS,
+    override=st.builds(
+        Override,
+        enabled=st.sampled_from(Enabled),
+        target=st.sampled_from(BootTarget) | TEXTS,
+        mode=st.none() | st.sampled_from(["UEFI", "Legacy"]),
+        http_boot_uri=st.none() | TEXTS,
+    ),
+    marks=st.builds(
+        Marks,
+        last_reset_time=st.none() | TEXTS,
+        boot_progress_time=st.none() | TEXTS,
+        settled=st.booleans(),
+        bmc_time=st.none() | TEXTS,
+        bmc_ahead_s=st.none() | st.integers(-(10**10), 10**10),
+        manager_reset_time=st.none() | TEXTS,
+    ),
+    state=st.sampled_from(State),
+    at=INSTANTS,
+    corrections=st.lists(INSTANTS, max_size=3).map(tuple),
+    bmc=st.none() | BMCS,
+    shown=SHOWN,
+    writes_disk=st.booleans(),
+)
+MACHINES = st.builds(
+    Machine,
+    uuid=st.sampled_from([WEB01, WEB02]),
+    name=TEXTS,
+    macs=st.lists(TEXTS, max_size=3).map(tuple),
+    serial=st.none() | TEXTS,
+    bmc=st.none() | BMCS,
+)
+OFFERS = st.builds(
+    Offer,
+    plan=st.sampled_from([PLAN, OTHER_PLAN]),
+    server=TEXTS,
+    uuid=st.just(WEB01),
+    decision=st.just(Digest("d" * 64)),
+    phase=st.sampled_from(Phase),
+    key=TEXTS,
+    policy=st.none() | TEXTS,
+    image=TEXTS,
+    provision=st.integers(0, 10**18),
+    on_image_change=st.booleans(),
+    maintenance=st.none() | TEXTS,
+    run=st.none() | st.integers(0, 10**9),
+)
+
+
+@contextmanager
+def reopened() -> Iterator[tuple[Store, Path]]:
+    """A ledger of a moment, and where it lies for whoever opens it once more."""
+    with TemporaryDirectory() as folder, Unsynced.open(Path(folder) / "ledger.sqlite") as ledger:
+        yield ledger, Path(folder) / "ledger.sqlite"
+
+
+@settings(max_examples=15)
+@given(st.lists(st.tuples(st.sampled_from([WEB01, WEB02]), RECORDS), max_size=4))
+def test_records_come_back_as_they_were_written_last(given_records: list[tuple[SystemUuid, Record]]) -> None:
+    with reopened() as (ledger, path):
+        for uuid, record in given_records:
+            put(ledger, server_tables.write_records, [(uuid, "a name", record)])
+        with open_ledger(path) as again:
+            assert server_tables.read_records(again) == server_tables.read_records(ledger) == dict(given_records)
+
+
+@settings(max_examples=15)
+@given(st.lists(st.tuples(st.sampled_from([WEB01, WEB02]), OVERRIDE), max_size=5))
+def test_what_was_set_comes_back_one_a_reason(given_set: list[tuple[SystemUuid, OverrideRecord]]) -> None:
+    with reopened() as (ledger, path):
+        for uuid, each in given_set:
+            put(ledger, server_tables.write_overrides, [(uuid, each)])
+        last = {(uuid, each.reason): each for uuid, each in given_set}
+        with open_ledger(path) as again:
+            for uuid in (WEB01, WEB02):
+                expected = tuple(each for (of, _), each in sorted(last.items()) if of == uuid)
+                assert overrides_of(ledger, uuid) == overrides_of(again, uuid) == expected
+
+
+@given(MACHINES)
+def test_a_machine_comes_back_from_its_row(machine: Machine) -> None:
+    assert server_tables.machine_server_tables(server_tables.of_machine(machine)) == machine
+
+
+@given(OFFERS)
+def test_an_offer_comes_back_from_its_row(offer: Offer) -> None:
+    assert server_tables.offer_server_tables(offer.plan, server_tables.of_offer(offer)) == offer
+
+
+@settings(max_examples=15)
+@given(st.lists(st.tuples(st.sampled_from([WEB01, WEB02]), PINNED), max_size=4))
+def test_what_was_pinned_last_comes_back(given_pins: list[tuple[SystemUuid, Pinned]]) -> None:
+    with reopened() as (ledger, path):
+        for pinned in given_pins:
+            put(ledger, server_tables.write_pins, [pinned])
+        with open_ledger(path) as again:
+            assert server_tables.read_pins(again) == server_tables.read_pins(ledger) == dict(given_pins)
+
+
+@given(client=TEXTS, path=TEXTS, marks=st.none() | st.builds(Marks, last_reset_time=st.none() | TEXTS))
+def test_an_observation_comes_back_from_its_row(client: str, path: str, marks: Marks | None) -> None:
+    observation = Observation(server="", path=path, digest=PLAN, client=client, at=NOON)
+    row = (format_instant(NOON), PLAN, server_tables.of_observation(observation, marks))
+    assert server_tables.observation_server_tables(*row) == (observation, marks)
+
+
+@settings(max_examples=15)
+@given(st.lists(MACHINES, max_size=4))
+def test_machines_are_as_they_were_described_last_and_those_that_left_stay_known(described: list[Machine]) -> None:
+    with reopened() as (ledger, path):
+        for machine in described:
+            put(ledger, server_tables.write_machines, [machine])
+        put(ledger, server_tables.write_machines, [], gone=[WEB02])
+        with open_ledger(path) as again:
+            last = {machine.uuid: machine for machine in described}
+            assert server_tables.read_machines(again) == server_tables.read_machines(ledger) == last
+            assert server_tables.standing(again) == last.keys() & {WEB01}
+
+
+@BOTH
+def test_a_list_of_records_is_written_whole_or_not_at_all(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        with pytest.raises(LedgerError, match="cannot be written"):
+            put(ledger, server_tables.write_records, [(WEB01, "web01", Record()), (WEB02, None, Record())])
+        assert server_tables.read_records(ledger) == {}
+        put(ledger, server_tables.write_records, [(WEB01, "web01", Record())])
+        assert server_tables.read_records(ledger) == {WEB01: Record()}
+
+
+@BOTH
+def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock_said(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        for hour, type in ((12, "Accepted"), (11, "Published"), (12, "Refused")):
+            instant = NOON.replace(hour=hour)
+            put(
+                ledger,
+                instance_tables.write,
+                [Event(at=instant, type=type, message="m", facts={"server": "web01", "count": 2})],
+            )
+    with open_ledger(path) as ledger:
+        found = list(instance_tables.read_events(ledger))
+    assert [event["type"] for event in found] == ["Accepted", "Published", "Refused"]
+    assert found[1] == {
+        "at": "2026-11-20T11:00:00Z",
+        "type": "Published",
+        "message": "m",
+        "server": "web01",
+        "count": 2,
+    }
+
+
+@BOTH
+def test_what_a_ledger_was_told_ends_its_doubt_and_stays(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        assert instance_tables.read(ledger).initialised is None
+        instance_tables.doubt(ledger, "DamagedLedger")
+    with open_ledger(path) as ledger:
+        assert instance_tables.read(ledger).doubt == "DamagedLedger"
+        put(ledger, instance_tables.initialise, "adopt")
+    with open_ledger(path) as ledger:
+        assert (instance_tables.read(ledger).initialised, instance_tables.read(ledger).doubt) == ("adopt", None)
+
+
+@BOTH
+def test_the_accepted_commit_is_the_last_one_until_it_is_forgotten(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        assert instance_tables.read(ledger).accepted is None
+        put(ledger, instance_tables.accept, "one")
+        put(ledger, instance_tables.accept, "two")
+    with open_ledger(path) as ledger:
+        assert instance_tables.read(ledger).accepted == "two"
+        put(ledger, instance_tables.accept, None)
+        assert instance_tables.read(ledger).accepted is None
+
+
+# What was offered and fetched
+
+
+@BOTH
+def test_an_offer_stays_as_it_was_made_first(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        put(ledger, server_tables.offer_evidence, [OFFER], NOON)
+        put(ledger, server_tables.offer_evidence, [OFFER], NOON + timedelta(days=1))
+    with open_ledger(path) as ledger:
+        assert (server_tables.offered(ledger, PLAN), server_tables.offered(ledger, OTHER_PLAN)) == (OFFER, None)
+
+
+@BOTH
+def test_each_version_of_an_entry_tells_its_plan(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        versions = [(ENTRY, 100, PLAN), (ENTRY, 200, OTHER_PLAN), ("another", 100, OTHER_PLAN)]
+        put(ledger, server_tables.note_versions, versions, 7)
+        found = [server_tables.version(ledger, ENTRY, modified) for modified in (100, 200, 150)]
+        assert found == [(PLAN, 7), (OTHER_PLAN, 7), None]
+        put(ledger, server_tables.note_versions, [(ENTRY, 200, PLAN)], 8)  # the same bytes are another plan's now
+        assert server_tables.version(ledger, ENTRY, 200) == (PLAN, 8)
+
+
+@BOTH
+def test_an_observation_is_pending_until_it_is_judged_and_known_after(path: Path) -> None:
+    pending = Pending(1, OBSERVATION, OFFER)
+    other = Pending(2, replace(OBSERVATION, client="10.0.0.8"), OFFER)
+    with open_ledger(path) as ledger:
+        assert server_tables.last_noted(ledger) == 0
+        put(ledger, server_tables.offer_evidence, [OFFER], NOON)
+        put(ledger, server_tables.note, [pending])
+        assert server_tables.was_noted(ledger, OBSERVATION, PLAN)
+        assert not server_tables.was_noted(ledger, other.observation, PLAN)
+        marked = pending._replace(marks=Marks(last_reset_time="then"))
+        put(ledger, server_tables.note, [marked, other])
+        assert server_tables.was_noted(ledger, OBSERVATION, PLAN)  # whatever was noted with it
+    with open_ledger(path) as ledger:
+        assert (server_tables.pending(ledger), server_tables.last_noted(ledger)) == ([marked, other], 2)
+        put(ledger, server_tables.judge, {1: "Provisioned"})
+        assert server_tables.pending(ledger) == [other]
+        assert server_tables.was_noted(ledger, OBSERVATION, PLAN)  # a spool that is read twice
+
+
+@BOTH
+def test_what_is_current_is_never_pruned(path: Path) -> None:
+    before, long_ago = NOON - timedelta(days=90), NOON - timedelta(days=200)
+    old, now = int(long_ago.timestamp()), int(NOON.timestamp())
+    plans = [Digest(letter * 64) for letter in "abc"]
+    offers = [server_tables.offer_server_tables(plan, server_tables.of_offer(OFFER)) for plan in plans]
+    judged = Pending(1, replace(OBSERVATION, digest=plans[1], at=long_ago), offers[1])
+    waiting = Pending(2, replace(judged.observation, client="10.0.0.8"), offers[1])
+    with open_ledger(path) as ledger:
+        put(ledger, server_tables.offer_evidence, offers, long_ago)
+        put(
+            ledger,
+            server_tables.note_versions,
+            [(ENTRY, old, plans[0]), (ENTRY, old + 1, plans[1]), ("other", now, plans[2])],
+            1,
+        )
+        put(ledger, server_tables.note, [judged, waiting])
+        put(ledger, server_tables.judge, {1: "Provisioned"})
+        put(ledger, server_tables.prune, before)
+        assert [server_tables.version(ledger, ENTRY, old), server_tables.version(ledger, ENTRY, old + 1)] == [
+            None,
+            (plans[1], 1),
+        ]
+        assert [server_tables.offered(ledger, plan) is not None for plan in plans] == [False, True, True]
+        assert server_tables.pending(ledger) == [waiting]
+        assert not server_tables.was_noted(ledger, judged.observation, plans[1])  # forgotten
+
+
+@BOTH
+def test_how_far_the_spool_was_taken_in_is_known_after(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        put(ledger, server_tables.take, {"a.jsonl": 7, "b.jsonl": 0})
+        put(ledger, server_tables.take, {"a.jsonl": 9})
+    with open_ledger(path) as ledger:
+        assert server_tables.taken(ledger) == {"a.jsonl": 9}
+
+
+@BOTH
+def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        with suppress(ZeroDivisionError), ledger.writing() as tx:
+            server_tables.write_records(tx, [(WEB01, "web01", Record())])
+            instance_tables.write(tx, [Event(at=NOON, type="Provisioned", message="m")])
+            tx.send()
+            raise ZeroDivisionError
+        assert (
+            server_tables.read_records(ledger),
+            list(instance_tables.read_events(ledger)),
+            instance_tables.is_behind(ledger),
+        ) == (
+            {},
+            [],
+            False,
+        )
+
+
+@BOTH
+def test_orders_wait_for_the_instance_and_are_carried_out_once(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        numbers = [instance_tables.give(ledger, NOON, "ada", "retry", {"uuids": [uuid]}) for uuid in (WEB01, WEB02)]
+    with open_ledger(path) as ledger:
+        first, second = instance_tables.read_requests(ledger)
+        assert (first.id, first.at, first.who, first.what, first.facts) == (
+            numbers[0],
+            NOON,
+            "ada",
+            "retry",
+            {"uuids": [WEB01]},
+        )
+        put(ledger, instance_tables.carry_out, [(first, "done")], NOON)
+        assert [instance_tables.outcome(ledger, number) for number in numbers] == ["done", None]
+        assert instance_tables.read_requests(ledger) == (second,)
+
+
+# An older copy, another ledger, a damaged one
+
+
+def backup(path: Path, name: str = "backup.sqlite") -> Path:
+    copy = path.with_name(name)
+    with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(copy)) as new:
+        ours.backup(new)
+    return copy
+
+
+def put_back(copy: Path, path: Path) -> None:
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    shutil.copyfile(copy, path)
+
+
+def is_behind(path: Path) -> bool:
+    with open_ledger(path) as ledger:
+        return instance_tables.is_behind(ledger)
+
+
+CHANGES = {
+    "a record": lambda ledger: put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))]),
+    "what was set": lambda ledger: put(
+        ledger, server_tables.write_overrides, [(WEB01, recorded(state=State.CONFIRMED))]
+    ),
+    "what was offered": lambda ledger: put(
+        ledger, server_tables.offer_evidence, [replace(OFFER, plan=Digest("e" * 64))], NOON
+    ),
+    "what was forgotten": lambda ledger: put(ledger, server_tables.forget),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_backup_from_before_a_change_is_noticed(path: Path, change: str) -> None:
+    written(path)
+    copy = backup(path)
+    with open_ledger(path) as ledger:
+        CHANGES[change](ledger)
+        assert not instance_tables.is_behind(ledger)
+    assert not is_behind(path)
+    put_back(copy, path)
+    assert is_behind(path)
+
+
+def test_a_backup_of_this_instant_is_as_good_as_the_ledger(path: Path) -> None:
+    written(path)
+    put_back(backup(path), path)
+    assert not is_behind(path)
+
+
+def test_what_is_offered_again_changes_nothing_that_a_backup_must_have(path: Path) -> None:
+    written(path)
+    copy = backup(path)
+    with open_ledger(path) as ledger:
+        put(ledger, server_tables.offer_evidence, [OFFER], at("21T11:00"))
+    put_back(copy, path)
+    assert not is_behind(path)
+
+
+def test_another_ledger_in_its_place_is_noticed(path: Path) -> None:
+    other = path.with_name("other.sqlite")
+    written(path)
+    with open_ledger(other) as ledger:
+        for _ in range(9):
+            put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=1))])
+    put_back(other, path)
+    assert is_behind(path)
+    path.unlink()  # and so is a new one
+    assert is_behind(path)
+
+
+def test_a_crash_between_a_change_and_its_mark_is_no_older_copy(path: Path) -> None:
+    written(path)
+    mark = path.with_suffix(".mark").read_bytes()
+    with open_ledger(path) as ledger:
+        put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))])
+    path.with_suffix(".mark").write_bytes(mark)
+    assert not is_behind(path)
+
+
+@pytest.mark.parametrize("mark", [b"", b"garbage", b"\xff\xfe 7", None])
+def test_e9_a_ledger_that_was_written_to_and_has_no_mark_is_an_older_copy(path: Path, mark: bytes | None) -> None:
+    """The documented backup, on a new host."""
+    written(path)
+    if mark is None:
+        path.with_suffix(".mark").unlink()
+    else:
+        path.with_suffix(".mark").write_bytes(mark)
+    assert is_behind(path)
+    with opened(path) as ledger:
+        assert instance_tables.read(ledger).doubt == "RestoredLedger"
+        put(ledger, instance_tables.initialise, "as-recorded")
+    with opened(path) as ledger:  # its mark is whole again
+        assert instance_tables.read(ledger).doubt is None
+
+
+def test_a_ledger_that_was_never_written_to_needs_no_mark(path: Path) -> None:
+    open_ledger(path).close()
+    assert not is_behind(path)
+    with opened(path) as ledger:
+        assert ledger.mark == (instance_tables.read(ledger).identity, 0)
+
+
+def test_of_two_older_copies_the_second_is_noticed_as_the_first(path: Path) -> None:
+    """The wrong backup was put back, and told, and then the right one, which had come further than it."""
+    written(path)
+    copies = []
+    for number in (1, 2):
+        copies.append(backup(path, f"{number}.sqlite"))
+        with open_ledger(path) as ledger:
+            for _ in range(9):
+                put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=number))])
+    for copy in copies:
+        put_back(copy, path)
+        with opened(path) as ledger:
+            assert instance_tables.read(ledger).doubt == "RestoredLedger", copy.name
+            put(ledger, server_tables.forget)
+            put(ledger, instance_tables.initialise, "adopt")
+    with opened(path) as ledger:
+        assert instance_tables.read(ledger).doubt is None
+
+
+def test_a_damaged_ledger_is_set_aside_whole_and_the_new_one_is_in_doubt(path: Path) -> None:
+    for number in (1, 2):
+        written(path)
+        garbage = b"this was never a database\n" * 99
+        path.write_bytes(garbage)
+        with opened(path) as ledger:
+            about = instance_tables.read(ledger)
+            assert (about.doubt, server_tables.read_records(ledger), about.initialised) == ("DamagedLedger", {}, None)
+        aside = path.with_name(f"ledger.sqlite.damaged-{number}")
+        assert aside.read_bytes() == garbage
+        with opened(path) as ledger:
+            assert instance_tables.read(ledger).doubt == "DamagedLedger"
+            put(ledger, instance_tables.initialise, "adopt")
+        path.unlink()
+        path.with_suffix(".mark").unlink()
+
+
+def test_a_crash_after_a_damaged_ledger_was_set_aside_leaves_the_new_one_in_doubt(path: Path) -> None:
+    written(path)
+    path.write_bytes(b"garbage" * 99)
+    with pytest.raises(DamagedLedger):
+        open_ledger(path)
+    set_aside(path)
+    with opened(path) as ledger:
+        assert instance_tables.read(ledger).doubt is not None
+
+
+# Crashes, threads, copies
+
+_CHILD = """
+import os, signal, sys
+from datetime import UTC, datetime
+from pathlib import Path
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.ledger.open_ledger import open_ledger
+from gitboot.bmc.override_state import OverrideRecord, State
+from gitboot.bmc.override_steps import OFF
+from gitboot.bmc.reboot_detection import Marks
+from gitboot.resolve.provisioning_record import Record
+at = datetime(2026, 11, 20, 12, tzinfo=UTC)
+ledger = open_ledger(Path(sys.argv[1]))
+set = OverrideRecord(reason="r", plan_digest="d", override=OFF, marks=Marks(), state=State.RECORDED, at=at)
+for write in (
+    lambda tx: instance_tables.accept(tx, "c0ffee"),
+    lambda tx: server_tables.write_records(tx, [(sys.argv[2], "web01", Record(provision=1))]),
+    lambda tx: server_tables.write_overrides(tx, [(sys.argv[2], set)]),
+):
+    with ledger.writing() as tx:
+        write(tx)
+with ledger.writing() as tx:
+    tx.execute("UPDATE records SET provision = 2")
+    tx.send()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed_writer(path: Path) -> None:
+    """What a process leaves that is killed right after three writes, in the middle of a fourth."""
+    child = subprocess.run([sys.executable, "-c", _CHILD, str(path), WEB01], check=False)
+    assert child.returncode == -signal.SIGKILL
+
+
+@BOTH
+def test_a_process_that_is_killed_leaves_every_write_that_returned_and_no_half_of_another(path: Path) -> None:
+    killed_writer(path)
+    with open_ledger(path) as ledger:
+        assert instance_tables.read(ledger).accepted == "c0ffee"
+        assert server_tables.read_records(ledger) == {WEB01: Record(provision=1)}
+        assert [each.state for each in overrides_of(ledger, WEB01)] == [State.RECORDED]
+
+
+def test_every_write_asks_the_disk_to_keep_it(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        assert ledger.rows("PRAGMA synchronous") == [(2,)]  # FULL: each commit is synced
+
+
+@BOTH
+def test_two_threads_write_without_losing_anything(path: Path) -> None:
+    with Unsynced.open(path) as unsynced:
+
+        def write(uuid: SystemUuid) -> None:
+            for number in range(40):
+                put(unsynced, server_tables.write_overrides, [(uuid, recorded(f"maintenance/m/{number}"))])
+                put(unsynced, instance_tables.write, [Event(at=NOON, type="E", message=uuid)])
+                assert len(overrides_of(unsynced, uuid)) == number + 1
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(write, (WEB01, WEB02)))
+        messages = [event["message"] for event in instance_tables.read_events(unsynced)]
+        assert (messages.count(WEB01), messages.count(WEB02)) == (40, 40)
+    with open_ledger(path) as ledger:
+        assert (len(overrides_of(ledger, WEB01)), len(overrides_of(ledger, WEB02))) == (40, 40)
+
+
+@pytest.mark.parametrize("left", ["closed", "killed", "in use"])
+def test_a_copy_has_everything_and_leaves_no_trace(tmp_path: Path, left: str) -> None:
+    folder, copy = tmp_path / "state", tmp_path / "copy.sqlite"
+    folder.mkdir()
+    path = folder / "ledger.sqlite"
+    if left == "killed":
+        killed_writer(path)
+    else:
+        written(path)
+
+    def look() -> dict[str, bytes]:
+        return {each.name: each.read_bytes() for each in folder.iterdir() if not each.name.endswith("-shm")}
+
+    if left == "in use":
+        with open_ledger(path) as ledger:
+            put(ledger, instance_tables.accept, "decade")
+            before = look()
+            copy_ledger(path, copy, in_use=True)
+            assert look() == before
+    else:
+        before, names = look(), sorted(each.name for each in folder.iterdir())
+        copy_ledger(path, copy, in_use=False)
+        assert (look(), sorted(each.name for each in folder.iterdir())) == (before, names)
+    with open_ledger(copy) as copied:
+        assert instance_tables.read(copied).accepted == ("decade" if left == "in use" else "c0ffee")
+        assert set(server_tables.read_records(copied)) == {WEB01}

@@ -1,0 +1,67 @@
+"""Selectors match as Kubernetes' do, and say whom they mean."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from gitboot.model.scalars import Name
+from gitboot.model.selectors import Select, Selector, selects
+from tests.helpers.cases import for_each
+
+_SELECT: TypeAdapter[Literal["All", "None"] | Selector] = TypeAdapter(Select)
+
+LABELS = {"role": "web", "site": "fra1", "gpu": ""}
+
+
+def selected(select: Any) -> bool:
+    """Whether web01 is selected, by its labels or its name."""
+    return selects(_SELECT.validate_python(select), Name("web01"), LABELS)
+
+
+@for_each(
+    ("select", "expected"),
+    [
+        ("All", True),
+        ("None", False),
+        ({"servers": ["web02", "web01"]}, True),
+        ({"servers": ["web02", "web"]}, False),
+        ({"matchLabels": {"role": "web"}}, True),
+        ({"matchLabels": {"role": "web", "site": "fra1"}}, True),
+        ({"matchLabels": {"role": "web", "site": "ams2"}}, False),
+        ({"matchLabels": {"rack": ""}}, False),
+        ({"matchLabels": {"gpu": ""}}, True),
+    ],
+)
+def test_servers_are_selected_by_word_name_or_label(select: Any, expected: bool) -> None:
+    assert selected(select) is expected
+
+
+@for_each(
+    ("key", "operator", "values", "expected"),
+    [
+        ("role", "In", ["web"], True),
+        ("role", "In", ["db", "web"], True),
+        ("role", "In", ["db"], False),
+        ("rack", "In", ["r12"], False),
+        ("role", "NotIn", ["db"], True),
+        ("role", "NotIn", ["db", "web"], False),
+        ("rack", "NotIn", ["r12"], True),  # without the label, as in Kubernetes
+        ("gpu", "Exists", [], True),
+        ("rack", "Exists", [], False),
+        ("rack", "DoesNotExist", [], True),
+        ("gpu", "DoesNotExist", [], False),
+    ],
+)
+def test_an_expression_looks_at_one_label(key: str, operator: str, values: list[str], expected: bool) -> None:
+    expression = {"key": key, "operator": operator, "values": values}
+    assert selected({"matchExpressions": [expression]}) is expected
+
+
+def test_all_conditions_hold() -> None:
+    holds = {"key": "gpu", "operator": "Exists"}
+    fails = {"key": "role", "operator": "In", "values": ["db"]}
+    assert selected({"matchLabels": {"role": "web"}, "matchExpressions": [holds]})
+    assert not selected({"matchLabels": {"role": "db"}, "matchExpressions": [holds]})
+    assert not selected({"matchExpressions": [holds, fails]})

@@ -1,0 +1,1 @@
+"""Tests of the repository: its architecture, packages, units, benchmarks, and the tests themselves."""

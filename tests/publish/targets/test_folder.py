@@ -1,0 +1,396 @@
+"""A folder as a target: order, permissions and times, other writers, a full disk, and a kill at each system call."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from stat import S_IMODE
+from typing import Any
+
+import pytest
+
+from gitboot.errors import ForeignTree, LockedByAnother, PublishError
+from gitboot.publish.list_root import replace_list_keys
+from gitboot.publish.mirror_comparison import FolderMirror
+from gitboot.publish.publisher import Directory
+from gitboot.publish.signed_list_reader import read_list
+from gitboot.publish.targets import folder as folder_module
+from gitboot.publish.targets.folder import TargetFolder, folder_opener
+from gitboot.publish.targets.sync_steps import (
+    HEAD,
+    UNLISTED,
+    Claim,
+    FileStore,
+    FollowedTree,
+    StoreTarget,
+    TargetFile,
+    TargetHead,
+    TargetStep,
+    parse_head,
+    parse_units,
+    parse_unlisted,
+)
+from gitboot.render.paths import File
+from tests.helpers.failing_disk import fill, small_disk
+from tests.helpers.search_effort import every
+from tests.helpers.signed_list_clients import SignedSite, assert_list_is_whole, files_in, made_keys
+from tests.helpers.target_steps import bring_up
+from tests.publish.targets.test_s3 import AT, DAY, ENTRY, fleet, split
+from tests.publish.test_publisher_kill import Os, happening
+
+ENTRIES = [ENTRY.format(number) for number in range(3)]
+
+
+class Site:
+    """A published directory, and a folder that follows it."""
+
+    most = 2  # servers in one step
+
+    def __init__(self, root: Path, folder: Path, *, ledger: str = "ours") -> None:
+        self.root, self.folder, self.ledger = root, folder, ledger
+        self.tree = FollowedTree(root)
+        self.store: FileStore | None = None
+        self.target = self.begin()
+
+    @property
+    def name(self) -> str:
+        return str(self.folder)
+
+    def open_store(self) -> FileStore:
+        return TargetFolder(self.folder)
+
+    def begin(self, writer: str = "me") -> StoreTarget:
+        """A process that knows nothing of what was before."""
+        self.close()
+        claim = Claim(self.name, ledger=self.ledger, heir_of=lambda: None, writer=writer)
+        self.store = store = self.open_store()
+        self.target = StoreTarget(self.name, claim, lambda: store, most=self.most)
+        return self.target
+
+    def close(self) -> None:
+        if isinstance(self.store, TargetFolder):
+            self.store.close()
+            self.store = None
+
+    def publish(
+        self,
+        version: int,
+        servers: tuple[int, ...] = (0, 1, 2),
+        script: bytes = b"#!ipxe\n",
+        *,
+        is_listed: bool = False,
+    ) -> None:
+        files = {**fleet(version, servers), "boot/boot.ipxe": File(script)}
+        own, shared = split(files)
+        with Directory.open(self.root, ledger="ours") as directory:
+            directory.publish(own, shared, complete=True, commit=str(version), at=(at := AT + version * 3 * DAY))
+            if is_listed:
+                directory.update_list(None, at)
+
+    def follow(self) -> int:
+        """Bring the target up; return in how many steps."""
+        return bring_up(self.target, self.tree)
+
+    def machines_see(self) -> dict[str, bytes]:
+        return files_of(self.folder)
+
+    def assert_holds(self, version: int, servers: tuple[int, ...] = (0, 1, 2)) -> None:
+        """Assert that boot scripts are these and no others, that what they name is there, and that nothing is left."""
+        seen, wanted = self.machines_see(), fleet(version, servers)
+        found = {path: content for path, content in seen.items() if "/o/" not in path or path in wanted}
+        assert found == {path: file.content for path, file in wanted.items() if path.startswith("boot/")}
+        unlisted = parse_unlisted((self.folder / UNLISTED).read_bytes())
+        assert [path for path in unlisted if not (self.root / path).exists()] == []
+        head = parse_head((self.folder / HEAD).read_bytes())
+        assert (head.commit, len(list((self.folder / "ops/shards").iterdir()))) == (str(version), len(head.shards))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    found = (each for each in folder.glob("boot/**/*") if not each.name.startswith(".") and each.is_file())
+    return {str(each.relative_to(folder)): each.read_bytes() for each in found}
+
+
+def assert_no_chain_is_mixed(seen: Mapping[str, bytes]) -> None:
+    """What a client reads that fetches a boot script, and then what that names."""
+    for path, content in seen.items():
+        if path.startswith("boot/v1/"):
+            named = re.fullmatch(rb"\d{4} (\S+)\n", content)
+            assert named is not None, (path, content)
+            data = seen.get(named[1].decode(), b"")
+            assert sha256(data).hexdigest().encode() in named[1], (path, content, data)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    (folder := tmp_path / "mirror").mkdir()
+    folder.chmod(0o750)  # under any umask
+    site = Site(tmp_path / "out", folder)
+    yield site
+    site.close()
+
+
+@contextmanager
+def calling(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[Os]:
+    """Let something happen at each call by which a folder is read or written."""
+    with happening(happen) as os_, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder_module, "os", os_)
+        yield os_
+
+
+def test_a_folder_holds_what_machines_fetch_with_its_own_permissions_and_the_times_of_the_tree(site: Site) -> None:
+    site.publish(1)
+    assert site.follow() > 1
+    site.assert_holds(1)
+    for path in site.machines_see():
+        assert int((site.folder / path).stat().st_mtime) == int((site.root / path).stat().st_mtime)
+    modes = {S_IMODE(each.stat().st_mode) for each in (site.folder / "boot").rglob("*")}
+    assert modes == {0o750, 0o640}
+
+
+def test_a_file_that_was_touched_at_the_mirror_gets_the_time_of_the_tree_with_its_next_version(site: Site) -> None:
+    site.publish(1)
+    site.follow()
+    late = (AT + 99 * DAY).timestamp()
+    os.utime(site.folder / ENTRIES[0], (late, late))
+    site.publish(2)
+    site.follow()
+    assert (site.folder / ENTRIES[0]).stat().st_mtime == int((site.root / ENTRIES[0]).stat().st_mtime)
+
+
+def test_a_restart_writes_only_its_claim(site: Site) -> None:
+    site.publish(1)
+    site.follow()
+    before = {each: each.stat().st_ino for each in site.folder.rglob("*") if each.is_file()}
+    site.begin("another process")
+    assert site.follow() == 0
+    after_ = {each: each.stat().st_ino for each in site.folder.rglob("*") if each.is_file()}
+    assert [str(each.relative_to(site.folder)) for each in after_ if before.get(each) != after_[each]] == [HEAD]
+
+
+def test_finding_m4_at_each_call_every_boot_script_in_a_folder_names_what_is_there(site: Site) -> None:
+    site.publish(1)
+    site.follow()
+    site.publish(2, (0, 2, 3), b"#!ipxe\n# another\n")
+    looks = count()
+
+    def look(number: int, name: str, args: tuple[Any, ...]) -> None:
+        seen = site.machines_see()
+        assert_no_chain_is_mixed(seen)
+        if seen["boot/boot.ipxe"] != b"#!ipxe\n":
+            assert {ENTRY.format(each) for each in (0, 2, 3)} <= seen.keys()
+        next(looks)
+
+    with calling(look):
+        site.follow()
+    assert next(looks) > 100
+    assert site.machines_see()["boot/boot.ipxe"] == b"#!ipxe\n# another\n"
+
+
+def test_the_list_in_a_folder_is_whole_at_each_call_and_comes_after_all_that_it_names(site: Site) -> None:
+    timestamps: list[bytes] = []
+
+    def look(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if name not in ("rename", "unlink"):
+            return
+        seen = {path.removeprefix("boot/"): content for path, content in site.machines_see().items()}
+        assert_list_is_whole(seen)
+        if (timestamp := seen.get("signed/timestamp.json")) not in (None, *timestamps):
+            timestamps.append(timestamp or b"")
+            assert {
+                path for path, content in files_in(site.root / "boot").items() if seen.get(path) != content
+            } == set()
+
+    for number in range(3):
+        site.publish(number, (0, 1, number), is_listed=True)
+        with calling(look):
+            site.follow()
+    look(0, "rename", ())
+    assert len(timestamps) == 3
+
+
+def test_finding_m4_killed_at_any_call_a_folder_has_whole_chains_and_the_next_process_completes_it(site: Site) -> None:
+    site.publish(0)
+    site.follow()
+    version = 0
+    for at in count(1, every(1)):
+        version += 1
+        site.publish(version, (0, 1 + version % 2))
+        site.begin()
+
+        def kill(number: int, name: str, args: tuple[Any, ...], at: int = at) -> None:
+            if number >= at:
+                raise KeyboardInterrupt
+
+        with calling(kill) as calls, suppress(KeyboardInterrupt):
+            site.follow()
+        assert_no_chain_is_mixed(site.machines_see())
+        if at % 2:  # meanwhile something else is wanted
+            version += 1
+            site.publish(version, (0, 1 + version % 2))
+        site.begin()
+        site.follow()
+        site.assert_holds(version, (0, 1 + version % 2))
+        staged = [str(path.relative_to(site.folder)) for path in site.folder.rglob(".gitboot-*")]
+        assert [path for path in staged if not path.startswith("boot/o/")] == []
+        if calls.calls < at:
+            break
+    assert at > 100
+    for later in (1, 9):
+        site.publish(version + later, ())
+        site.follow()
+    assert list(site.folder.rglob(".gitboot-*")) == []
+
+
+def test_finding_m4_a_full_disk_replaces_no_boot_script_whose_content_is_absent(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk:
+        site = Site(tmp_path / "out", disk)
+        site.publish(1)
+        site.follow()
+        fill(disk / "filler")
+        site.publish(2)
+        with pytest.raises(PublishError, match="free some space"):
+            site.follow()
+        assert_no_chain_is_mixed(site.machines_see())
+        (disk / "filler").unlink()
+        site.follow()
+        site.assert_holds(2)
+        site.close()
+
+
+def test_what_others_keep_in_the_folder_is_not_touched(site: Site) -> None:
+    theirs = {"boot/assets/kernel": b"theirs", "README": b"theirs", "ops/notes": b"theirs"}
+    for path, content in theirs.items():
+        (site.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (site.folder / path).write_bytes(content)
+    for version in (1, 2):
+        site.publish(version)
+        site.follow()
+    site.publish(5, ())
+    site.begin()
+    site.follow()
+    assert {path: (site.folder / path).read_bytes() for path in theirs} == theirs
+    assert [path for path in site.machines_see() if path.startswith("boot/v1/")] == []
+
+
+@pytest.mark.parametrize("kind", ["file", "symlink", "folder"])
+def test_what_is_in_the_way_is_named_and_left(site: Site, tmp_path: Path, kind: str) -> None:
+    path = site.folder / ENTRIES[1]
+    path.parent.mkdir(parents=True)
+    (elsewhere := tmp_path / "elsewhere").write_bytes(b"theirs")
+    if kind == "symlink":
+        path.symlink_to(elsewhere)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"theirs")
+    site.publish(1)
+    with pytest.raises(PublishError, match=rf"gitboot's own at {ENTRIES[1]}, found something else"):
+        site.follow()
+    assert elsewhere.read_bytes() == b"theirs"
+    assert path.is_dir() if kind == "folder" else path.read_bytes() == b"theirs"
+
+
+def test_no_symlink_leads_out_of_the_folder(site: Site, tmp_path: Path) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (site.folder / "boot").symlink_to(elsewhere)
+    site.publish(1)
+    with pytest.raises(PublishError, match="boot: expected a folder, found something else"):
+        site.follow()
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["../outside", "boot/../../outside", "/etc/passwd", "boot//x", "boot/a\0b", "ops/x", ""]
+)
+def test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error(path: str) -> None:
+    """Whoever writes to a target could otherwise name files that gitboot is to read or to remove."""
+    digest = sha256(b"").hexdigest()
+    head = {"ledger": "ours", "commit": "1", "gitboot": "0", "writer": "me", "format": 1}
+    with pytest.raises(ValueError, match="not a shard"):
+        parse_units(json.dumps({"web01": {"state": "", "files": {path: digest}}}).encode())
+    with pytest.raises(ValueError, match="not a list of paths"):
+        parse_unlisted(json.dumps(["boot/boot.ipxe", path]).encode())
+    with pytest.raises(ValueError, match="not what a target"):
+        parse_head(json.dumps({**head, "shards": {"00": path}}).encode())
+    assert parse_head(json.dumps({**head, "shards": {"00": digest}}).encode()).shards == {"00": digest}
+
+
+def test_a_folder_of_another_ledger_is_left_alone(site: Site) -> None:
+    site.publish(1)
+    site.follow()
+    before = site.machines_see()
+    site.publish(2)
+    other = Site(site.root, site.folder, ledger="theirs")
+    with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
+        other.follow()
+    assert site.machines_see() == before
+    other.close()
+
+
+def test_a_process_that_another_has_overtaken_writes_no_boot_script_any_more(site: Site) -> None:
+    site.publish(1)
+    site.follow()
+    second = Site(site.root, site.folder)
+    second.begin("a copy of this instance")
+    second.follow()
+    site.publish(2)
+    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
+        site.follow()
+    second.assert_holds(1)
+    second.close()
+
+
+def test_a_folder_that_is_absent_is_not_made_and_a_disk_that_comes_there_is_filled(site: Site) -> None:
+    open_folder = folder_opener(site.folder)
+    first = open_folder()
+    assert open_folder() is first
+    away = site.folder.rename(site.folder.with_name("away"))
+    with pytest.raises(PublishError, match=r"mirror: No such file or directory \(make it"):
+        open_folder()
+    away.rename(site.folder)
+    opened = open_folder()
+    assert opened.is_current
+    opened.close()
+
+
+def test_a_fallback_in_the_place_of_a_one_time_boot_has_the_time_of_no_version(site: Site) -> None:
+    """A log with the time of the tree's file would show that the machine fetched the one-time boot."""
+    site.publish(1)
+    step = TargetStep(
+        head=TargetHead(ledger="ours", commit="1", gitboot="0", writer="me"),
+        manifest="",
+        placed={ENTRIES[0]: sha256(b"to the disk").hexdigest()},
+        fresh=frozenset(),
+        instead={ENTRIES[0]: b"to the disk"},
+        removed=(),
+        shards={},
+        units={},
+        doubtful=frozenset(),
+        unlisted=frozenset(),
+    )
+    assert step.file(ENTRIES[0], site.tree) == TargetFile(b"to the disk", 0)
+    assert (site.root / ENTRIES[0]).stat().st_mtime > 0
+
+
+def test_a_folder_gets_the_root_metadata_of_new_root_keys(tmp_path: Path) -> None:
+    """After the loss of a root key, the new metadata has the names of the lost key's."""
+    publisher = SignedSite(tmp_path / "publisher")
+    (folder := tmp_path / "mirror").mkdir()
+    folder.chmod(0o750)  # under any umask
+    site = Site(publisher.root, folder)
+    for number in range(3):
+        if number == 1:
+            replace_list_keys(publisher.public.parent, None, None, AT)
+        elif number == 2:
+            publisher.keys = made_keys(tmp_path / "new", AT)
+        publisher.publish(made=AT + number * DAY)
+        site.follow()
+        signed = read_list(FolderMirror(folder / "boot/signed").get, [publisher.key])
+        assert (signed.is_verified, signed.seen.root) == (True, (1, 2, 1)[number])
+    site.close()

@@ -1,0 +1,372 @@
+"""Another host as a target, by ssh and by an rsync daemon: order, interruptions, other writers, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.child_processes import Ended, ask
+from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
+from gitboot.publish.mirror_repair import ALL
+from gitboot.publish.targets import folder as rsync_module
+from gitboot.publish.targets.folder import RsyncStore
+from gitboot.publish.targets.follower import RsyncAddress, parse_target
+from gitboot.publish.targets.sync_steps import UNLISTED, FileStore, FollowedTree
+from tests.helpers.configuration import give_credentials
+from tests.helpers.forked_commands import captured
+from tests.helpers.git_servers import Relay, SshServer, free_port, listening, program
+from tests.helpers.search_effort import every
+from tests.helpers.served_tree import ENTRY, eventually
+from tests.helpers.target_steps import bring_up, followed
+from tests.publish.targets.test_folder import ENTRIES, Site, assert_no_chain_is_mixed, files_of
+from tests.publish.test_mirror_repair import GONE, edit, publish_signed, rename_ledger, repaired
+
+_USER, _PASSWORD = "gitboot", "not-to-be-seen"
+
+
+class OtherHost(Site):
+    """A published directory, and a folder behind an rsync that follows it."""
+
+    def __init__(self, root: Path, folder: Path, url: str, own: Path, *, ledger: str = "ours") -> None:
+        self.url, self.own = url, own
+        super().__init__(root, folder, ledger=ledger)
+
+    @property
+    def name(self) -> str:
+        return self.url.partition("?")[0]
+
+    def open_store(self) -> FileStore:
+        address = parse_target(self.url)
+        assert isinstance(address, RsyncAddress)
+        return RsyncStore(address, self.own, (_USER, _PASSWORD) if address.is_daemon else None)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The URLs of one folder by each protocol, and that folder."""
+    root = tmp_path_factory.mktemp("hosts")
+    (folder := root / "srv").mkdir()
+    (keys := root / "keys").mkdir()
+    with ExitStack() as stack:
+        ssh = stack.enter_context(SshServer(keys).running())
+        shutil.copy(ssh.key("client"), keys / "plain")
+        command = [program("ssh-keygen", "openssh-client"), "-q", "-p", "-P", SshServer.PASSPHRASE, "-N", "", "-f"]
+        subprocess.run([*command, keys / "plain"], check=True, capture_output=True)
+        (keys / "known hosts").write_text(f"[127.0.0.1]:{ssh.port} {ssh.public('ed25519')}\n")
+        (keys / "others").write_text(f"[127.0.0.1]:{ssh.port} {ssh.public('stranger')}\n")
+        port = free_port()
+        (root / "secrets").write_text(f"{_USER}:{_PASSWORD}\n")
+        (root / "secrets").chmod(0o600)
+        (root / "rsyncd.conf").write_text(
+            f"address = 127.0.0.1\nport = {port}\nuse chroot = no\nuid = {os.geteuid()}\ngid = {os.getegid()}\n"
+            f"[boots]\npath = {folder}\nread only = no\n"
+            f"auth users = {_USER}\nsecrets file = {root}/secrets\n"
+        )
+        daemon = [program("rsync", "rsync"), "--daemon", "--no-detach", f"--config={root}/rsyncd.conf"]
+        stack.enter_context(listening(daemon, port, {"PATH": os.environ["PATH"]}))
+        yield {
+            "folder": str(folder),
+            "port": str(port),
+            "ssh": f"ssh://{ssh.host}{folder}?ssh-key={keys}/plain&known-hosts={keys}/known%20hosts",
+            "rsync": f"rsync://127.0.0.1:{port}/boots",
+        }
+
+
+@pytest.fixture
+def folder(hosts: dict[str, str]) -> Path:
+    """The folder, empty."""
+    folder = Path(hosts["folder"])
+    shutil.rmtree(folder)
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def by_daemon(tmp_path: Path, hosts: dict[str, str], folder: Path) -> OtherHost:
+    return OtherHost(tmp_path / "out", folder, hosts["rsync"], tmp_path / "own")
+
+
+class Rsyncs:
+    """What happens before and after each rsync process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self.killed_at: int | None = None
+        self.after = False  # whether the rsync process ends before this one is killed
+        monkeypatch.setattr(rsync_module, "ask", self._ask)
+
+    def _ask(self, command: list[str], **how: Any) -> Ended:
+        self.calls += 1
+        is_killed = self.calls == self.killed_at
+        if is_killed and not self.after:
+            raise KeyboardInterrupt
+        done = ask(command, **how)
+        if is_killed:
+            raise KeyboardInterrupt
+        return done
+
+
+def test_a_host_that_ssh_reaches_holds_what_machines_fetch(tmp_path: Path, hosts: dict[str, str], folder: Path) -> None:
+    site = OtherHost(tmp_path / "out", folder, hosts["ssh"], tmp_path / "own")
+    site.most = 99  # each connection of ssh takes its time
+    site.begin()
+    site.publish(1)
+    assert site.follow() == 1
+    site.assert_holds(1)
+
+
+def test_another_host_holds_what_machines_fetch_with_the_times_of_the_tree(by_daemon: OtherHost) -> None:
+    site = by_daemon
+    site.publish(1)
+    assert site.follow() > 1
+    site.assert_holds(1)
+    for path in site.machines_see():
+        assert int((site.folder / path).stat().st_mtime) == int((site.root / path).stat().st_mtime)
+    site.begin("another process")
+    assert site.follow() == 0
+    site.publish(2, (0, 2, 3), b"#!ipxe\n# another\n")
+    site.follow()
+    assert site.machines_see()["boot/boot.ipxe"] == b"#!ipxe\n# another\n"
+    assert not (site.folder / ENTRIES[1]).parent.exists()
+    site.publish(5, ())
+    site.begin()
+    site.follow()
+    assert [path for path in site.machines_see() if path.startswith("boot/v1/")] == []
+
+
+def test_finding_m4_killed_before_or_after_any_rsync_another_host_has_whole_chains(
+    by_daemon: OtherHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, version = by_daemon, 0
+    site.publish(0)
+    site.follow()
+    rsyncs = Rsyncs(monkeypatch)
+    for at in count(1, every(3)):
+        version += 1
+        site.publish(version, (0, 1 + version % 2))
+        site.begin()
+        rsyncs.calls, rsyncs.killed_at, rsyncs.after = 0, at, bool(at % 2)
+        with suppress(KeyboardInterrupt):
+            site.follow()
+        assert_no_chain_is_mixed(site.machines_see())
+        is_over = rsyncs.calls < at
+        rsyncs.killed_at = None
+        if at % 3 == 0:  # meanwhile something else is wanted
+            version += 1
+            site.publish(version, (0, 1 + version % 2))
+        site.begin()
+        site.follow()
+        site.assert_holds(version, (0, 1 + version % 2))
+        if is_over:
+            break
+    assert at > 15
+
+
+def test_finding_m4_a_connection_that_ends_after_any_bytes_leaves_whole_chains(
+    tmp_path: Path, hosts: dict[str, str], folder: Path
+) -> None:
+    direct = OtherHost(tmp_path / "out", folder, hosts["rsync"], tmp_path / "own")
+    direct.publish(0)
+    direct.follow()
+    version = 0
+    for takes in (200, 600, 1000, 2000):
+        version += 1
+        direct.publish(version)
+        with Relay(f"rsync://127.0.0.1:{hosts['port']}", passes=-1, then="hangs up", takes=takes) as relay:
+            cut = OtherHost(direct.root, folder, f"{relay.url}/boots", tmp_path / "cut")
+            with suppress(GitbootError):
+                cut.follow()
+        assert_no_chain_is_mixed(direct.machines_see())
+    direct.begin()
+    direct.follow()
+    direct.assert_holds(version)
+
+
+def test_finding_m4_a_file_that_was_edited_with_its_size_and_time_is_replaced_with_its_next_version(
+    by_daemon: OtherHost,
+) -> None:
+    site = by_daemon
+    site.publish(1)
+    site.follow()
+    path = site.folder / ENTRIES[0]
+    site.publish(2)
+    wanted = (site.root / ENTRIES[0]).read_bytes()
+    path.write_bytes(wanted.replace(b"0002", b"9999"))
+    at = (site.root / ENTRIES[0]).stat().st_mtime
+    os.utime(path, (at, at))
+    site.follow()
+    assert path.read_bytes() == wanted
+
+
+@pytest.mark.parametrize("kind", ["file", "symlink"])
+def test_what_is_in_the_way_is_named_and_left(by_daemon: OtherHost, tmp_path: Path, kind: str) -> None:
+    path = by_daemon.folder / ENTRIES[1]
+    path.parent.mkdir(parents=True)
+    (elsewhere := tmp_path / "elsewhere").write_bytes(b"theirs")
+    if kind == "symlink":
+        path.symlink_to(elsewhere)
+    else:
+        path.write_bytes(b"theirs")
+    by_daemon.publish(1)
+    with pytest.raises(PublishError, match=rf"gitboot's own at {ENTRIES[1]}, found something else"):
+        by_daemon.follow()
+    assert path.read_bytes() == elsewhere.read_bytes() == b"theirs"
+
+
+def test_what_others_keep_in_the_folder_is_not_touched(by_daemon: OtherHost) -> None:
+    theirs = {"boot/assets/kernel": b"theirs", "README": b"theirs", "ops/notes": b"theirs"}
+    for path, content in theirs.items():
+        (by_daemon.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (by_daemon.folder / path).write_bytes(content)
+    for version in (1, 2):
+        by_daemon.publish(version)
+        by_daemon.follow()
+    by_daemon.publish(5, ())
+    by_daemon.follow()
+    assert {path: (by_daemon.folder / path).read_bytes() for path in theirs} == theirs
+
+
+def test_another_host_cannot_name_a_file_of_this_host(by_daemon: OtherHost, tmp_path: Path) -> None:
+    (mine := tmp_path / "mine").write_bytes(b"mine")
+    by_daemon.publish(1)
+    by_daemon.follow()
+    name = os.path.relpath(mine, by_daemon.own / "read")
+    (by_daemon.folder / UNLISTED).write_text(json.dumps([name]))
+    by_daemon.begin()
+    with pytest.raises(PublishError, match=f"{UNLISTED} is not what gitboot wrote"):
+        by_daemon.follow()
+    assert mine.read_bytes() == b"mine"
+
+
+def test_another_ledger_and_another_process_are_noticed(by_daemon: OtherHost, tmp_path: Path) -> None:
+    site = by_daemon
+    site.publish(1)
+    site.follow()
+    other = OtherHost(site.root, site.folder, site.url, tmp_path / "other", ledger="theirs")
+    with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
+        other.follow()
+    copy = OtherHost(site.root, site.folder, site.url, tmp_path / "copy")
+    copy.begin("a copy of this instance")
+    copy.follow()
+    site.publish(2)
+    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
+        site.follow()
+    site.assert_holds(1)
+
+
+def test_an_rsync_of_an_earlier_process_that_still_runs_is_waited_for(by_daemon: OtherHost, tmp_path: Path) -> None:
+    by_daemon.publish(1)
+    (slow := tmp_path / "bin").mkdir()
+    (slow / "rsync").write_text(f"#!/bin/sh\necho >> {slow}/begun\nread line < {slow}/gate\n")
+    (slow / "rsync").chmod(0o755)
+    os.mkfifo(slow / "gate")
+    os.mkfifo(slow / "begun")
+    child = os.fork()
+    if child == 0:  # pragma: no cover - it is killed
+        os.environ["PATH"] = f"{slow}:{os.environ['PATH']}"
+        with suppress(BaseException):
+            by_daemon.follow()
+        os._exit(0)
+    (slow / "begun").read_bytes()  # waits until rsync begins
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with pytest.raises(HostUnreachable, match="an rsync that an earlier process has started still runs"):
+        by_daemon.follow()
+    with (slow / "gate").open("w"):
+        pass
+
+    def follows() -> bool:
+        with suppress(HostUnreachable):
+            by_daemon.follow()
+            return True
+        return False
+
+    assert eventually(follows)
+    by_daemon.assert_holds(1)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "old", "new", "error", "words"),
+    [
+        ("ssh", "known%20hosts", "others", PublishError, "Host key verification failed"),
+        ("ssh", "/plain", "/stranger", PublishError, "Permission denied"),
+        ("ssh", "/srv?", "/srv/absent?", PublishError, "No such file or directory .* .make the folder"),
+        ("rsync", "/boots", "/others", PublishError, "Unknown module 'others'"),
+        ("rsync", "127.0.0.1:", "127.0.0.1:1", HostUnreachable, "(?i)refused|port"),
+    ],
+)
+def test_a_refusal_names_the_target_the_cause_and_no_secret(
+    tmp_path: Path, hosts: dict[str, str], folder: Path, scheme: str, old: str, new: str, error: type, words: str
+) -> None:
+    url = hosts[scheme].replace(old, new) if old != "127.0.0.1:" else f"rsync://127.0.0.1:{free_port()}/boots"
+    site = OtherHost(tmp_path / "out", folder, url, tmp_path / "own")
+    site.publish(1)
+    with pytest.raises(error, match=words) as raised:
+        site.follow()
+    assert str(raised.value).startswith(site.name)
+    assert _PASSWORD not in str(raised.value)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("scheme", ["rsync", "ssh"])
+def test_finding_m6_repair_replaces_what_was_edited_on_another_host(
+    tmp_path: Path, hosts: dict[str, str], folder: Path, scheme: str
+) -> None:
+    root = publish_signed(tmp_path / "publisher").root
+    shutil.copytree(root / "boot", folder / "boot")
+    give_credentials(tmp_path, "rsync", user=_USER, password=_PASSWORD)
+    url = hosts[scheme] if scheme == "ssh" else f"{hosts[scheme]}?credentials={tmp_path}/rsync"
+    assert repaired(url, root, ALL)[0] == 0  # a target has no one-time boots
+    assert _verified(folder, root) == []
+    right = files_of(folder)
+    edit(folder / f"boot{ENTRY}")
+    (folder / "boot/signed/timestamp.json").unlink()
+    (folder / f"boot/{GONE}").parent.mkdir(parents=True)
+    (folder / f"boot/{GONE}").write_bytes(b"#!ipxe\nshell\n")
+    wrong = {f"/{path}" for path in (ENTRY[1:], "signed/timestamp.json", GONE)}
+    assert {f"/{each}" for each in repaired(url, root, ALL)[1]} == wrong
+    assert (_verified(folder, root), files_of(folder)) == ([], right)
+    assert repaired(url, root, ALL)[1] == {}
+
+
+@pytest.mark.parametrize("scheme", ["rsync", "ssh"])
+def test_finding_m6_another_host_is_repaired_only_from_the_tree_of_its_own_ledger(
+    tmp_path: Path, hosts: dict[str, str], folder: Path, scheme: str
+) -> None:
+    root, theirs = (publish_signed(tmp_path / name).root for name in ("publisher", "theirs"))
+    rename_ledger(theirs)
+    store = OtherHost(tmp_path / "out", folder, hosts[scheme], tmp_path / "own").open_store()
+    target = followed(store, root)
+    before = files_of(folder)
+    edit(folder / f"boot{ENTRY}")
+    spoiled = files_of(folder)
+    give_credentials(tmp_path, "rsync", user=_USER, password=_PASSWORD)
+    url = hosts[scheme] if scheme == "ssh" else f"{hosts[scheme]}?credentials={tmp_path}/rsync"
+    done = captured("verify-mirror", url, "--tree", theirs, "--repair", ALL)
+    assert (done.returncode, "belongs to the ledger test, not to theirs" in done.stderr) == (8, True), done.stderr
+    assert files_of(folder) == spoiled
+    assert repaired(url, root, ALL) == (0, {ENTRY[1:]: "Replaced"}, [])
+    assert (files_of(folder), bring_up(target, FollowedTree(root))) == (before, 0)
+
+
+def _verified(folder: Path, root: Path) -> list[str]:
+    """Compare the folder of a target with the tree, and return what is wrong."""
+    done = captured("verify-mirror", folder / "boot", "--tree", root, "--target", "-o", "json")
+    return [each["path"] for each in json.loads(done.stdout)["items"]]
+
+
+def test_a_wrong_password_is_refused(tmp_path: Path, hosts: dict[str, str], folder: Path) -> None:
+    address = parse_target(hosts["rsync"])
+    assert isinstance(address, RsyncAddress)
+    with pytest.raises(PublishError, match="auth failed"):
+        RsyncStore(address, tmp_path / "own", (_USER, "wrong")).get("ops/manifest.json")

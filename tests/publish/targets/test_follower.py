@@ -1,0 +1,505 @@
+"""What a target is called, what of a server it may serve, and who brings it up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from gitboot import __version__
+from gitboot.controller.target_followers import Followed
+from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
+from gitboot.publish.mirror_comparison import served
+from gitboot.publish.publisher import Directory
+from gitboot.publish.signed_list import VALID
+from gitboot.publish.targets.follower import (
+    BranchAddress,
+    BucketAddress,
+    FolderAddress,
+    Follower,
+    Followers,
+    TargetAddress,
+    parse_target,
+)
+from gitboot.publish.targets.sync_steps import (
+    FollowedTree,
+    Holding,
+    Overtaken,
+    Shard,
+    TargetHead,
+    TargetStep,
+    Unit,
+    held,
+    next_step,
+    number_of,
+)
+from gitboot.render.endpoint_files import DiskWrite, Listed, PublishedServer, Turn
+from gitboot.render.paths import File, Role, content_type_of, delivery_of
+from gitboot.render.plan_and_record_files import AS_IT_WAS
+from gitboot.status.instance_status import Following
+from tests.helpers.cases import for_each
+from tests.helpers.served_tree import eventually
+from tests.publish.targets.test_s3 import ENTRY, fleet, split
+
+AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+# What --target says
+
+
+@for_each(
+    ("text", "address"),
+    [
+        ("s3://boots", BucketAddress(bucket="boots")),
+        ("s3://boots/a/b/", BucketAddress(bucket="boots", prefix="a/b")),
+        (
+            "s3://boots?endpoint=http://127.0.0.1:9000&region=fra1&credentials=/run/keys/s3&ca-bundle=ca.pem",
+            BucketAddress(
+                bucket="boots",
+                endpoint="http://127.0.0.1:9000",
+                region="fra1",
+                path_style=True,
+                credentials=Path("/run/keys/s3"),
+                ca_bundle=Path("ca.pem"),
+            ),
+        ),
+        (
+            "s3://boots?endpoint=https://s3.example.net&style=virtual&serves=https://cdn.example.net/",
+            BucketAddress(bucket="boots", endpoint="https://s3.example.net", serves="https://cdn.example.net"),
+        ),
+        ("/srv/mirror", FolderAddress(folder=Path("/srv/mirror"))),
+        (
+            "/srv/100%25?serves=http://boot.test/",
+            FolderAddress(folder=Path("/srv/100%25"), serves="http://boot.test"),
+        ),
+        ("file:///srv/a%20mirror", FolderAddress(folder=Path("/srv/a mirror"))),
+        ("git+file:///srv/boots.git#boot", BranchAddress(url="file:///srv/boots.git", branch="boot")),
+        (
+            "git+ssh://git@git.example.net/boots.git?ssh-key=id&known-hosts=hosts#refs/heads/site/fra1",
+            BranchAddress(
+                url="ssh://git@git.example.net/boots.git",
+                branch="site/fra1",
+                ssh_key=Path("id"),
+                known_hosts=Path("hosts"),
+            ),
+        ),
+    ],
+)
+def test_a_target_is_one_url(text: str, address: TargetAddress) -> None:
+    assert parse_target(text) == address
+
+
+@for_each(
+    ("text", "message"),
+    [
+        ("boots", "expected a folder"),
+        ("https://example.net/boots", "expected a folder"),
+        ("srv/mirror", "expected a folder"),
+        ("file://mirror/srv", "expected the absolute path of a folder"),
+        ("/srv/mirror#boot", "expected the absolute path of a folder"),
+        ("/srv/mirror?credentials=x", "there is no setting 'credentials'; it may have serves"),
+        ("s3:///prefix", "expected s3://BUCKET/PREFIX"),
+        ("s3://boots/a/../b", "expected s3://BUCKET/PREFIX"),
+        ("s3://boots?endpont=x", "there is no setting 'endpont'; it may have ca-bundle"),
+        ("s3://boots?ssh-key=x", "there is no setting 'ssh-key'"),
+        ("s3://boots?style=both", "style is path or virtual"),
+        ("s3://boots?endpoint=s3.example.net", "endpoint is a URL"),
+        ("s3://boots?endpoint=https://id:s3cret@s3.example.net", "endpoint is a URL, https://HOST, without"),
+        ("s3://id:s3cret@boots", "credentials do not belong into a URL"),
+        ("git+https://me:s3cret@git.example.net/x#boot", "credentials do not belong into a URL"),
+        ("git+https://s3cret@git.example.net/x#boot", "credentials do not belong into a URL"),
+        ("git+https://git.example.net/x", "name the branch"),
+        ("git+https://git.example.net/x#refs/tags/v1", "name the branch"),
+        ("git+https://[::1/x#boot", "Invalid IPv6 URL"),
+    ],
+)
+def test_what_no_target_can_be_is_said_without_its_secret(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        parse_target(text)
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_bucket_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.delitem(sys.modules, "gitboot.publish.targets.s3", raising=False)
+    with pytest.raises(UsageError, match=r"pip install 'gitboot\[s3\]'"):
+        import_module("gitboot.publish.targets.s3")
+
+
+@for_each("extra", ["obstore", "psycopg", "tuf"])
+def test_an_instance_and_the_repair_of_a_mirror_start_without_an_extra(extra: str) -> None:
+    modules = "gitboot.controller.instance.assembly, gitboot.publish.mirror_repair"
+    script = f"import sys; sys.modules['{extra}'] = None; import {modules}"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+# What a plain file server may serve
+
+HERE = "boot/v1/boot/52-54-00-00-00-01"
+IPXE = f"{HERE}/boot.ipxe"
+HTTPBOOT = "boot/httpboot/00000000-0000-4000-8000-000000000001.json"
+IGNITION = "boot/ignition/00000000-0000-4000-8000-000000000001"
+
+
+def state(lies: str, turn: Turn, path: str = IPXE, **contents: str) -> PublishedServer:
+    return PublishedServer(
+        server="web01",
+        identities=(),
+        shows={},
+        summary={},
+        plan={},
+        files={path: Listed(lies, 1), "ops/x": Listed("x", 1)},
+        contents=contents,
+        paths={path: (turn,)},
+    )
+
+
+def entry(writes: DiskWrite | None, role: Role = Role.ENTRY) -> Turn:
+    return Turn(since=None, content="installs", content_type="text/plain", role=role, digest="plan", writes=writes)
+
+
+ONCE = DiskWrite(once=True, offer="offer", fallback="disk")
+NOTHING_ELSE = DiskWrite(once=True, offer="offer", fallback=None)
+EACH_TIME = DiskWrite(once=False, offer=None, fallback="disk")
+
+
+@for_each(
+    ("published", "files", "left_out"),
+    [
+        pytest.param(state("installs", entry(None)), {IPXE: "installs"}, set(), id="a boot that writes no disk"),
+        pytest.param(state("installs", entry(EACH_TIME)), {IPXE: "installs"}, set(), id="a boot of each time"),
+        pytest.param(state("installs", entry(ONCE), disk="to the disk"), {IPXE: "disk"}, {IPXE}, id="its fallback"),
+        pytest.param(state("installs", entry(NOTHING_ELSE)), {}, {IPXE}, id="nothing to fall back to"),
+        pytest.param(state("hops", entry(ONCE), disk="to the disk"), {IPXE: "hops"}, set(), id="a hop to an endpoint"),
+        pytest.param(
+            state("installs", entry(NOTHING_ELSE, Role.OFFER), HTTPBOOT), {}, {HTTPBOOT}, id="what firmware boots"
+        ),
+        pytest.param(
+            state("installs", entry(NOTHING_ELSE, Role.DATA), IGNITION), {IGNITION: "installs"}, set(), id="its data"
+        ),
+    ],
+)
+def test_e29_a_target_has_no_boot_that_is_made_once(
+    published: PublishedServer, files: dict[str, str], left_out: set[str]
+) -> None:
+    found = served(published)
+    assert found.files == files
+    assert found.left_out == left_out
+    assert found.instead == ({IPXE: b"to the disk"} if files.get(IPXE) == "disk" else {})
+
+
+@for_each(
+    ("path", "content_type", "cache_control"),
+    [
+        (IPXE, "text/plain; charset=utf-8", "no-store"),
+        (HTTPBOOT, "application/json", "no-store"),
+        (IGNITION, "application/vnd.coreos.ignition+json", "no-store"),
+        ("boot/unknown.ipxe", "text/plain; charset=utf-8", "no-cache"),
+        (f"boot/o/{'a' * 64}/user-data", "text/cloud-config; charset=utf-8", "public, max-age=31536000, immutable"),
+        (f"boot/o/{'a' * 64}/shim.efi", "application/efi", "public, max-age=31536000, immutable"),
+        (
+            f"{HERE}/data/{'a' * 64}/config.ign",
+            "application/vnd.coreos.ignition+json",
+            "no-store",
+        ),
+        (f"{HERE}/provisioned/{'a' * 64}", "text/plain; charset=utf-8", "no-store"),
+        ("boot/signed/timestamp.json", "application/json", "no-cache"),
+        ("boot/signed/servers/web01.json", "application/json", "no-cache"),
+    ],
+)
+def test_objects_are_kept_and_typed_as_the_mirrors_configurations_say(
+    path: str, content_type: str, cache_control: str
+) -> None:
+    assert (content_type_of(path), delivery_of(path).cache_control) == (content_type, cache_control)
+
+
+# What is decided
+
+
+def publish(root: Path, files: dict[str, File], at: datetime = AT, commit: str = "c0ffee") -> None:
+    servers, shared = split(files)
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(servers, shared, complete=True, commit=commit, at=at)
+
+
+def test_what_a_target_has_of_a_server_comes_before_what_it_lacks(tmp_path: Path) -> None:
+    """An entry that is out of date boots what Git wants no more; one that is missing boots nothing."""
+    publish(tmp_path / "out", fleet(1, tuple(range(9))))
+    tree = FollowedTree(tmp_path / "out")
+    glance = tree.look()
+    assert glance is not None
+    units = {f"server-52-54-00-00-00-{number:02x}": Unit("old", {}) for number in (7, 8)}
+    holding = held(
+        TargetHead(ledger="ours", commit="", gitboot=__version__, writer=""), [units], (), gitboot=__version__
+    )
+    step = next_step(tree, glance, holding, lambda _: {}, 3)
+    assert step is not None
+    assert set(list(step.units)[:2]) == units.keys()
+
+
+def test_finding_m5_the_shared_scripts_come_after_all_servers_and_before_those_that_are_gone(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1, tuple(range(9))))
+    tree = FollowedTree(tmp_path / "out")
+    glance = tree.look()
+    assert glance is not None
+    units = {"": Unit("old", {}), "a-gone-server": Unit("old", {}), "server-52-54-00-00-00-08": Unit("old", {})}
+    holding = held(
+        TargetHead(ledger="ours", commit="", gitboot=__version__, writer=""), [units], (), gitboot=__version__
+    )
+    step = next_step(tree, glance, holding, lambda _: {}, 99)
+    assert step is not None
+    new = {f"server-52-54-00-00-00-{number:02x}" for number in range(8)}
+    first, *others, shared, last = step.units
+    assert (first, set(others), shared, last) == ("server-52-54-00-00-00-08", new, "", "a-gone-server")
+
+
+def test_servers_of_one_shard_follow_one_another(tmp_path: Path) -> None:
+    """Each step writes the shards of its servers whole: a first copy writes each of them once or twice."""
+    publish(tmp_path / "out", fleet(1, tuple(range(600))))
+    glance = (tree := FollowedTree(tmp_path / "out")).look()
+    assert glance is not None
+    nothing = held(TargetHead(ledger="ours", commit="", gitboot=__version__, writer=""), [], (), gitboot=__version__)
+    step = next_step(tree, glance, nothing, lambda _: {}, 999)
+    assert step is not None
+    numbers = [number_of(server) for server in step.units if server]
+    assert numbers == sorted(numbers)
+    assert len(set(numbers)) < len(numbers)
+
+
+def test_what_another_version_has_made_is_made_anew(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1))
+    tree = FollowedTree(tmp_path / "out")
+    glance = tree.look()
+    assert glance is not None
+    units = {server: Unit(digest, {}) for server, digest in glance.states.items()}
+    head = TargetHead(ledger="ours", commit=glance.commit, gitboot="0.0.1", writer="")
+    stands = held(head, [units], (), gitboot="0.0.1")
+    assert next_step(tree, glance, stands, lambda _: {}, 99) is None
+    again = held(head, [units], (), gitboot=__version__)
+    partly = next_step(tree, glance, again, lambda _: {}, 1)
+    wholly = next_step(tree, glance, again, lambda _: {}, 99)
+    assert partly is not None and wholly is not None
+    assert (partly.head.gitboot, wholly.head.gitboot) == ("0.0.1", __version__)
+
+
+def test_a_tree_that_is_published_to_is_read_when_it_fits(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1))
+    tree = FollowedTree(tmp_path / "out")
+    glance = tree.look()
+    assert glance is not None
+    server = next(name for name in glance.states if name)
+    (tmp_path / "out/ops/servers" / f"{server}.json").write_bytes(b"{}")
+    with pytest.raises(Overtaken):
+        tree.served(server, glance.states[server])
+    (tmp_path / "out/boot/boot.ipxe").write_bytes(b"half")
+    with pytest.raises(Overtaken):
+        tree.file("boot/boot.ipxe", fleet(1)["boot/boot.ipxe"].sha256)
+
+
+def test_nothing_follows_where_nothing_is_published(tmp_path: Path) -> None:
+    assert FollowedTree(tmp_path).look() is None
+
+
+# Who brings it up
+
+
+@dataclass
+class Shelf:
+    """A target that holds what it is given, or fails as it is told to."""
+
+    most: int = 1
+    fails: Exception | None = None
+    known: tuple[str, ...] = ()  # servers of an older commit that it has
+    gate: threading.Event = field(default_factory=threading.Event)
+    steps: list[TargetStep] = field(default_factory=list)
+    loads: int = 0
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def load(self) -> Holding:
+        self.loads += 1
+        head = TargetHead(ledger="ours", commit="", gitboot=__version__, writer="")
+        return held(head, [{server: Unit("old", {}) for server in self.known}], (), gitboot=__version__)
+
+    def shard(self, head: TargetHead, number: str) -> Shard:
+        return {}
+
+    def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
+        self.gate.wait(60)
+        if self.fails is not None:
+            raise self.fails
+        self.steps.append(step)
+
+
+def follower(root: Path, shelf: Shelf, wake: Callable[[], None] = lambda: None, retry_s: float = 0.01) -> Follower:
+    return Follower(
+        shelf,
+        FollowedTree(root),
+        following=Following(name="shelf", behind_since=AT),
+        clock=lambda: AT,
+        wake=wake,
+        first_retry_s=retry_s,
+    )
+
+
+def test_a_target_is_brought_up_at_the_start_and_with_each_publication(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1))
+    shelf, woken = Shelf(), threading.Event()
+    with Followers([one := follower(tmp_path / "out", shelf, woken.set)]).running() as followers:
+        followers.publish()
+        followers.wait(60)
+        assert one.following == Following(name="shelf", commit="c0ffee")
+        assert woken.wait(60)
+        servers = len(shelf.steps)
+        assert servers == 4  # three, and what is nobody's
+        publish(tmp_path / "out", fleet(1, (0, 1)), AT + DAY, commit="beef")
+        followers.publish()
+        assert one.following.behind_since == AT
+        followers.wait(60)
+        assert one.following == Following(name="shelf", commit="beef")
+    assert shelf.loads == 1
+
+
+def test_a_target_that_is_down_holds_up_nothing_and_is_tried_again_until_it_is_up(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1))
+    shelf = Shelf(fails=HostUnreachable("shelf: no route"))
+    other = Shelf()
+    with Followers([follower(tmp_path / "out", shelf), follower(tmp_path / "out", other)]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: shelf.loads > 3)
+        failure = ("HostUnreachable", "shelf: no route")
+        assert followers.following[0] == Following(name="shelf", behind_since=AT, failure=failure)
+        assert eventually(lambda: followers.following[1] == Following(name="shelf", commit="c0ffee"))
+        shelf.fails = None
+        followers.wait(60)
+        assert followers.following[0] == Following(name="shelf", commit="c0ffee")
+
+
+def test_a_target_that_hangs_holds_up_neither_publications_nor_the_end(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1))
+    shelf = Shelf()
+    shelf.gate.clear()
+    with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: shelf.loads == 1)
+        followers.publish()
+        assert one.following.behind_since == AT
+    shelf.gate.set()
+
+
+def test_e38_a_tree_that_was_put_back_is_not_followed_before_it_is_published_anew(tmp_path: Path) -> None:
+    """What lies there when an instance starts may be a backup: a target would go backwards by it."""
+    publish(tmp_path / "out", fleet(1))
+    shelf = Shelf(most=99)
+    with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+        assert not one.wait(0.2)
+        assert shelf.loads == 0
+        publish(tmp_path / "out", fleet(2), AT + DAY, commit="beef")
+        followers.publish()
+        followers.wait(60)
+    assert [step.head.commit for step in shelf.steps] == ["beef"]
+
+
+def test_e38_a_list_that_is_renewed_in_a_tree_that_was_put_back_is_not_followed(tmp_path: Path) -> None:
+    """A host that resumes the work of before renews the list of its OUTPUT, which may be older than the targets."""
+    with Directory.open(tmp_path / "out", ledger="ours") as directory:
+        directory.publish(*split(fleet(1)), complete=True, commit="c0ffee", at=AT)
+        before = directory.inventory()
+    shelf, servers = Shelf(most=99), split(fleet(2))
+    with (
+        Followers([one := follower(tmp_path / "out", shelf)]).running() as followers,
+        Directory.open(tmp_path / "out", ledger="ours") as directory,
+    ):
+        assert directory.resume(before) == frozenset()
+        followed = Followed(directory, followers)
+        assert followed.renew_list(AT).expires == AT + VALID
+        assert not one.wait(0.2)
+        assert shelf.loads == 0
+        followed.publish(*servers, complete=True, commit="beef", at=AT + DAY, parts=AS_IT_WAS)
+        followers.wait(60)
+        assert followed.renew_list(AT + 2 * DAY).expires == AT + 2 * DAY + VALID
+        followers.wait(60)
+    assert [step.head.commit for step in shelf.steps] == ["beef", "beef"]
+
+
+def test_what_another_process_has_taken_over_is_left_alone(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1))
+    shelf = Shelf(fails=LockedByAnother("shelf: another process"))
+    with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: one.following.failure is not None)
+        followers.publish()
+        followers.publish()
+        assert not one.wait(0.2)
+    assert shelf.loads == 1
+
+
+def test_finding_m8_a_target_that_failed_is_tried_at_once_if_somebody_asks_and_at_a_transition(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1))
+    shelf = Shelf(fails=HostUnreachable("shelf: no route"), known=("server-52-54-00-00-00-01",))
+    with Followers([one := follower(tmp_path / "out", shelf, retry_s=3600)]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: shelf.loads == 1 and one.following.failure is not None)
+        followers.retry_now()
+        assert eventually(lambda: shelf.loads == 2)
+        followers.turn(AT)
+        assert eventually(lambda: shelf.loads == 3)
+        followers.turn(AT + DAY)
+        assert one.following.overdue_since == AT, "the first transition that it does not hold"
+        assert eventually(lambda: shelf.loads == 4)
+        shelf.fails = None
+        followers.retry_now()
+        followers.wait(60)
+        assert one.following == Following(name="shelf", commit="c0ffee")
+
+
+@for_each(("known", "overdue"), [(("server-52-54-00-00-00-01",), AT), ((), None)])
+def test_finding_m8_a_target_of_before_the_start_may_offer_a_window_that_has_ended(
+    tmp_path: Path, known: tuple[str, ...], overdue: datetime | None
+) -> None:
+    publish(tmp_path / "out", fleet(1))
+    shelf = Shelf(fails=HostUnreachable("shelf: no route"), known=known)
+    with Followers([one := follower(tmp_path / "out", shelf, retry_s=3600)]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: one.following.failure is not None)
+        assert one.following.overdue_since == overdue
+        shelf.fails = None
+        followers.retry_now()
+        followers.wait(60)
+        assert one.following == Following(name="shelf", commit="c0ffee")
+
+
+def test_nobody_hurries_a_target_that_another_process_has_taken_over(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1))
+    shelf = Shelf(fails=LockedByAnother("shelf: another process"))
+    with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: one.following.failure is not None)
+        followers.retry_now()
+        followers.turn(AT)
+        assert not one.wait(0.2)
+    assert shelf.loads == 1
+
+
+def test_what_is_published_while_a_step_is_made_is_made_next(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1))
+    shelf = Shelf(most=99)
+    shelf.gate.clear()
+    with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: shelf.loads == 1)
+        publish(tmp_path / "out", fleet(2), AT + DAY, commit="beef")
+        followers.publish()
+        shelf.gate.set()
+        followers.wait(60)
+        assert one.following == Following(name="shelf", commit="beef")
+    assert ENTRY.format(0) in shelf.steps[-1].placed

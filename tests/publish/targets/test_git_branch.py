@@ -1,0 +1,371 @@
+"""A Git branch that follows a published directory, over real servers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import pygit2
+import pytest
+
+from gitboot.errors import ForeignTree, PublishError, SourceError, SourceRefused, UsageError
+from gitboot.git.branch_writer import Authorship, OwnedBranch
+from gitboot.git.fetch import Fetching
+from gitboot.git.remote import Password, Remote, SshKey
+from gitboot.publish.publisher import Directory
+from gitboot.publish.targets.git_branch import BranchTarget
+from gitboot.publish.targets.sync_steps import FollowedTree, after, next_step
+from gitboot.render.paths import File
+from tests.helpers.documentation import checkout_script, clone_for_checkouts
+from tests.helpers.git_servers import HttpsServer, Relay, SshServer, git_daemon
+from tests.helpers.repositories import ENVIRONMENT
+from tests.publish.targets.test_s3 import ENTRY, fleet, split
+
+AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+ADA = Authorship("Ada", "ada@example.net", 1_700_000_000, 60)
+SOURCE = "a" * 40
+REF = "refs/heads/boot"
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    path = tmp_path / "served" / "boots.git"
+    pygit2.init_repository(str(path), bare=True, initial_head="main").free()
+    return path
+
+
+def git(bare: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(bare), *arguments]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+class Site:
+    """A published directory, and a branch that follows it."""
+
+    def __init__(self, folder: Path, remote: Remote, *, ledger: str = "ours", heir_of: str | None = None) -> None:
+        self.root, self._folder, self._remote = folder / "out", folder, remote
+        self.ledger, self.heir_of, self.follows_default = ledger, heir_of, False
+        self.fetching: Fetching | None = None  # in this process
+        self.tree = FollowedTree(self.root)
+        self.target = self.begin()
+
+    def begin(self, clone: str = "clone.git") -> BranchTarget:
+        """A process that knows nothing of what was before, but for a clone that it may have."""
+        branch = OwnedBranch(lambda: self._remote, REF, self._folder / clone, fetching=self.fetching)
+        self.target = BranchTarget(
+            "git+test#boot",
+            branch,
+            ledger=self.ledger,
+            heir_of=lambda: self.heir_of,
+            follows_default=self.follows_default,
+            author_of=lambda revision: ADA if revision == SOURCE else None,
+            clock=lambda: AT,
+        )
+        return self.target
+
+    def publish(self, files: dict[str, File], at: datetime = AT, commit: str = SOURCE) -> None:
+        servers, shared = split(files)
+        with Directory.open(self.root, ledger="ours") as directory:
+            directory.publish(servers, shared, complete=True, commit=commit, at=at)
+
+    def follow(self) -> None:
+        held = self.target.load()
+        while (glance := self.tree.look()) is not None:
+            shard = partial(self.target.shard, held.head)
+            step = next_step(self.tree, glance, held, shard, self.target.most)
+            if step is None:
+                return
+            self.target.apply(step, held, self.tree)
+            held = after(held, step)
+
+
+@pytest.fixture
+def site(tmp_path: Path, bare: Path) -> Site:
+    return Site(tmp_path, Remote(url=str(bare)))
+
+
+def served(bare: Path, commit: str = "boot") -> dict[str, bytes]:
+    """What a checkout of a commit serves."""
+    names = git(bare, "ls-tree", "-r", "--name-only", commit, "boot/").splitlines()
+    return {name: subprocess.check_output(["git", "-C", str(bare), "show", f"{commit}:{name}"]) for name in names}
+
+
+def assert_holds(bare: Path, files: dict[str, File]) -> None:
+    wanted = {path: file.content for path, file in files.items() if path.startswith("boot/")}
+    assert {path: content for path, content in served(bare).items() if "/o/" not in path or path in wanted} == wanted
+
+
+@pytest.fixture(scope="module")
+def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
+    with SshServer(tmp_path_factory.mktemp("ssh")).running() as server:
+        yield server
+
+
+def test_a_branch_is_pushed_over_ssh(ssh: SshServer, bare: Path, tmp_path: Path) -> None:
+    known_hosts = tmp_path / "known_hosts"
+    known_hosts.write_text(f"[127.0.0.1]:{ssh.port} {ssh.public('ed25519')}\n")
+    key = SshKey(private_key=ssh.key("client"), passphrase=SshServer.PASSPHRASE, known_hosts=known_hosts)
+    site = Site(tmp_path, Remote(url=f"ssh://{ssh.host}{bare}", credentials=key))
+    site.publish(fleet(1))
+    site.follow()
+    assert_holds(bare, fleet(1))
+
+
+def test_a_branch_is_pushed_over_https_with_a_password(bare: Path, tmp_path: Path) -> None:
+    git(bare, "config", "http.receivepack", "true")
+    with HttpsServer(bare.parent, tmp_path) as server:
+        remote = Remote(
+            url=f"{server.url}/private/boots.git",
+            credentials=Password(password=HttpsServer.PASSWORD),
+            ca_bundle=server.certificate,
+        )
+        site = Site(tmp_path, remote)
+        site.publish(fleet(1))
+        site.follow()
+    assert_holds(bare, fleet(1))
+
+
+def test_a_branch_is_pushed_to_a_daemon_and_what_breaks_off_is_made_good(bare: Path, tmp_path: Path) -> None:
+    git(bare, "config", "daemon.receivepack", "true")
+    with git_daemon(bare.parent) as url:
+        site = Site(tmp_path, Remote(url=f"{url}/boots.git"))
+        site.publish(fleet(1))
+        site.follow()
+        site.publish(fleet(2), AT + DAY)
+        for passes in (1, 300, 600):  # of what the server says; at last it has taken the push, and nobody hears of it
+            with Relay(url, passes=passes, then="hangs up") as relay:
+                cut = Site(tmp_path, Remote(url=f"{relay.url}/boots.git", timeout_s=5))
+                with suppress(SourceError):
+                    cut.follow()
+            assert served(bare) and not git(bare, "fsck", "--strict")
+        site.begin()
+        site.follow()
+    assert_holds(bare, fleet(2))
+    assert git(bare, "rev-list", "--count", "boot") == "2"
+
+
+def test_each_change_is_one_commit_by_who_wrote_its_source(site: Site, bare: Path) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    site.publish(fleet(2), AT + DAY, commit="b" * 40)
+    site.follow()
+    assert git(bare, "log", "--format=%an <%ae> %ad %cn", "--date=raw", "boot").splitlines() == [
+        f"gitboot <gitboot@localhost> {int(AT.timestamp())} +0000 gitboot",
+        "Ada <ada@example.net> 1700000000 +0100 gitboot",
+    ]
+    trailers = git(bare, "log", "--format=%(trailers:only,unfold)", "boot").split()
+    assert trailers[1::4] == ["b" * 40, SOURCE]
+    assert trailers[0::2] == ["Gitboot-Source:", "Gitboot-Plan:"] * 2
+    assert_holds(bare, fleet(2))
+
+
+def test_a_commit_that_changes_no_file_makes_no_commit(site: Site, bare: Path) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    site.publish({**fleet(1), "ops/serve/nginx.conf": File(b"another")}, AT + DAY, commit="b" * 40)
+    site.follow()
+    site.begin()
+    site.follow()
+    assert git(bare, "rev-list", "--count", "boot") == "1"
+    site.publish(fleet(1, (0, 1)), AT + DAY, commit="c" * 40)
+    site.follow()
+    assert ENTRY.format(2) not in served(bare)
+    assert git(bare, "rev-list", "--count", "boot") == "2"
+
+
+def test_each_commit_is_a_tree_in_which_every_chain_is_whole_also_for_who_follows_the_one_before(
+    site: Site, bare: Path
+) -> None:
+    for version in range(1, 5):
+        site.publish(fleet(version, (0, 1 + version % 2)), AT + version * DAY, commit=str(version) * 40)
+        site.follow()
+    commits = git(bare, "rev-list", "--reverse", "boot").splitlines()
+    trees = [served(bare, commit) for commit in commits]
+    assert len(trees) == 4
+    for before, tree in zip(trees, [*trees[1:], trees[-1]], strict=True):
+        for path, content in before.items():
+            if path.startswith("boot/v1/"):
+                named = content.decode().split()[1]
+                assert named in before
+                assert named in tree  # who has read the entry, and then what is checked out next
+
+
+def test_content_leaves_the_branch_when_it_leaves_the_tree(site: Site, bare: Path) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    site.publish(fleet(2), AT + DAY)
+    site.follow()
+    old = {path for path in fleet(1) if "/o/" in path}
+    assert old <= served(bare).keys()
+    site.publish(fleet(2), AT + 9 * DAY)
+    site.begin()
+    site.follow()
+    assert not old & served(bare).keys()
+
+
+def test_a_branch_that_gitboot_did_not_make_is_never_built_upon(site: Site, bare: Path, tmp_path: Path) -> None:
+    tree = git(bare, "hash-object", "-t", "tree", "-w", "/dev/null")
+    theirs = git(bare, "commit-tree", tree, "-m", "theirs")
+    git(bare, "update-ref", REF, theirs)
+    site.publish(fleet(1))
+    with pytest.raises(PublishError, match="was not made by gitboot"):
+        site.follow()
+    assert git(bare, "rev-parse", "boot") == theirs
+
+
+def test_a_branch_of_another_ledger_is_left_alone_until_it_is_taken_over(
+    site: Site, bare: Path, tmp_path: Path
+) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    before = git(bare, "rev-parse", "boot")
+    other = Site(tmp_path, Remote(url=str(bare)), ledger="theirs")
+    with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
+        other.follow()
+    assert git(bare, "rev-parse", "boot") == before
+    other.heir_of = "ours"
+    other.begin("another.git")
+    other.publish(fleet(2), AT + DAY)
+    other.follow()
+    assert_holds(bare, fleet(2))
+    site.begin()
+    with pytest.raises(ForeignTree, match="belongs to the ledger theirs, not to ours"):
+        site.follow()
+
+
+def test_the_branch_that_is_followed_is_never_pushed_to(site: Site, bare: Path) -> None:
+    git(bare, "symbolic-ref", "HEAD", REF)
+    site.publish(fleet(1))
+    site.follow()
+    before = git(bare, "rev-parse", "boot")
+    site.follows_default = True
+    site.begin()
+    site.publish(fleet(2), AT + DAY)
+    with pytest.raises(UsageError, match="is the branch that this instance follows"):
+        site.follow()
+    assert git(bare, "rev-parse", "boot") == before
+
+
+@pytest.mark.parametrize("moves", ["ahead", "back", "away"])
+def test_a_push_is_refused_where_another_has_moved_the_branch(
+    site: Site, bare: Path, moves: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the glance and the push: ahead, back to an older commit, or deleted."""
+    site.publish(fleet(1))
+    site.follow()
+    first = git(bare, "rev-parse", "boot")
+    site.publish(fleet(2), AT + DAY)
+    site.follow()
+    second = git(bare, "rev-parse", "boot")
+    theirs = git(bare, "commit-tree", f"{second}^{{tree}}", "-p", second, "-m", "theirs")
+    site.publish(fleet(3), AT + 2 * DAY)
+    made = OwnedBranch.commit
+
+    def commit(*given: object) -> str:
+        if moves == "away":
+            git(bare, "update-ref", "-d", REF)
+        else:
+            git(bare, "update-ref", REF, theirs if moves == "ahead" else first)
+        return made(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(OwnedBranch, "commit", commit)
+    with pytest.raises(SourceError, match="was moved from"):
+        site.follow()
+    there = git(bare, "for-each-ref", "--format=%(objectname)", REF)
+    assert there == {"ahead": theirs, "back": first, "away": ""}[moves]
+    monkeypatch.setattr(OwnedBranch, "commit", made)
+    site.follow()
+    assert_holds(bare, fleet(3))
+
+
+def test_what_the_server_does_not_take_is_said(site: Site, bare: Path, tmp_path: Path) -> None:
+    """libgit2 says nothing of it by itself."""
+    git(bare, "config", "daemon.receivepack", "true")
+    hook = bare / "hooks" / "update"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
+    with git_daemon(bare.parent) as url:
+        site = Site(tmp_path, Remote(url=f"{url}/boots.git"))
+        site.publish(fleet(1))
+        with pytest.raises(SourceRefused, match=r"does not take .*hook declined"):
+            site.follow()
+    assert git(bare, "for-each-ref") == ""
+
+
+def test_a_clone_that_was_lost_is_made_anew(site: Site, bare: Path) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    site.publish(fleet(2), AT + DAY)
+    site.begin("another.git")
+    site.follow()
+    assert_holds(bare, fleet(2))
+    assert git(bare, "rev-list", "--count", "boot") == "2"
+
+
+# A checkout
+
+KILLED = """#!/bin/sh
+left=$(cat {counter})
+echo $((left - 1)) > {counter}
+if test "$left" = 0; then
+    {act}
+    kill -9 0
+fi
+exec {program} "$@"
+"""
+TOOLS = ("git", "rm", "mkdir", "tar", "mv", "ln")
+STOPS = {  # a tool that is killed before it does anything, or when it has done a part
+    "before": "true",
+    "in the middle": 'case {tool} in tar) {program} "$@"; rm -f {boots}/next/boot/v1/boot/*/boot.ipxe;; esac',
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_finding_m4_a_checkout_by_the_pages_script_serves_one_commit_whenever_it_is_killed(
+    site: Site, bare: Path, tmp_path: Path, stop: str
+) -> None:
+    boots, tools, counter = tmp_path / "boots", tmp_path / "tools", tmp_path / "counter"
+    boots.mkdir()
+    tools.mkdir()
+    site.publish(fleet(1))
+    site.follow()
+    clone = clone_for_checkouts(bare, tmp_path)
+    for tool in TOOLS:
+        places = {"counter": counter, "program": shutil.which(tool), "boots": boots, "tool": tool}
+        places["act"] = STOPS[stop].format(**places)
+        (tools / tool).write_text(KILLED.format(**places))
+        (tools / tool).chmod(0o700)
+
+    def run(steps: int) -> int:
+        """Run the script, and kill it at this command; return its exit code."""
+        counter.write_text(f"{steps}\n")
+        environment = {**ENVIRONMENT, "PATH": f"{tools}:{ENVIRONMENT['PATH']}"}
+        command = ["sh", "-c", checkout_script(boots)]
+        return subprocess.run(command, cwd=clone, env=environment, check=False, start_new_session=True).returncode
+
+    def lies() -> dict[str, bytes]:
+        folder = boots / "current/boot"
+        return {f"boot/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    assert run(-1) == 0
+    whole = [served(bare)]
+    assert lies() == whole[0]
+    for number in count():
+        site.publish(fleet(2 + number), AT + number * DAY)
+        site.follow()
+        whole.append(served(bare))
+        code = run(number)
+        assert lies() in whole[-2:]
+        assert run(-1) == 0
+        assert lies() == whole[-1]
+        if code == 0:
+            break
+    assert number > len(TOOLS)

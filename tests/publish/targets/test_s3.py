@@ -1,0 +1,743 @@
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from hashlib import sha256
+from ipaddress import IPv4Address
+from itertools import count
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
+from gitboot.publish.mirror_comparison import WebMirror, compared, expected
+from gitboot.publish.publisher import Directory
+from gitboot.publish.targets import s3 as bucket_module
+from gitboot.publish.targets.follower import BucketAddress
+from gitboot.publish.targets.sync_steps import (
+    HEAD,
+    UNLISTED,
+    Claim,
+    FollowedTree,
+    StoreTarget,
+    TargetHead,
+    after,
+    next_step,
+    parse_head,
+    parse_unlisted,
+    render_head,
+)
+from gitboot.render.paths import File, Files
+from tests.helpers import fleet_of_every_path, served_tree
+from tests.helpers.fleets import SEED, policy
+from tests.helpers.fleets import server as server_of
+from tests.helpers.git_servers import free_port
+from tests.helpers.published_trees import server_files
+from tests.helpers.s3_server import KEY, Store, s3_server
+from tests.helpers.search_effort import every
+from tests.helpers.signed_list_clients import assert_list_is_whole, files_in
+from tests.helpers.strange_server import Client, strange_server
+
+AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+ENTRY = "boot/v1/boot/52-54-00-00-00-{:02x}/boot.ipxe"
+_buckets = count(1)
+
+
+def fleet(version: int, servers: tuple[int, ...] = (0, 1, 2)) -> dict[str, File]:
+    """Entries that name the user data of their own version."""
+    files = {"boot/boot.ipxe": File(b"#!ipxe\n"), "ops/serve/nginx.conf": File(b"types {}\n")}
+    for server in servers:
+        data = f"user data {version} of {server}\n".encode()
+        content = f"boot/o/{sha256(data).hexdigest()}/user-data"
+        files[content] = File(data)
+        files[ENTRY.format(server)] = File(f"{version:04} {content}\n".encode())
+    return files
+
+
+def split(files: Mapping[str, File]) -> tuple[dict[str, Files], Files]:
+    """Each server's files, its entry and what that names; and those that are shared."""
+    servers: dict[str, Files] = {}
+    for path, file in files.items():
+        if path.startswith("boot/v1/"):
+            content = file.content.decode().split()[1]
+            name = f"server-{path.split('/')[3]}"
+            servers[name] = server_files(name, {path: file, content: files[content]})
+    owned = {path for each in servers.values() for path in each}
+    return servers, {path: file for path, file in files.items() if path not in owned}
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with s3_server() as found:
+        yield found
+
+
+@pytest.fixture
+def bucket(store: Store) -> Iterator[str]:
+    name = f"boots-{next(_buckets)}"
+    store.reset()
+    store.make(name)
+    store.writes.clear()
+    yield name
+    assert store.wrong == []
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that fail are not tried again: the next try is the target's own."""
+    monkeypatch.setattr(bucket_module, "_RETRIES", 0)
+
+
+class Site:
+    """A published directory, and what follows it into one bucket."""
+
+    def __init__(self, root: Path, url: str, bucket: str, *, ledger: str = "ours", heir_of: str | None = None) -> None:
+        self.root, self.url, self.bucket, self.ledger, self.heir_of = root, url, bucket, ledger, heir_of
+        self.tree = FollowedTree(root)
+        self.target = self.begin()
+
+    def begin(self, writer: str = "me") -> StoreTarget:
+        """A process that knows nothing of what was before."""
+        address = BucketAddress(
+            bucket=self.bucket, prefix="site", endpoint=self.url, path_style=True, credentials=Path("keys")
+        )
+        claim = Claim(address.name, ledger=self.ledger, heir_of=lambda: self.heir_of, writer=writer)
+        keys = KEY["aws_access_key_id"], KEY["aws_secret_access_key"]
+        self.open_bucket = bucket_module.bucket_opener(address, lambda _: keys)
+        self.target = StoreTarget(address.name, claim, self.open_bucket)
+        return self.target
+
+    def publish(self, files: Mapping[str, File], at: datetime = AT, commit: str = "c0ffee") -> None:
+        servers, shared = split(files)
+        with Directory.open(self.root, ledger="ours") as directory:
+            directory.publish(servers, shared, complete=True, commit=commit, at=at)
+
+    def follow(self) -> int:
+        """Bring the target up; return in how many steps."""
+        held = self.target.load()
+        for steps in count():
+            glance = self.tree.look()
+            assert glance is not None
+            step = next_step(self.tree, glance, held, partial(self.target.shard, held.head), 2)
+            if step is None:
+                return steps
+            self.target.apply(step, held, self.tree)
+            held = after(held, step)
+        raise AssertionError
+
+
+@pytest.fixture
+def site(tmp_path: Path, store: Store, bucket: str) -> Site:
+    return Site(tmp_path / "out", store.url, bucket)
+
+
+def machines_see(store: Store, bucket: str) -> dict[str, bytes]:
+    found = store.paths(bucket, "site/boot/")
+    return {path.removeprefix("site/"): store.get(bucket, path).content for path in found}
+
+
+def assert_holds(store: Store, bucket: str, files: Mapping[str, File]) -> None:
+    """Assert that entries are these and no others, and that what they name is there."""
+    seen = machines_see(store, bucket)
+    wanted = {path: file.content for path, file in files.items() if path.startswith("boot/")}
+    assert {path: content for path, content in seen.items() if "/o/" not in path or path in wanted} == wanted
+
+
+def assert_no_chain_is_mixed(store: Store, bucket: str) -> None:
+    """What a client reads that fetches an entry, and then what that names."""
+    seen = machines_see(store, bucket)
+    for path, content in seen.items():
+        if path.startswith("boot/v1/"):
+            named = re.fullmatch(rb"\d{4} (\S+)\n", content)
+            assert named is not None, (path, content)
+            data = seen.get(named[1].decode(), b"")
+            assert sha256(data).hexdigest().encode() in named[1], (path, content, data)
+
+
+def test_a_bucket_holds_what_machines_fetch_and_says_how_long_it_may_be_kept(
+    site: Site, store: Store, bucket: str
+) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    assert_holds(store, bucket, fleet(1))
+    (content,) = (path for path in fleet(1, (1,)) if "/o/" in path)
+    found = {path: store.get(bucket, f"site/{path}")[1:] for path in (content, ENTRY.format(1), "boot/boot.ipxe")}
+    assert found == {
+        content: ("text/cloud-config; charset=utf-8", "public, max-age=31536000, immutable"),
+        ENTRY.format(1): ("text/plain; charset=utf-8", "no-store"),
+        "boot/boot.ipxe": ("text/plain; charset=utf-8", "no-cache"),
+    }
+    head = parse_head(store.get(bucket, f"site/{HEAD}").content)
+    assert (head.ledger, head.commit) == ("ours", "c0ffee")
+
+
+def test_the_list_in_a_bucket_is_whole_at_each_write_and_comes_after_all_that_it_names(
+    site: Site, store: Store, bucket: str
+) -> None:
+    timestamps: list[bytes] = []
+
+    def looked_at() -> None:
+        seen = machines_see(store, bucket)
+        assert_list_is_whole({path.removeprefix("boot/"): content for path, content in seen.items()})
+        if (timestamp := seen.get("boot/signed/timestamp.json")) not in (None, *timestamps):
+            timestamps.append(timestamp or b"")
+            wanted = files_in(site.root / "boot")
+            assert {path for path, content in wanted.items() if seen.get(f"boot/{path}") != content} == set()
+
+    store.seen = looked_at
+    for number, minutes in enumerate((0, 1, 30, 31)):
+        at = AT + timedelta(minutes=minutes)
+        servers, shared = split(fleet(number, (0, 1, number)))
+        with Directory.open(site.root, ledger="ours") as directory:
+            directory.publish(servers, shared, complete=True, commit="c0ffee", at=at)
+            directory.update_list(None, at)
+        site.follow()
+    looked_at()
+    assert len(timestamps) == 4
+    assert store.get(bucket, "site/boot/signed/timestamp.json")[1:] == ("application/json", "no-cache")
+    snapshots = [path for path in machines_see(store, bucket) if path.endswith(".snapshot.json")]
+    assert len(snapshots) == len([*(site.root / "boot/signed").glob("*.snapshot.json")])
+
+
+def test_finding_m5_a_first_script_comes_to_a_bucket_after_every_boot_script(
+    site: Site, store: Store, bucket: str
+) -> None:
+    versions = {b"#!ipxe\n": range(7), b"#!ipxe\n# another\n": range(4, 15)}
+
+    def looked_at() -> None:
+        seen = machines_see(store, bucket)
+        servers = versions.get(seen.get("boot/boot.ipxe", b""), range(0))
+        assert [number for number in servers if ENTRY.format(number) not in seen] == []
+
+    store.seen = looked_at
+    for version, (script, servers) in enumerate(versions.items()):
+        site.publish({**fleet(version, tuple(servers)), "boot/boot.ipxe": File(script)}, AT + version * DAY)
+        assert site.follow() > 3
+        assert machines_see(store, bucket)["boot/boot.ipxe"] == script
+
+
+@pytest.mark.parametrize("names", ["ba", "ab"])
+def test_finding_m5_a_machine_whose_document_gets_another_name_is_never_absent_from_a_bucket(
+    site: Site, store: Store, bucket: str, names: str
+) -> None:
+    entries = [ENTRY.format(number) for number in range(6)]
+    for number, name in enumerate(names):
+        servers = {
+            f"{name}{at}": server_files(f"{name}{at}", {path: File(name.encode())}) for at, path in enumerate(entries)
+        }
+        with Directory.open(site.root, ledger="ours") as directory:
+            directory.publish(servers, {}, complete=True, commit=name, at=AT + number * DAY)
+        site.follow()
+        assert machines_see(store, bucket) == dict.fromkeys(entries, name.encode())
+        store.seen = lambda: assert_all_stand(store, bucket, entries)
+
+
+def assert_all_stand(store: Store, bucket: str, paths: list[str]) -> None:
+    assert set(paths) <= machines_see(store, bucket).keys()
+
+
+def test_finding_m9_a_bucket_has_the_headers_of_the_endpoint(tmp_path: Path, store: Store, bucket: str) -> None:
+    published = served_tree.Site(tmp_path / "out")
+    published.publish(fleet_of_every_path.FLEET)
+    Site(published.root, store.url, bucket, ledger="test").follow()
+    found = machines_see(store, bucket)
+    assert len(found) > 70
+    with published.serve() as url:
+        for path in [path for path in fleet_of_every_path.PATHS if f"boot{path}" in found]:
+            answer, stored = served_tree.get(f"{url}{path}"), store.get(bucket, f"site/boot{path}")
+            assert stored.cache_control == answer.headers["cache-control"], path
+            assert answer.status_code == 204 or stored.content_type == answer.headers["content-type"], path
+
+
+def test_nothing_is_written_that_stands_already(site: Site, store: Store) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    store.writes.clear()
+    assert site.follow() == 0
+    assert store.writes == []
+
+
+def test_a_restart_writes_no_more_than_that_it_is_there(site: Site, store: Store) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    store.writes.clear()
+    site.begin("another process")
+    assert site.follow() == 0
+    assert [each.rpartition("/")[2] for each in store.writes] == ["manifest.json"]
+
+
+def test_one_server_costs_what_its_files_cost(site: Site, store: Store) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    store.writes.clear()
+    site.publish({**fleet(1, (0, 2)), **fleet(2, (1,))})
+    site.follow()
+    entries = [each for each in store.writes if "/boot/v1/" in each]
+    assert len(entries) == 1
+    assert len(store.writes) < 12
+
+
+def test_content_stays_as_long_as_it_stays_in_the_tree_and_entries_go_at_once(
+    site: Site, store: Store, bucket: str
+) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    (old,) = (path for path in fleet(1, (2,)) if "/o/" in path)
+    site.publish(fleet(1, (0, 1)), AT + DAY)
+    site.follow()
+    assert ENTRY.format(2) not in machines_see(store, bucket)
+    assert old in machines_see(store, bucket)
+    site.begin()
+    site.follow()
+    assert old in machines_see(store, bucket)
+    site.publish(fleet(1, (0, 1)), AT + 9 * DAY)
+    site.follow()
+    assert old not in machines_see(store, bucket)
+    assert parse_unlisted(store.get(bucket, f"site/{UNLISTED}").content) == frozenset()
+
+
+def test_a_path_that_another_server_takes_over_stays(site: Site, store: Store, bucket: str) -> None:
+    """Whichever of the two comes first, and in whichever step."""
+    entry, other = ENTRY.format(7), "boot/v1/boot/52-54-00-00-00-99/boot.ipxe"
+    for gives, takes in (("a", "b"), ("b", "a")):
+        with Directory.open(site.root, ledger="ours") as directory:
+            before = {
+                gives: server_files(gives, {entry: File(b"1"), other: File(b"1")}),
+                takes: server_files(takes, {}),
+            }
+            directory.publish(before, {}, complete=True, commit="1", at=AT)
+            site.follow()
+            now = {gives: server_files(gives, {other: File(b"1")}), takes: server_files(takes, {entry: File(b"2")})}
+            directory.publish(now, {}, complete=True, commit="2", at=AT)
+        held = site.target.load()
+        for _ in range(3):
+            glance = site.tree.look()
+            assert glance is not None
+            step = next_step(site.tree, glance, held, partial(site.target.shard, held.head), 1)
+            if step is not None:
+                site.target.apply(step, held, site.tree)
+                held = after(held, step)
+        assert machines_see(store, bucket) == {entry: b"2", other: b"1"}
+
+
+def test_what_others_keep_beside_it_is_not_touched(site: Site, store: Store, bucket: str) -> None:
+    theirs = {"site/boot/README": b"theirs", "site/ops/notes": b"theirs", "elsewhere": b"theirs"}
+    for path, content in theirs.items():
+        store.put(bucket, path, content)
+    for version in (1, 2):
+        site.publish(fleet(version))
+        site.follow()
+    site.publish(fleet(3, ()), AT + 9 * DAY)
+    site.begin()
+    site.follow()
+    assert {path: store.get(bucket, path).content for path in theirs} == theirs
+
+
+def test_what_stands_in_the_way_is_named_and_left(site: Site, store: Store, bucket: str) -> None:
+    store.put(bucket, f"site/{ENTRY.format(1)}", b"theirs")
+    site.publish(fleet(1))
+    with pytest.raises(PublishError, match=rf"gitboot's own at {ENTRY.format(1)}, found something"):
+        site.follow()
+    assert store.get(bucket, f"site/{ENTRY.format(1)}").content == b"theirs"
+
+
+def test_a_bucket_of_another_ledger_is_left_alone_until_it_is_taken_over(
+    site: Site, store: Store, bucket: str, tmp_path: Path
+) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    before = store.contents(bucket)
+    other = Site(tmp_path / "out", store.url, bucket, ledger="theirs")
+    with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
+        other.follow()
+    assert store.contents(bucket) == before
+    other.heir_of = "ours"
+    other.publish(fleet(2))
+    other.follow()
+    assert_holds(store, bucket, fleet(2))
+    site.begin("the first again")
+    with pytest.raises(ForeignTree, match="belongs to the ledger theirs, not to ours"):
+        site.follow()
+
+
+def test_who_is_overtaken_by_another_writer_notices_and_names_it(site: Site, store: Store, bucket: str) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    first = site.target
+    site.begin("a copy of this instance")
+    site.follow()
+    site.target = first
+    site.publish(fleet(2))
+    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
+        site.follow()
+    assert_holds(store, bucket, fleet(1))
+
+
+def test_who_was_overtaken_writes_no_entry_any_more(site: Site, store: Store, bucket: str) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    first, holding = site.target, site.target.load()
+    site.begin("a copy of this instance")
+    site.follow()
+    site.publish(fleet(2))
+    glance = site.tree.look()
+    assert glance is not None
+    step = next_step(site.tree, glance, holding, partial(first.shard, holding.head), 2)
+    assert step is not None
+    store.writes.clear()
+    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
+        first.apply(step, holding, site.tree)
+    assert store.writes == []
+
+
+def test_a_writer_that_comes_in_the_middle_of_a_step_is_noticed_before_the_head_says_more(
+    site: Site, store: Store, bucket: str
+) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    site.publish(fleet(2))
+    head = parse_head(store.get(bucket, f"site/{HEAD}").content)
+
+    def other_comes(_: int, method: str, path: str) -> None:
+        if method == "PUT" and "/boot/v1/" in path:
+            store.put(bucket, f"site/{HEAD}", render_head(replace(head, writer="other")))
+
+    store.fails = other_comes
+    with pytest.raises(LockedByAnother, match="other; this is me"):
+        site.follow()
+    assert parse_head(store.get(bucket, f"site/{HEAD}").content).writer == "other"
+
+
+def test_of_two_that_begin_at_once_only_one_writes_entries(site: Site, store: Store, bucket: str) -> None:
+    site.publish(fleet(1))
+
+    def other_is_first(number: int, *_: str) -> None:
+        if number == 1:
+            store.put(
+                bucket,
+                f"site/{HEAD}",
+                b'{"commit":"","format":1,"gitboot":"0","ledger":"theirs","shards":{},"writer":"x"}\n',
+            )
+
+    store.fails = other_is_first
+    with pytest.raises(HostUnreachable, match="another has just begun to write there"):
+        site.follow()
+    with pytest.raises(ForeignTree, match="theirs"):
+        site.follow()
+    assert store.paths(bucket) == [f"site/{HEAD}"]
+
+
+def _writes_of_a_change(site: Site, store: Store, version: int) -> int:
+    store.writes.clear()
+    site.publish(fleet(version, (0, 1 + version % 2)), AT + version * 3 * DAY, commit=str(version))
+    site.begin()
+    with suppress(GitbootError):
+        site.follow()
+    return len(store.writes)
+
+
+def test_whatever_is_interrupted_no_chain_is_mixed_and_the_next_try_completes_it(
+    site: Site, store: Store, bucket: str
+) -> None:
+    """``cut`` is a kill, or a network that goes; ``after`` a write that is made, of which nobody hears."""
+    site.publish(fleet(0))
+    site.follow()
+    store.seen = lambda: assert_no_chain_is_mixed(store, bucket)
+    version = 1
+    for at in count(1, max(every(1) - 1, 1)):  # prime to 6: what happens, and what is wanted then, alternate
+        what = ("cut", "after", 503)[at % 3]
+        store.fails = lambda number, *_, at=at, what=what: what if number == at else None
+        writes = _writes_of_a_change(site, store, version)
+        store.fails, store.is_cut = lambda *_: None, False
+        assert_no_chain_is_mixed(store, bucket)
+        if writes < at:
+            break
+        if at % 2:  # meanwhile something else is wanted
+            version += 1
+            site.publish(fleet(version, (0, 1 + version % 2)), AT + version * 3 * DAY, commit=str(version))
+        site.begin()
+        site.follow()
+        assert_holds(store, bucket, fleet(version, (0, 1 + version % 2)))
+        unlisted = parse_unlisted(store.get(bucket, f"site/{UNLISTED}").content)
+        head = parse_head(store.get(bucket, f"site/{HEAD}").content)
+        assert head.commit == str(version)
+        assert not [path for path in unlisted if not (site.root / path).exists()]
+        assert len(store.paths(bucket, "site/ops/shards/")) == len(head.shards)
+        version += 1
+    assert at > 10
+
+
+def test_an_entry_that_went_back_to_what_it_was_while_nothing_could_be_written_is_written_again(
+    site: Site, store: Store, bucket: str
+) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    site.publish(fleet(2))
+    store.fails = lambda _, method, path: "cut" if path.endswith(HEAD) and method == "PUT" else None
+    with pytest.raises(HostUnreachable):
+        site.follow()
+    store.fails, store.is_cut = lambda *_: None, False
+    site.publish(fleet(1), AT + DAY)
+    site.begin()
+    site.follow()
+    assert_holds(store, bucket, fleet(1))
+
+
+def test_what_is_read_back_as_something_else_is_not_vouched_for(site: Site, store: Store, bucket: str) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    site.publish(fleet(2), commit="2")
+    paths = store.paths(bucket, "site/boot/v1/")
+
+    def other_overwrites() -> None:
+        for path in paths:  # the step's, whichever servers come first
+            if store.get(bucket, path).content.startswith(b"0002"):
+                store.put(bucket, path, b"theirs")
+
+    store.seen = other_overwrites
+    with pytest.raises(HostUnreachable, match="was written, and is read as something else"):
+        site.follow()
+    assert parse_head(store.get(bucket, f"site/{HEAD}").content).commit != "2"
+    store.seen = lambda: None
+    site.follow()
+    assert_holds(store, bucket, fleet(2))
+
+
+def test_what_was_damaged_there_is_named(site: Site, store: Store, bucket: str) -> None:
+    site.publish(fleet(1))
+    site.follow()
+    shard = store.paths(bucket, "site/ops/shards/")[0]
+    store.put(bucket, shard, b"{}")
+    site.begin()
+    with pytest.raises(PublishError, match=r"ops/shards/\w+\.json is not what gitboot wrote"):
+        site.follow()
+
+
+@pytest.mark.parametrize(("status", "error"), [(403, PublishError), (503, HostUnreachable)])
+def test_errors_name_the_target_and_no_secret(site: Site, store: Store, status: int, error: type[Exception]) -> None:
+    site.publish(fleet(1))
+    store.fails = lambda *_: status
+    with pytest.raises(error, match=r"^s3://boots-") as raised:
+        site.follow()
+    assert KEY["aws_secret_access_key"] not in str(raised.value)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
+def test_a_bucket_that_is_not_there_is_an_operators_matter(site: Site, store: Store, tmp_path: Path) -> None:
+    missing = Site(tmp_path / "out", store.url, "no-such-bucket")
+    site.publish(fleet(1))
+    with pytest.raises(PublishError, match="there is no such bucket"):
+        missing.follow()
+
+
+# gitboot verify-mirror
+
+
+def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path, store: Store, bucket: str) -> None:
+    root, once = tmp_path / "out", (server_of("web01", "role: web", "provision: 1"), policy("web", often="Once"))
+    served_tree.Site(root).publish(served_tree.planned(SEED[0], *SEED[2:-1], *once))
+    site = Site(root, store.url, bucket, ledger="test")
+    site.follow()
+    store.let_anyone_read(bucket)
+
+    def found(*, as_target: bool) -> dict[str, str]:
+        look = partial(expected, root, as_target=as_target)
+        mirror = WebMirror(f"{store.url}/{bucket}/site/boot", None, parallel=2, reads_entries=not as_target)
+        found = compared(look, mirror, parallel=2, begun=lambda _: None, done=lambda _: None)
+        assert found.files > len(found.findings)
+        return {f"/{each.path}": each.fault for each in found.findings}
+
+    by_store = {"/v1/boot/02-00-00-00-00-00/boot.ipxe": "Wrong"}  # whose 404 has a body
+    assert found(as_target=True) == by_store
+    assert found(as_target=False)[served_tree.ENTRY] == "Undated", "a bucket has times of its own"
+    store.put(bucket, f"site/boot{served_tree.ENTRY}", b"#!ipxe\n# before\n")
+    store.put(bucket, "site/boot/boot.ipxe", b"#!ipxe\n# another\n")
+    assert found(as_target=True) == {**by_store, served_tree.ENTRY: "Wrong", "/boot.ipxe": "Wrong"}
+
+
+# A store that a stranger controls
+
+
+def strange_bucket(url: str, timeout_s: float = 60, ca_bundle: Path | None = None) -> bucket_module.Bucket:
+    address = BucketAddress(
+        bucket="boots", prefix="site", endpoint=url, path_style=True, credentials=Path("keys"), ca_bundle=ca_bundle
+    )
+    return bucket_module.Bucket(address, ("id", "secret"), timeout_s=timeout_s)
+
+
+HEADERS = b'HTTP/1.1 200 OK\r\nETag: "a"\r\nLast-Modified: Fri, 20 Nov 2026 12:00:00 GMT\r\n'
+
+
+def test_finding_s8_an_object_without_end_is_read_to_its_limit() -> None:
+    def answer(client: Client) -> None:
+        client.send(HEADERS + b"Content-Length: 10737418240\r\n\r\n")
+        client.flood(bytes(1 << 20), 10240)
+
+    with strange_server(answer) as server:
+        found = strange_bucket(server.url).get(HEAD, 1000)
+        assert found is not None and found.content == bytes(1001)
+        assert server.left.wait(60)
+    assert server.taken < 64 << 20  # the first piece, and buffers of this machine
+
+
+def test_finding_s8_an_object_that_drips_ends_at_the_timeout() -> None:
+    def answer(client: Client) -> None:
+        client.send(HEADERS + b"Content-Length: 1000000\r\n\r\n")
+        client.drip(b"a")
+
+    with strange_server(answer) as server:
+        with pytest.raises(HostUnreachable):
+            strange_bucket(server.url, timeout_s=0.4).get(HEAD)
+        assert server.left.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        (
+            "<RequestTime>20261120T120000Z</RequestTime><ServerTime>2026-11-20T13:00:00Z</ServerTime>",
+            "the clock of this host is 3,600 s behind the store's",
+        ),
+        (
+            "<RequestTime>20261120T140000Z</RequestTime><ServerTime>2026-11-20T13:00:00Z</ServerTime>",
+            "the clock of this host is 3,600 s ahead of the store's",
+        ),
+        ("<ServerTime>2026-11-20T13:00:00Z</ServerTime>", "the clock of this host differs from the store's"),
+        ("<RequestTime>x</RequestTime><ServerTime>y</ServerTime>", "the clock of this host differs from the store's"),
+    ],
+)
+def test_finding_m10_a_wrong_clock_is_the_first_thing_that_a_refused_request_names(times: str, words: str) -> None:
+    answer = refusal("403 Forbidden", "RequestTimeTooSkewed", times)
+    for error in errors_of_requests(answer):
+        assert isinstance(error, PublishError) and str(error).startswith(f"s3://boots/site: {words}")
+
+
+def refusal(status: str, code: str, more: str = "") -> Callable[[Client], None]:
+    """Return a function that refuses a request as S3 does."""
+    message = "<Message>Words of the store, which are long enough to be cut off before the cause.</Message>"
+    body = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code>{message * 2}{more}</Error>'.encode()
+
+    def answer(client: Client) -> None:
+        head = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.send(head.encode() + body)
+
+    return answer
+
+
+def errors_of_requests(answer: Callable[[Client], None]) -> list[GitbootError]:
+    """Return the error that each kind of request to such a store ends with."""
+    with strange_server(answer) as server:
+        bucket = strange_bucket(server.url)
+        return [
+            _error(partial(bucket.get, HEAD)),
+            _error(partial(bucket.create, "boot/a", b"")),
+            _error(partial(bucket.replace, "boot/a", b"", '"1"')),
+            _error(partial(bucket.remove, ["boot/a"])),
+            _error(partial(bucket.names, "boot")),
+        ]
+
+
+def _error(request: Callable[[], object]) -> GitbootError:
+    with pytest.raises(GitbootError) as raised:
+        request()
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words", "kind"),
+    [
+        (
+            "403 Forbidden",
+            "AccessDenied",
+            "it refuses the credentials, or what they may do: AccessDenied",
+            PublishError,
+        ),
+        ("400 Bad Request", "ExpiredToken", "it refuses the credentials, or what they may do: Expired", PublishError),
+        ("404 Not Found", "NoSuchBucket", "there is no such bucket", PublishError),
+        ("503 Slow Down", "SlowDown", "it answers 503 Service Unavailable SlowDown", HostUnreachable),
+    ],
+)
+def test_finding_m10_the_cause_comes_first_whatever_the_request_of_a_store(
+    status: str, code: str, words: str, kind: type[GitbootError]
+) -> None:
+    for error in errors_of_requests(refusal(status, code)):
+        assert isinstance(error, kind) and str(error).startswith(f"s3://boots/site: {words}")
+        assert "the cause" not in str(error), "the words of the store"
+
+
+@pytest.mark.parametrize(("begins_days", "words"), [(2, "is not valid before"), (-4, "has expired at")])
+def test_finding_m10_a_certificate_that_this_clock_rejects_is_named_with_both_times(
+    tmp_path: Path, begins_days: int, words: str
+) -> None:
+    begins = datetime.now(UTC) + begins_days * DAY
+    certificate = tmp_path / "certificate.pem"
+    with (
+        strange_server(lambda _: None, tls=_tls(certificate, begins, begins + DAY)) as server,
+        pytest.raises(HostUnreachable, match=f"^s3://boots/site: the certificate of the store {words} ") as raised,
+    ):
+        strange_bucket(server.url, ca_bundle=certificate).get(HEAD)
+    assert re.search(r"clock of this host shows \d{4}-\d\d-\d\dT[\d:]+Z \(correct one of them\)", str(raised.value))
+
+
+def _tls(certificate: Path, begins: datetime, ends: datetime) -> ssl.SSLContext:
+    """Write a certificate of this host that is valid between two times; return a server's context that shows it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "store")])
+    builder = x509.CertificateBuilder(subject_name=name, issuer_name=name, public_key=key.public_key())
+    builder = builder.serial_number(1).not_valid_before(begins).not_valid_after(ends)
+    names = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
+    made = builder.add_extension(names, critical=False).sign(key, SHA256())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    certificate.write_bytes(made.public_bytes(Encoding.PEM))
+    (both := certificate.with_name("both.pem")).write_bytes(private + certificate.read_bytes())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(both)
+    return context
+
+
+def test_finding_m10_a_store_that_cannot_be_reached_is_named_with_the_reason() -> None:
+    with pytest.raises(HostUnreachable, match=r"^s3://boots/site: Connection refused, at GET http://127"):
+        strange_bucket(f"http://127.0.0.1:{free_port()}").get(HEAD)
+
+
+def test_a_listing_of_which_there_is_always_another_page_ends_at_a_deadline() -> None:
+    page = (
+        b'<?xml version="1.0"?><ListBucketResult><Name>boots</Name><Prefix>site</Prefix><KeyCount>0</KeyCount>'
+        b"<MaxKeys>1000</MaxKeys><IsTruncated>true</IsTruncated>"
+        b"<NextContinuationToken>more</NextContinuationToken></ListBucketResult>"
+    )
+
+    def answer(client: Client) -> None:
+        client.send(HEADERS + b"Content-Type: application/xml\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
+
+    with strange_server(answer) as server:
+        with pytest.raises(HostUnreachable, match="the listing of o was not complete after 2 s"):
+            strange_bucket(server.url, timeout_s=0.4).names("o")
+        assert len(server.requests) > 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]\n", b"nonsense", b"[" * 100_000, b'{"a": 1}', b'{"\\ud800": {"state": "", "files": {}}}']
+)
+def test_finding_s8_a_shard_that_gitboot_did_not_write_is_an_error(
+    tmp_path: Path, store: Store, bucket: str, content: bytes
+) -> None:
+    site = Site(tmp_path / "output", store.url, bucket)
+    written = site.open_bucket()
+    digest = sha256(content).hexdigest()
+    written.create(f"ops/shards/{digest}.json", content)
+    head = TargetHead(ledger="ours", commit="c0ffee", gitboot="0", writer="me", shards={"00": digest})
+    written.create(HEAD, render_head(head))
+    with pytest.raises(PublishError, match="is not what gitboot wrote"):
+        site.target.load()

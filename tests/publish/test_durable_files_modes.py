@@ -1,0 +1,190 @@
+"""Who may read a published tree: permissions and groups of what is written, and of what stood there before."""
+
+from __future__ import annotations
+
+import grp
+import os
+import stat
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gitboot.errors import PublishError, UsageError
+from gitboot.publish import durable_files
+from gitboot.publish.durable_files import OPEN, TreeModes, closed, group_of, is_open
+from gitboot.publish.publisher import Directory
+from tests.helpers.served_tree import ALWAYS, FLEET, Fleet, planned
+
+AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
+GROUP = 54321
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to any group")
+CLOSED = {0o750, 0o640}
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "output"
+
+
+def publish(root: Path, given: TreeModes, fleet: Fleet = FLEET, commit: str = "c0ffee") -> None:
+    with Directory.open(root, ledger="test", modes=given) as directory:
+        files = {name: state.files for name, state in fleet.servers.items()}
+        directory.publish(files, fleet.shared, complete=True, commit=commit, at=AT, parts=fleet.parts)
+        directory.write_status(b"{}", AT)
+
+
+def found(root: Path) -> dict[str, tuple[int, int]]:
+    """The permissions and the group of all that lies there, but for the lock, which is the publisher's alone."""
+    every = [root, *sorted(root.rglob("*"))]
+    looked = {path.relative_to(root).as_posix(): path.lstat() for path in every if path.name != "lock"}
+    return {path: (stat.S_IMODE(each.st_mode), each.st_gid) for path, each in looked.items()}
+
+
+def of_kind(root: Path, given: TreeModes) -> bool:
+    """Whether all folders and files are as ``given`` says."""
+    folders = {path: each[0] == given.folder for path, each in found(root).items() if (root / path).is_dir()}
+    files = {path: each[0] == given.file for path, each in found(root).items() if not (root / path).is_dir()}
+    assert folders and files
+    return all((folders | files).values())
+
+
+@pytest.mark.parametrize("given", [OPEN, closed()], ids=["open", "closed"])
+def test_a_new_tree_and_its_changes_have_the_permissions_that_are_asked_for(
+    root: Path, umask: int, given: TreeModes
+) -> None:
+    publish(root, given)
+    assert of_kind(root, given)
+    publish(root, given, planned(*ALWAYS), commit="other")
+    assert of_kind(root, given)
+
+
+@needs_root
+def test_every_file_and_folder_has_the_group(root: Path) -> None:
+    publish(root, closed(GROUP))
+    publish(root, closed(GROUP), planned(*ALWAYS), commit="other")
+    assert {group for _, group in found(root).values()} == {GROUP}
+
+
+@pytest.mark.parametrize("given", [closed(), pytest.param(closed(GROUP), marks=needs_root)], ids=["own", "another"])
+def test_a_tree_that_stood_open_is_closed_but_for_files_of_operators(root: Path, given: TreeModes) -> None:
+    publish(root, OPEN)
+    assets = root / "boot/assets"
+    assets.mkdir()
+    (assets / "linux").write_text("a kernel")
+    before = found(assets)
+    publish(root, given)
+    assert found(assets) == before
+    ours = {path: each for path, each in found(root).items() if not path.startswith("boot/assets")}
+    assert {mode for mode, _ in ours.values()} == CLOSED
+    assert {group for _, group in ours.values()} == {given.group if given.group is not None else os.getegid()}
+    assert (root / "ops/.gitboot/lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_came_to_no_end_is_gone_on_with(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topmost folders say that all below them is done: they come last."""
+    publish(root, OPEN)
+    left, give = 5, TreeModes.give_file
+
+    def fail(self: TreeModes, fd: int) -> None:
+        nonlocal left
+        if (left := left - 1) < 0:
+            raise OSError(5, "the power goes")
+        give(self, fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TreeModes, "give_file", fail)
+        with pytest.raises(PublishError, match="the power goes"):
+            publish(root, closed())
+    assert not of_kind(root, closed())
+    durable_files.adapt(root, closed())
+    assert of_kind(root, closed())
+
+
+def test_open_leaves_what_stands_there_as_it_is(root: Path) -> None:
+    publish(root, closed())
+    before = found(root)
+    publish(root, OPEN)
+    after = found(root)
+    assert {path: after[path] for path in before if (root / path).is_dir()} == {
+        path: each for path, each in before.items() if (root / path).is_dir()
+    }
+
+
+def test_a_folder_that_holds_other_files_stays_as_it_is(root: Path) -> None:
+    root.mkdir(mode=0o755)
+    root.chmod(0o755)
+    (root / "index.html").write_text("another site's")
+    publish(root, closed())
+    assert stat.S_IMODE(root.stat().st_mode) == 0o755
+    assert {stat.S_IMODE((root / name).stat().st_mode) for name in ("boot", "ops")} == {0o750}
+    assert not is_open(root)
+
+
+def test_a_symlink_in_the_tree_is_not_followed(root: Path, tmp_path: Path) -> None:
+    publish(root, OPEN)
+    (tmp_path / "others").mkdir(mode=0o755)
+    (tmp_path / "others").chmod(0o755)
+    (tmp_path / "others/file").write_text("")
+    (tmp_path / "others/file").chmod(0o644)
+    (root / "boot/folder").symlink_to(tmp_path / "others")
+    (root / "boot/file").symlink_to(tmp_path / "others/file")
+    durable_files.adapt(root, closed())
+    assert stat.S_IMODE((tmp_path / "others").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "others/file").stat().st_mode) == 0o644
+
+
+def test_is_open_says_whether_others_can_come_to_what_is_published(root: Path) -> None:
+    assert not is_open(root), "nothing is there"
+    publish(root, OPEN)
+    assert is_open(root)
+    root.chmod(0o750)
+    assert not is_open(root), "nobody comes to what lies below"
+
+
+# Which group
+
+
+def test_a_group_is_named_or_numbered() -> None:
+    own = os.getegid()
+    assert group_of(str(own)) == group_of(grp.getgrgid(own).gr_name) == own
+
+
+def test_a_group_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(UsageError, match="no group of that name; getent group lists"):
+        group_of("no-such-group")
+
+
+@needs_root
+def test_a_group_that_the_process_is_not_in_is_an_error_with_the_line_that_helps() -> None:
+    assert as_user("44") == "44"
+    assert as_user("54321").startswith("UsageError: --output-group 54321: the user 65534 is not in that group")
+    assert "usermod --append --groups 54321 USER" in as_user("54321")
+
+
+def as_user(group: str) -> str:
+    """What `group_of` returns or raises for a user who is in group 44."""
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setgroups([44])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            os.write(write, str(group_of(group)).encode())
+        except (OSError, UsageError) as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    return said

@@ -1,0 +1,473 @@
+"""`gitboot verify-mirror`: mirrors that lag behind, lose, change and keep what they should not, each by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from email.utils import formatdate
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.cli.main import main
+from gitboot.http_client import MinimumRate
+from gitboot.publish.mirror_comparison import (
+    SAMPLE,
+    FolderMirror,
+    MirrorAnswer,
+    MirrorFault,
+    MirrorFile,
+    WebMirror,
+    compared,
+    expected,
+    judge,
+    judge_absence,
+    left_over,
+)
+from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, content_type_of, kind_of
+from tests.helpers.documentation import RSYNC, page_script
+from tests.helpers.fleets import SEED, fleet, policy, server
+from tests.helpers.git_servers import free_port, listening, program
+from tests.helpers.served_tree import BEFORE, ENTRY, MAC, Site, planned
+from tests.helpers.strange_server import Client, strange_server
+
+FLEET = planned(
+    fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
+    server("new01", "role: new", "provision: 1"),
+    policy("new", "{matchLabels: {role: new}}", often="Once"),
+    *SEED[1:],
+)
+NOBODY = "/v1/boot/02-00-00-00-00-00/boot.ipxe"
+FIRST = "/boot.ipxe"
+BY_MAC = f"/grub.cfg-01-{MAC}"
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root: Path = tmp_path_factory.mktemp("published") / "output"
+    Site(root).publish(FLEET)
+    return root
+
+
+@pytest.fixture
+def copy(output: Path, tmp_path: Path) -> Path:
+    """A copy of boot/, with its times."""
+    return shutil.copytree(output / "boot", tmp_path / "boot")
+
+
+@dataclass
+class CopyServer:
+    """A web server over a copy, which does what it is told with some paths; None: a header is not sent."""
+
+    folder: Path
+    url: str = ""
+    headers: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
+    answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    otherwise: tuple[int, bytes] = (404, b"")
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    connections: int = 0
+
+    def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
+        file = self.folder / path.removeprefix("/")
+        if path in self.answers or not file.is_file():
+            status, content = self.answers.get(path, self.otherwise)
+            headers: dict[str, str | None] = {"Cache-Control": "no-store"}
+        else:
+            status, content = 200, file.read_bytes()
+            headers = {
+                "Content-Type": content_type_of(f"boot{path}"),
+                "Cache-Control": "no-store",
+                "Last-Modified": formatdate(int(file.stat().st_mtime), usegmt=True),
+            }
+        headers |= {"Content-Length": str(len(content)), **self.headers.get(path, {})}
+        return status, content, {name: value for name, value in headers.items() if value is not None}
+
+
+@contextmanager
+def serving(folder: Path, context: ssl.SSLContext | None = None) -> Iterator[CopyServer]:
+    copy = CopyServer(folder)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            copy.connections += 1
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            copy.asked[self.command, path] += 1
+            status, content, headers = copy.answer(path)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                with suppress(OSError):  # whoever asked does not want the rest
+                    self.wfile.write(content)
+            self.close_connection = "Content-Length" not in headers
+
+        do_HEAD = do_GET  # noqa: N815 - http.server looks for it
+
+        def log_message(self, *_: Any) -> None:
+            """Be quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    copy.url = f"{'http' if context is None else 'https'}://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield copy
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def mirror(copy: Path) -> Iterator[CopyServer]:
+    with serving(copy) as mirror:
+        yield mirror
+
+
+Verify = Callable[..., tuple[int, dict[str, str]]]
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    def typed(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gitboot", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return typed
+
+
+@pytest.fixture
+def verify(typed: Callable[..., tuple[int, str, str]], output: Path) -> Verify:
+    """Type the command: its exit code, and the faults by path."""
+
+    def verify(mirror: object, *more: object) -> tuple[int, dict[str, str]]:
+        code, out, err = typed("verify-mirror", "--tree", output, mirror, "-o", "json", *more)
+        assert out, err
+        return code, {f"/{each['path']}": each["fault"] for each in json.loads(out)["items"]}
+
+    return verify
+
+
+def date(path: Path, seconds: int) -> None:
+    """Let a file be so much newer."""
+    at = path.stat().st_mtime + seconds
+    os.utime(path, (at, at))
+
+
+# Over HTTP
+
+
+def test_a_copy_is_as_published_and_no_machines_fetch_was_made(
+    mirror: CopyServer, output: Path, verify: Verify
+) -> None:
+    assert verify(mirror.url) == (0, {})
+    asked = {path for _, path in mirror.asked}
+    assert {FIRST, "/unknown.ipxe"} <= asked
+    evidence = {f"/{path}" for path, file in expected(output).items() if file.is_evidence}
+    assert ENTRY in evidence and evidence & asked == set(), "a cache turns a HEAD into a GET"
+    assert mirror.connections <= 16 * 2, "connections are kept"
+
+
+def test_a_mirror_whose_log_nobody_reads_may_be_read_whole(mirror: CopyServer, copy: Path, verify: Verify) -> None:
+    entry = copy / ENTRY[1:]
+    before = entry.stat()
+    entry.write_bytes(entry.read_bytes()[::-1])
+    os.utime(entry, (before.st_mtime, before.st_mtime))
+    assert verify(mirror.url) == (0, {}), "of the same size and time"
+    assert verify(mirror.url, "--read-entries") == (8, {ENTRY: "Wrong"})
+    assert (mirror.asked["HEAD", ENTRY], mirror.asked["GET", ENTRY]) == (0, 1), "as loaders ask"
+    assert mirror.asked["HEAD", FIRST] == mirror.asked["GET", FIRST] == 2, "as firmware asks, in both comparisons"
+
+
+def _removed(copy: Path, path: str) -> None:
+    (copy / path[1:]).unlink()
+
+
+def _older(copy: Path, path: str) -> None:
+    (copy / path[1:]).write_bytes(b"#!ipxe\n# before\n")
+    date(copy / path[1:], -(10**9))
+
+
+def _other(copy: Path, path: str) -> None:
+    (copy / path[1:]).write_bytes(b"#!ipxe\n# whatever\n")
+
+
+def _later(copy: Path, path: str) -> None:
+    date(copy / path[1:], 60)
+
+
+def _earlier(copy: Path, path: str) -> None:
+    date(copy / path[1:], -60)
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "fault"),
+    [
+        pytest.param(_removed, ENTRY, "Missing", id="an entry that was not copied"),
+        pytest.param(_removed, FIRST, "Missing", id="a script that was not copied"),
+        pytest.param(_older, ENTRY, "Stale", id="an entry of before"),
+        pytest.param(_earlier, ENTRY, "Undated", id="an entry with an earlier time"),
+        pytest.param(_older, FIRST, "Stale", id="a script of before"),
+        pytest.param(_other, ENTRY, "Wrong", id="another entry"),
+        pytest.param(_other, FIRST, "Wrong", id="another script"),
+        pytest.param(_later, ENTRY, "Undated", id="an entry without its time"),
+        pytest.param(_later, FIRST, None, id="a script without its time, which proves nothing anyway"),
+        pytest.param(_earlier, FIRST, None, id="a script that was the same before"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_apart(
+    mirror: CopyServer, copy: Path, verify: Verify, change: Callable[[Path, str], None], path: str, fault: str | None
+) -> None:
+    change(copy, path)
+    assert verify(mirror.url, "--read-entries") == ((8, {path: fault}) if fault is not None else (0, {}))
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "fault"),
+    [
+        pytest.param(FIRST, {"Content-Type": "application/octet-stream"}, "Mistyped", id="another type"),
+        pytest.param(FIRST, {"Content-Type": None}, "Mistyped", id="no type"),
+        pytest.param(FIRST, {"Content-Type": "TEXT/plain"}, None, id="without a charset"),
+        pytest.param(FIRST, {"Content-Length": None}, "Unsized", id="no size"),
+        pytest.param(FIRST, {"Content-Encoding": "gzip"}, "Wrong", id="compressed"),
+        pytest.param(FIRST, {"Cache-Control": None}, "Cacheable", id="a script that may be kept"),
+        pytest.param(FIRST, {"Cache-Control": "max-age=300"}, "Cacheable", id="a script that is kept"),
+        pytest.param(FIRST, {"Cache-Control": "no-cache"}, None, id="a script that is asked for again"),
+        pytest.param(NOBODY, {"Cache-Control": None}, "Cacheable", id="an absence that may be kept"),
+        pytest.param(ENTRY, {"Cache-Control": None}, "Cacheable", id="an entry that may be kept"),
+        pytest.param(ENTRY, {"Cache-Control": "public, max-age=60"}, "Cacheable", id="an entry that is kept"),
+        pytest.param(ENTRY, {"Cache-Control": "No-Cache, private"}, None, id="an entry that is asked for again"),
+        pytest.param(ENTRY, {"Last-Modified": None}, "Undated", id="an entry without a time"),
+    ],
+)
+def test_what_firmware_loaders_and_proxies_go_by_is_looked_at(
+    mirror: CopyServer, verify: Verify, path: str, headers: Mapping[str, str | None], fault: str | None
+) -> None:
+    mirror.headers[path] = headers
+    assert verify(mirror.url, "--read-entries") == ((8, {path: fault}) if fault is not None else (0, {}))
+
+
+def test_a_redirect_is_not_followed(mirror: CopyServer, verify: Verify) -> None:
+    for path in (FIRST, ENTRY):
+        mirror.answers[path] = (302, b"")
+        mirror.headers[path] = {"Location": f"{mirror.url}/elsewhere"}
+    assert verify(mirror.url, "--read-entries") == (8, {FIRST: "Redirected", ENTRY: "Redirected"})
+    assert not [path for _, path in mirror.asked if path == "/elsewhere"]
+
+
+def test_a_server_that_answers_everything_is_seen_through(mirror: CopyServer, verify: Verify) -> None:
+    shutil.rmtree(mirror.folder)
+    mirror.otherwise = (200, b"<html>Welcome!</html>")
+    code, found = verify(mirror.url, "--read-entries")
+    assert (code, found[NOBODY], found["/ops/manifest.json"], found["/"]) == (8, "Extra", "Extra", "Extra")
+    assert (found[FIRST], found[ENTRY]) == ("Wrong", "Wrong")
+
+
+def test_a_404_with_a_body_is_no_404_for_grub(mirror: CopyServer, verify: Verify) -> None:
+    mirror.otherwise = (404, b"<h1>Not found</h1>")
+    code, found = verify(mirror.url)
+    assert (code, found[NOBODY]) == (8, "Wrong")
+
+
+def test_what_a_machine_finds_no_more_is_not_to_be_there(mirror: CopyServer, copy: Path, verify: Verify) -> None:
+    (copy / "pxelinux.cfg").mkdir(exist_ok=True)
+    (copy / f"pxelinux.cfg/01-{MAC}").write_text("DEFAULT install\n")
+    assert verify(mirror.url) == (8, {f"/pxelinux.cfg/01-{MAC}": "Extra"})
+
+
+def test_what_is_not_answered_is_unknown_and_no_fault_of_the_copy(mirror: CopyServer, verify: Verify) -> None:
+    for path, status in ((FIRST, 503), (ENTRY, 429)):
+        mirror.answers[path] = (status, b"")
+    assert verify(mirror.url, "--read-entries") == (6, {FIRST: "Unknown", ENTRY: "Unknown"})
+
+
+def test_a_file_that_drips_without_end_is_unknown(output: Path) -> None:
+    file = min(expected(output).values(), key=lambda each: each.path)
+
+    def answer(client: Client) -> None:
+        client.send(f"HTTP/1.1 200 OK\r\nContent-Length: {file.size}\r\n\r\n".encode())
+        if asked.requests[-1].startswith(b"GET"):
+            client.drip(b"")
+
+    rate = MinimumRate(size_bytes=1 << 20, period_s=0.4)
+    with strange_server(answer) as asked:
+        mirror = WebMirror(asked.url, None, parallel=1, reads_entries=True, rate=rate)
+        assert "it sent less than 1048576 bytes" in mirror.look(file).trouble
+
+
+def test_a_mirror_that_nobody_is_at_is_one_error(
+    copy: Path, output: Path, typed: Callable[..., tuple[int, str, str]]
+) -> None:
+    with serving(copy) as mirror:
+        url = mirror.url
+    code, out, err = typed("verify-mirror", "--tree", output, url)
+    assert (code, out, err.count("\n")) == (6, "", 1)
+    assert "Connection refused" in err
+
+
+def test_a_certificate_has_to_be_trusted_and_an_authority_can_be_named(
+    copy: Path, tmp_path: Path, output: Path, typed: Callable[..., tuple[int, str, str]], verify: Verify
+) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    made = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    subject = ("-subj", "/CN=mirror", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate)
+    subprocess.run([program("openssl", "openssl"), *made, *subject], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with serving(copy, context) as mirror:
+        code, _, err = typed("verify-mirror", "--tree", output, mirror.url)
+        assert (code, "certificate verify failed" in err) == (6, True)
+        assert verify(mirror.url, "--ca-bundle", certificate) == (0, {})
+
+
+def test_a_table_says_what_and_why_and_how_much(
+    mirror: CopyServer, copy: Path, output: Path, typed: Callable[..., tuple[int, str, str]]
+) -> None:
+    _removed(copy, ENTRY)
+    _older(copy, FIRST)
+    code, out, _ = typed("verify-mirror", "--tree", output, mirror.url, "--read-entries")
+    rows = [line.split(maxsplit=2) for line in out.splitlines()]
+    assert code == 8
+    assert rows[0] == ["FOUND", "PATH", "WHY"]
+    assert [row[:2] for row in rows[1:3]] == [["Stale", FIRST], ["Missing", ENTRY]]
+    assert out.splitlines()[-1].endswith("files: 1 missing, 1 stale")
+
+
+# As a folder
+
+
+def test_a_folder_is_seen_whole(output: Path, copy: Path, verify: Verify) -> None:
+    assert verify(copy) == verify(f"file://{copy}") == (0, {})
+    gone = "/v1/boot/52-54-00-99-99-99/boot.ipxe"  # of a server that is nowhere any more
+    (copy / gone[1:]).parent.mkdir(parents=True)
+    (copy / gone[1:]).write_text("#!ipxe\n")
+    (output / "boot/assets").mkdir()
+    for folder in (output / "boot", copy):
+        (folder / "assets").mkdir(exist_ok=True)
+        (folder / "assets/linux").write_text("laid there by a person")
+    try:
+        _removed(copy, FIRST)
+        _later(copy, ENTRY)
+        _other(copy, BY_MAC)
+        found = {gone: "Extra", FIRST: "Missing", ENTRY: "Undated", BY_MAC: "Wrong"}
+        assert verify(copy) == (8, found)
+    finally:
+        shutil.rmtree(output / "boot/assets")
+
+
+DAEMON = textwrap.dedent("".join(re.findall(r"^    \[boot\]\n(?:        .+\n)+", RSYNC, re.MULTILINE)))
+
+
+@pytest.fixture
+def source(output: Path, tmp_path: Path) -> Iterator[str]:
+    """The published tree behind an rsync daemon, as the page says, but as the user of the test."""
+    port, rsync = free_port(), program("rsync", "rsync")
+    (output / "boot/o").mkdir(exist_ok=True)
+    (timestamp := output / "boot/signed/timestamp.json").write_text("{}\n")
+    daemon = DAEMON.replace("uid = gitboot", f"uid = {os.geteuid()}").replace("gid = gitboot", f"gid = {os.getegid()}")
+    (tmp_path / "rsyncd.conf").write_text(daemon.replace("OUTPUT", str(output)))
+    command = [rsync, "--daemon", "--no-detach", f"--config={tmp_path}/rsyncd.conf"]
+    with listening([*command, "--address=127.0.0.1", f"--port={port}"], port, os.environ):
+        yield f"rsync://127.0.0.1:{port}/boot"
+    timestamp.unlink()
+
+
+def test_what_the_pages_script_copies_is_as_published(source: str, tmp_path: Path, verify: Verify) -> None:
+    script = page_script(folder := tmp_path / "srv")
+    for served in ("a", "b", "a"):
+        subprocess.run([script, source], check=True)
+        assert (folder / "current").readlink() == Path(served)
+        assert verify(folder / "current") == (0, {})
+        (folder / "current/left").touch()
+        _older(folder / "current", ENTRY)
+        assert verify(folder / "current") == (8, {"/left": "Extra", ENTRY: "Stale"})
+
+
+def test_what_is_published_meanwhile_is_looked_at_again(tmp_path: Path) -> None:
+    site = Site(tmp_path / "output")
+    site.publish(FLEET)
+
+    def publish(_: int) -> None:
+        site.publish(planned(*SEED), commit="feed", at=BEFORE + timedelta(hours=1))
+
+    mirror = FolderMirror(tmp_path / "output/boot", tmp_path / "output")
+    found = compared(partial(expected, tmp_path / "output"), mirror, parallel=2, begun=publish, done=lambda _: None)
+    assert found == ((), len(FLEET.boot_files), ())
+
+
+@pytest.mark.parametrize("where", ["nowhere", "file:///nowhere", "ftp://127.0.0.1/x", "https://a:b@c/x"])
+def test_what_is_no_mirror_is_a_usage_error(
+    output: Path, typed: Callable[..., tuple[int, str, str]], where: str
+) -> None:
+    code, _, err = typed("verify-mirror", "--tree", output, where)
+    assert (code, "a:b" in err) == (64, False)
+
+
+def test_a_folder_that_is_no_tree_is_refused(tmp_path: Path, typed: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = typed("verify-mirror", "--tree", tmp_path, tmp_path)
+    assert (code, "expected a tree that gitboot published" in err) == (8, True)
+
+
+# What is judged
+
+
+def test_an_absent_path_is_absent_by_any_refusal() -> None:
+    assert judge_absence("x", MirrorAnswer(status=403), "why") is None
+    found = judge_absence("x", MirrorAnswer(status=502), "why")
+    assert found is not None and found.fault is MirrorFault.UNKNOWN
+
+
+def test_content_that_is_named_by_its_digest_was_never_another() -> None:
+    file = MirrorFile(path=f"o/{'a' * 64}/user-data", sha256="b" * 64, size=3, modified=1000)
+    found = judge(file, MirrorAnswer(status=200, size=4, modified=1))
+    assert found is not None and found.fault is MirrorFault.WRONG
+
+
+def test_paths_of_a_kind_that_no_server_has_are_asked_for_a_sample_of_machines() -> None:
+    macs = [f"02-00-00-00-{number >> 8:02x}-{number & 255:02x}" for number in range(10 * SAMPLE)]
+    found = left_over([f"grub.cfg-01-{mac}" for mac in macs] + [f"v1/boot/{macs[0]}/boot.ipxe"])
+    by_kind = Counter(kind_of(f"boot/{path}") for path in found)
+    assert by_kind.pop(IPXE_BY_MAC) == len(macs) - 1
+    assert set(by_kind.values()) == {SAMPLE}
+    assert PXELINUX in by_kind
+
+
+def test_what_may_be_left_over_is_of_the_same_machines_alone() -> None:
+    colons = MAC.replace("-", ":")
+    assert left_over(["boot.ipxe", f"v1/boot/{MAC}/boot.ipxe"]) == (
+        f"{colons}/auto.ipxe",
+        f"MAC-{MAC.replace('-', '')}.ipxe",
+        f"grub.cfg-01-{MAC}",
+        f"ipxe/script/{colons}/auto.ipxe",
+        f"pixiecore/v1/boot/{colons}",
+        f"pxelinux.cfg/01-{MAC}",
+        f"v1/boot/{MAC}/bootparameters.json",
+        f"v1/boot/{MAC}/grub.cfg",
+    )

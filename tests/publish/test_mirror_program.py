@@ -1,0 +1,731 @@
+"""The program of a mirror without gitboot: it copies, verifies, and ends windows, whatever happens to the publisher."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import gitboot.publish.mirror_program as program
+from gitboot.publish.list_root import replace_list_keys
+from gitboot.publish.mirror_program import main
+from gitboot.publish.mirror_repair import join_program
+from gitboot.render.paths import File
+from tests.helpers import httpx_client
+from tests.helpers.cases import for_each
+from tests.helpers.file_servers import nginx
+from tests.helpers.fleets import at, maintenance
+from tests.helpers.forked_commands import captured
+from tests.helpers.git_servers import free_port, listening
+from tests.helpers.git_servers import program as program_of
+from tests.helpers.served_tree import ALWAYS, ENTRY, REPAIR, Fleet, eventually, planned
+from tests.helpers.signed_list_clients import SignedSite, listed_server, made_keys
+from tests.helpers.signed_lists import ListSigner, sign_tree
+from tests.publish.test_mirror_comparison import BY_MAC, FIRST
+from tests.publish.test_signed_list_reader import _interpreters
+
+INSIDE, ENDS = at("20T23:00"), at("21T04:00")
+AFTER = ENDS + timedelta(minutes=1)
+SECOND = timedelta(seconds=1)
+CONTENT = "o/5e1f/script"
+
+
+def window(now: datetime = INSIDE, **shared: bytes) -> Fleet:
+    """A fleet in a maintenance window, with a file that boot scripts may name."""
+    fleet = planned(*ALWAYS, REPAIR, now=now)
+    more = {f"boot/{CONTENT}": File(b"content\n"), **{f"boot/{name}": File(text) for name, text in shared.items()}}
+    return replace(fleet, shared={**fleet.shared, **more})
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> SignedSite:
+    """A published tree of a window that is open, and its keys."""
+    found = SignedSite(tmp_path / "publisher")
+    found.publish(window(), INSIDE)
+    return found
+
+
+class MirrorHost:
+    """A host with the program, the public key, and a folder that a web server serves."""
+
+    def __init__(self, folder: Path, publisher: SignedSite) -> None:
+        folder.mkdir()
+        self.folder, self.served = folder, folder / "boot"
+        self.served.mkdir()
+        self.source, self.state, self.key = str(publisher.boot), folder / "state", folder / "root.pub"
+        shutil.copy(publisher.public, self.key)
+        self.program = folder / "gitboot-mirror.py"
+        self.program.write_bytes(join_program())
+
+    @property
+    def arguments(self) -> list[str]:
+        return [
+            *("--from", self.source, "--to", str(self.served)),
+            *("--key", str(self.key), "--state", str(self.state)),
+        ]
+
+    def run(self, now: datetime, *more: str) -> int:
+        return main([*self.arguments, *more], clock=lambda: now)
+
+    def boots(self, path: str = ENTRY) -> bytes:
+        return (self.served / path[1:]).read_bytes()
+
+    def contents(self) -> dict[str, tuple[bytes, int]]:
+        paths = (path for path in self.served.rglob("*") if path.is_file() and ".staging" not in path.parts)
+        return {str(path.relative_to(self.served)): _file(path) for path in paths}
+
+
+def _file(path: Path) -> tuple[bytes, int]:
+    return path.read_bytes(), int(path.stat().st_mtime)
+
+
+def published(publisher: SignedSite) -> dict[str, tuple[bytes, int]]:
+    paths = (path for path in publisher.boot.rglob("*") if path.is_file())
+    return {str(path.relative_to(publisher.boot)): _file(path) for path in paths}
+
+
+@pytest.fixture
+def host(publisher: SignedSite, tmp_path: Path) -> MirrorHost:
+    return MirrorHost(tmp_path / "mirror", publisher)
+
+
+def script(now: datetime, path: str = ENTRY) -> bytes:
+    """What a path is at a time."""
+    return planned(*ALWAYS, REPAIR, now=now).boot_files[path].content
+
+
+WINDOW, ENDED = script(INSIDE), script(AFTER)
+
+
+# Copies
+
+
+def test_a_mirror_is_what_was_published_with_its_times(publisher: SignedSite, host: MirrorHost) -> None:
+    assert host.run(INSIDE) == 0
+    assert host.contents() == published(publisher)
+    before = {path: (host.served / path).stat().st_ino for path in host.contents()}
+    assert host.run(INSIDE + SECOND) == 0
+    assert {path: (host.served / path).stat().st_ino for path in host.contents()} == before, "nothing is written again"
+
+
+def test_a_commit_arrives_and_what_it_removes_goes(publisher: SignedSite, host: MirrorHost) -> None:
+    publisher.publish(window(left=b"#!ipxe\n"), INSIDE)
+    host.run(INSIDE)
+    assert host.boots("/left") == b"#!ipxe\n"
+    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
+    assert host.run(INSIDE + SECOND) == 0
+    assert host.contents() == published(publisher)
+    assert not (host.served / "left").exists()
+
+
+def test_an_edited_file_is_replaced_and_an_additional_boot_script_goes(publisher: SignedSite, host: MirrorHost) -> None:
+    host.run(INSIDE)
+    for path in (ENTRY, FIRST):
+        before = (host.served / path[1:]).stat()
+        (host.served / path[1:]).write_bytes(host.boots(path)[:-2] + b"#\n")
+        os.utime(host.served / path[1:], (before.st_mtime, before.st_mtime))
+    (host.served / "pxelinux.cfg").mkdir(exist_ok=True)
+    (host.served / "pxelinux.cfg/01-52-54-00-99-99-99").write_text("DEFAULT x\n")
+    (host.served / "linked").symlink_to("/etc/passwd")
+    (host.served / "assets").mkdir()
+    (host.served / "assets/linux").write_text("placed by a person")
+    assert host.run(INSIDE + SECOND) == 0
+    assert (host.served / "assets/linux").read_text() == "placed by a person"
+    shutil.rmtree(host.served / "assets")
+    assert host.contents() == published(publisher)
+    assert not (host.served / "linked").is_symlink() and not (host.served / "pxelinux.cfg").exists()
+
+
+def test_a_symlink_in_the_place_of_a_folder_and_a_folder_in_the_place_of_a_file_are_replaced(
+    publisher: SignedSite, host: MirrorHost, tmp_path: Path
+) -> None:
+    host.run(INSIDE)
+    folder, first = (host.served / ENTRY[1:]).parent, host.served / FIRST[1:]
+    (outside := tmp_path / "outside").mkdir()
+    shutil.rmtree(folder)
+    folder.symlink_to(outside)
+    first.unlink()
+    (first / "more").mkdir(parents=True)
+    assert host.run(INSIDE + SECOND) == 0
+    assert host.contents() == published(publisher)
+    assert not folder.is_symlink() and not [*outside.iterdir()]
+
+
+def test_the_folder_is_compared_without_what_the_program_stages_in_it(publisher: SignedSite, host: MirrorHost) -> None:
+    host.run(INSIDE)
+    assert (host.served / ".staging/boot.ipxe").exists()
+    done = captured("verify-mirror", host.served, "--tree", publisher.root)
+    assert done.returncode == 0, done.stdout
+    (host.served / "v1/.staging").mkdir()
+    (host.served / "v1/.staging/boot.ipxe").write_text("#!ipxe\n")
+    done = captured("verify-mirror", host.served, "--tree", publisher.root)
+    assert (done.returncode, "/v1/.staging/boot.ipxe" in done.stdout) == (8, True)
+    assert host.run(INSIDE + SECOND) == 0
+    assert not (host.served / "v1/.staging").exists(), "the program stages in one folder alone"
+
+
+def test_files_have_the_permissions_and_the_group_of_the_folder(host: MirrorHost) -> None:
+    host.served.chmod(0o750)
+    host.run(AFTER)
+    modes = {path.stat().st_mode & 0o777 for path in host.served.rglob("*") if path.is_file()}
+    assert modes == {0o640}
+    folders = {path.stat().st_mode & 0o777 for path in host.served.rglob("*") if path.is_dir()}
+    assert folders == {0o750, 0o700} and (host.served / ".staging").stat().st_mode & 0o777 == 0o700
+
+
+# The end of a window
+
+
+def test_finding_m1_a_mirror_ends_a_window_though_the_publisher_died_in_it(
+    publisher: SignedSite, host: MirrorHost, tmp_path: Path
+) -> None:
+    """With a real rsync daemon, and nginx: the tree and its list stay as the publisher left them."""
+    port, conf = free_port(), tmp_path / "rsyncd.conf"
+    user = "uid = root\ngid = root\n" if os.geteuid() == 0 else ""
+    conf.write_text(f"{user}[boot]\npath = {publisher.boot}\nread only = yes\nuse chroot = no\n")
+    daemon = [program_of("rsync", "rsync"), "--daemon", "--no-detach", f"--config={conf}", "--address=127.0.0.1"]
+    host.source = f"rsync://127.0.0.1:{port}/boot"
+    (tmp_path / "nginx").mkdir()
+    with nginx(host.served, publisher.root / "ops/serve", tmp_path / "nginx") as mirror:
+        with listening([*daemon, f"--port={port}"], port, os.environ):
+            assert _program(host, INSIDE).returncode == 0
+            assert _get(f"{mirror.url}{ENTRY}") == WINDOW
+            assert _program(host, ENDS - SECOND).returncode == 0
+            assert _get(f"{mirror.url}{ENTRY}") == WINDOW
+        done = _program(host, ENDS)  # the publisher's host is down, too
+        assert (done.returncode, "rsync exits with" in done.stderr) == (1, True)
+        assert _get(f"{mirror.url}{ENTRY}") == ENDED
+
+
+def _get(url: str) -> bytes:
+    found = httpx_client.get(url)
+    assert found.status_code == 200
+    return found.content
+
+
+WITH_CLOCK: Final = """
+import runpy, sys
+from datetime import datetime, timezone
+program = runpy.run_path(sys.argv[1])
+now = datetime.strptime(sys.argv[2], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
+sys.exit(program["main"](sys.argv[3:], clock=lambda: now))
+"""
+
+
+def _program(host: MirrorHost, now: datetime, interpreter: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    """Run the file as a mirror does, without gitboot, at a time."""
+    command = [interpreter, "-I", "-c", WITH_CLOCK, str(host.program), f"{now:%Y-%m-%dT%H:%M:%S}", *host.arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@for_each("interpreter", _interpreters())
+def test_each_python_that_is_here_copies_and_ends_a_window(interpreter: str, tmp_path: Path) -> None:
+    folder = tmp_path / interpreter.replace("/", "-")
+    folder.mkdir()
+    publisher = SignedSite(folder / "publisher")
+    publisher.publish(window(), INSIDE)
+    host = MirrorHost(folder / "mirror", publisher)
+    for now, script in ((INSIDE, WINDOW), (ENDS, ENDED)):
+        done = _program(host, now, interpreter)
+        assert (done.returncode, host.boots()) == (0, script), done.stderr
+
+
+@pytest.mark.parametrize("source", ["there", "gone"])
+def test_a_window_that_has_ended_stays_ended_though_the_clock_goes_back(
+    publisher: SignedSite, host: MirrorHost, source: str
+) -> None:
+    assert host.run(INSIDE) == 0
+    assert host.run(ENDS) == 0
+    if source == "gone":
+        shutil.rmtree(publisher.boot)
+    for now in (INSIDE, ENDS - SECOND, datetime(1970, 1, 1, tzinfo=UTC)):
+        assert host.run(now) == (0 if source == "there" else 1)
+        assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(AFTER, BY_MAC))
+
+
+def test_no_window_is_opened_by_the_mirror(publisher: SignedSite, host: MirrorHost) -> None:
+    """Only the publisher opens windows: a mirror cannot know what was decided since."""
+    before = at("20T21:00")
+    publisher.publish(window(before), before)
+    assert host.run(before) == 0
+    assert host.boots() == ENDED
+    assert host.run(INSIDE) == 0
+    assert host.boots() == ENDED
+
+
+def test_no_step_of_a_copy_opens_a_window_that_has_ended(
+    publisher: SignedSite, host: MirrorHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tree of the publisher still has the boot scripts of the window."""
+    host.run(INSIDE)
+    host.run(ENDS)
+    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
+    replace_file, seen = os.replace, set[bytes]()
+
+    def noting(source: str, place: str) -> None:
+        replace_file(source, place)
+        seen.add(host.boots())
+
+    monkeypatch.setattr(os, "replace", noting)
+    assert host.run(ENDS + SECOND) == 0
+    assert (seen, host.boots("/added")) == ({ENDED}, b"#!ipxe\n")
+
+
+def test_an_expired_list_still_ends_windows(publisher: SignedSite, host: MirrorHost) -> None:
+    later = ENDS + timedelta(days=30)
+    assert host.run(later) == 0
+    assert host.boots() == ENDED
+
+
+def test_a_publisher_that_lives_publishes_the_next_window(publisher: SignedSite, host: MirrorHost) -> None:
+    host.run(INSIDE)
+    host.run(ENDS)
+    again = at("21T04:00") + timedelta(hours=1)
+    publisher.publish(window(), again)
+    assert host.run(again) == 0
+    assert host.boots() == ENDED, "the window of this list has ended, whoever has published it"
+
+
+def test_a_clock_that_was_ahead_is_corrected_by_the_next_list(publisher: SignedSite, host: MirrorHost) -> None:
+    """The window that it has ended stays ended. A commit that prolongs the window opens it."""
+    host.run(datetime(2040, 1, 1, tzinfo=UTC))
+    assert host.boots() == ENDED
+    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
+    assert host.run(INSIDE + SECOND) == 0
+    assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED)
+    longer = maintenance("repair", "20T22:00 21T06:00")
+    publisher.publish(planned(*ALWAYS, longer, now=INSIDE), INSIDE + 2 * SECOND)
+    assert host.run(INSIDE + 2 * SECOND) == 0
+    assert host.boots() == WINDOW
+    assert host.run(at("21T06:00")) == 0
+    assert host.boots() == ENDED
+
+
+def test_a_list_that_expired_on_its_way_opens_no_window_that_has_ended(publisher: SignedSite, host: MirrorHost) -> None:
+    """A mirror is without its publisher for two days. Then it reaches a list of the window, and its clock goes back."""
+    host.run(INSIDE)
+    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
+    reachable, host.source = host.source, "/nowhere"
+    assert host.run(ENDS + timedelta(days=2)) == 1
+    assert host.boots() == ENDED
+    host.source = reachable
+    for now in (INSIDE + SECOND, datetime(1970, 1, 1, tzinfo=UTC), INSIDE + 2 * SECOND):
+        assert host.run(now) == 0
+        assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED)
+
+
+def test_a_list_that_waited_for_its_copy_opens_no_window_again(publisher: SignedSite, host: MirrorHost) -> None:
+    """The clock goes back after the end, and then a newer list arrives that was made in the window."""
+    host.run(INSIDE)
+    assert host.run(ENDS) == 0
+    publisher.publish(window(added=b"#!ipxe\n"), ENDS - SECOND)
+    assert host.run(INSIDE + SECOND) == 0
+    assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED)
+
+
+def test_a_window_that_a_commit_took_back_ends_though_its_copy_was_broken_off(
+    publisher: SignedSite, host: MirrorHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full before the boot script of the new commit is in its place, and the publisher dies."""
+    host.run(INSIDE)
+    publisher.publish(planned(*ALWAYS, now=INSIDE), INSIDE + SECOND)
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(program.Mirror, "_link", full)
+        assert host.run(INSIDE + SECOND) == 1
+    assert host.boots() == WINDOW
+    shutil.rmtree(publisher.boot)
+    assert host.run(ENDS) == 1
+    assert host.boots() == ENDED
+
+
+def test_a_folder_of_other_files_is_left_alone(host: MirrorHost, capsys: pytest.CaptureFixture[str]) -> None:
+    other = host.served / "index.html"
+    other.write_text("another site")
+    assert host.run(INSIDE) == 1
+    assert "index.html is in the folder of --to" in capsys.readouterr().err
+    assert {path.name for path in host.served.iterdir()} == {"index.html"}
+
+
+# What a state file may have become.
+DAMAGED_STATES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    "no JSON": lambda _: "{",
+    "nested without end": lambda _: "[" * 100_000,
+    "nothing": lambda _: "{}",
+    "a list": lambda _: "[]",
+    "a time without a zone": lambda state: json.dumps({**state, "latest": "2026-01-20T23:00:00"}),
+    "ends that are no texts": lambda state: json.dumps(
+        {**state, "ends": {path: [since, 7] for path, (since, _) in state["ends"].items()}}
+    ),
+    "an end outside the folder": lambda state: json.dumps({**state, "ends": {"../outside": [state["latest"], ""]}}),
+    "ends as a list": lambda state: json.dumps({**state, "ends": []}),
+    "versions that are texts": lambda state: json.dumps({**state, "seen": ["1", "2", "3", []]}),
+    "too few versions": lambda state: json.dumps({**state, "seen": [1]}),
+    "keys that are a number": lambda state: json.dumps({**state, "keys": 7}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_STATES)
+def test_a_window_ends_though_the_state_is_damaged(
+    publisher: SignedSite, host: MirrorHost, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The list that is served names the end, too."""
+    host.run(INSIDE)
+    host.state.write_text(DAMAGED_STATES[damage](json.loads(host.state.read_text())))
+    shutil.rmtree(publisher.boot)
+    assert host.run(ENDS) == 1
+    assert "is damaged, and is made anew" in capsys.readouterr().err
+    assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(AFTER, BY_MAC))
+    assert not (host.served.parent / "outside").exists()
+
+
+@pytest.mark.parametrize("lost", ["state", "digests", "damaged digests", "unreadable state"])
+def test_a_window_ends_though_the_state_was_lost(publisher: SignedSite, host: MirrorHost, lost: str) -> None:
+    host.run(INSIDE)
+    if lost == "damaged digests":
+        Path(f"{host.state}.digests").write_text('{"1:2": 7}')
+    elif lost == "unreadable state":
+        host.state.unlink()
+        host.state.mkdir()
+    else:
+        Path(f"{host.state}{'.digests' if lost == 'digests' else ''}").unlink()
+    shutil.rmtree(publisher.boot)
+    assert host.run(ENDS) == 1
+    assert host.boots() == ENDED
+
+
+@pytest.mark.parametrize("damage", ["absent", "damaged", "a folder"])
+def test_a_window_ends_though_no_public_key_can_be_read(
+    host: MirrorHost, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ends that are remembered were verified when they came."""
+    host.run(INSIDE)
+    if damage == "damaged":
+        host.key.write_bytes(b"\xff-----BEGIN")
+    else:
+        host.key.unlink()
+        if damage == "a folder":
+            host.key.mkdir()
+    assert host.run(ENDS) == 1
+    assert host.boots() == ENDED
+    shown = capsys.readouterr().err
+    assert shown.startswith("gitboot-mirror: ") and str(host.key) in shown
+
+
+def test_a_window_ends_though_another_file_cannot_be_replaced(
+    publisher: SignedSite, host: MirrorHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.run(INSIDE)
+    turned = program.Mirror._turn
+
+    def failing(mirror: program.Mirror, path: str, ending: program.Ending) -> None:
+        if f"/{path}" == BY_MAC:
+            raise OSError("the file cannot be replaced")
+        turned(mirror, path, ending)
+
+    monkeypatch.setattr(program.Mirror, "_turn", failing)
+    assert host.run(ENDS) == 1
+    assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(INSIDE, BY_MAC))
+
+
+CLOCK_IN_FILE: Final = """
+import runpy, sys
+from datetime import datetime, timezone
+program = runpy.run_path(sys.argv[1])
+def clock():
+    with open(sys.argv[2]) as file:
+        return datetime.strptime(file.read(), "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
+sys.exit(program["main"](sys.argv[3:], clock=clock))
+"""
+
+
+def test_a_window_ends_while_a_copy_hangs(publisher: SignedSite, host: MirrorHost, tmp_path: Path) -> None:
+    """The server accepts the connection, and is silent."""
+    host.run(INSIDE)
+    clock = tmp_path / "clock"
+    clock.write_text(f"{INSIDE:%Y-%m-%dT%H:%M:%S}")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(300)
+        host.source = f"rsync://127.0.0.1:{silent.getsockname()[1]}/boot"
+        command = [sys.executable, "-I", "-c", CLOCK_IN_FILE, str(host.program), str(clock), *host.arguments]
+        with subprocess.Popen(command, start_new_session=True) as process:
+            try:
+                connection, _ = silent.accept()
+                assert host.boots() == WINDOW
+                (tmp_path / "ended").write_text(f"{ENDS:%Y-%m-%dT%H:%M:%S}")
+                (tmp_path / "ended").replace(clock)
+                assert eventually(lambda: host.boots() == ENDED)
+                assert process.poll() is None
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+                connection.close()
+
+
+# What is not served
+
+
+def test_an_artifact_that_is_not_what_its_path_names_is_not_served(publisher: SignedSite, host: MirrorHost) -> None:
+    """The list does not name what `gitboot artifacts` brings to the tree."""
+    kernel = publisher.boot / f"o/{sha256(b'kernel').hexdigest()}/kernel"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_bytes(b"kernel")
+    assert host.run(INSIDE) == 0
+    served = host.served / kernel.relative_to(publisher.boot)
+    for edited in (kernel, served):
+        before = edited.stat()
+        edited.write_bytes(b"rootki")
+        os.utime(edited, (before.st_mtime, before.st_mtime))
+        if edited == kernel:
+            (host.served / ".staging" / kernel.relative_to(publisher.boot)).unlink()  # rsync would skip it
+            assert host.run(INSIDE + SECOND) == 1
+            assert served.read_bytes() == b"kernel"
+            kernel.write_bytes(b"kernel")
+        assert host.run(INSIDE + SECOND) == 0
+        assert served.read_bytes() == b"kernel"
+
+
+def _edited(publisher: SignedSite) -> None:
+    (publisher.boot / ENTRY[1:]).write_bytes(b"#!ipxe\nshell\n")
+
+
+def _added(publisher: SignedSite) -> None:
+    """A boot script that the list does not name."""
+    (publisher.boot / "pxelinux.cfg").mkdir(exist_ok=True)
+    (publisher.boot / "pxelinux.cfg/default").write_text("DEFAULT shell\n")
+
+
+def _signed_by_another(publisher: SignedSite) -> None:
+    _edited(publisher)
+    sign_tree(publisher.root, ListSigner(), made=INSIDE)
+
+
+def _unsigned(publisher: SignedSite) -> None:
+    _edited(publisher)
+    sign_tree(publisher.root, ListSigner.unsigned(), made=INSIDE)
+
+
+def _without_list(publisher: SignedSite) -> None:
+    shutil.rmtree(publisher.boot / "signed")
+
+
+TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
+    "an edited boot script": (_edited, "is not as the list or its path names it"),
+    "a list of another publisher": (_signed_by_another, "no root is signed by the public key"),
+    "an unsigned list": (_unsigned, "nothing is signed"),
+    "no list": (_without_list, "there is no signed list"),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_a_tree_that_is_not_the_publishers_is_not_served_and_windows_end_all_the_same(
+    publisher: SignedSite, host: MirrorHost, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    change, words = TAMPERED[case]
+    host.run(INSIDE)
+    before = host.contents()
+    change(publisher)
+    assert host.run(INSIDE + SECOND) == 1
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert host.contents() == before
+    assert host.run(ENDS) == 1
+    assert host.boots() == ENDED
+
+
+def test_a_boot_script_that_the_list_does_not_name_is_not_served(publisher: SignedSite, host: MirrorHost) -> None:
+    before = published(publisher)
+    _added(publisher)
+    assert host.run(INSIDE) == 0
+    assert host.contents() == before
+
+
+def test_an_earlier_tree_is_not_served(
+    publisher: SignedSite, host: MirrorHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(publisher.root, tmp_path / "earlier")
+    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
+    host.run(INSIDE)
+    host.source = str(tmp_path / "earlier/boot")
+    assert host.run(INSIDE) == 1
+    assert "was read before" in capsys.readouterr().err
+    assert host.boots("/added") == b"#!ipxe\n"
+
+
+def test_after_the_loss_of_the_root_key_a_new_public_key_is_all_that_a_mirror_needs(
+    publisher: SignedSite, host: MirrorHost, tmp_path: Path
+) -> None:
+    """Versions of the new root begin with 1, and the mirror has seen the second root of the lost key."""
+    assert publisher.keys is not None
+    replace_list_keys(publisher.keys, None, None, INSIDE)
+    publisher.publish(window(), INSIDE + SECOND)
+    assert host.run(INSIDE + SECOND) == 0
+    publisher.keys = made_keys(tmp_path / "new", INSIDE)
+    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + 2 * SECOND)
+    assert host.run(INSIDE + 2 * SECOND) == 1
+    assert (host.run(ENDS), host.boots()) == (1, ENDED), "windows end meanwhile"
+    shutil.copy(publisher.public, host.key)
+    assert host.run(INSIDE + 3 * SECOND) == 0
+    assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED), "what has ended stays ended"
+
+
+def test_mistakes_are_named(host: MirrorHost, capsys: pytest.CaptureFixture[str]) -> None:
+    (host.folder / "linked").symlink_to(host.served)
+    for key, state in (("k", host.served / "state"), (host.folder / "linked/root.pub", host.state)):
+        with pytest.raises(SystemExit) as ended:
+            main(["--from", host.source, "--to", str(host.served), "--key", str(key), "--state", str(state)])
+        assert (ended.value.code, "outside DIR" in capsys.readouterr().err) == (2, True)
+    copied = host.served / "gitboot-mirror.py"
+    copied.write_bytes(host.program.read_bytes())
+    done = subprocess.run([sys.executable, str(copied), *host.arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, "this program: name a file outside DIR" in done.stderr) == (2, True)
+    host.key.write_text("none")
+    assert (host.run(INSIDE), "hexadecimal digits" in capsys.readouterr().err) == (1, True)
+    host.key.unlink()
+    assert (host.run(INSIDE), "No such file" in capsys.readouterr().err) == (1, True)
+
+
+# Killed at any step
+
+KILLED: Final = """
+import os, runpy, sys
+from datetime import datetime, timezone
+left = int(sys.argv[2])
+def counted(call):
+    def counting(*arguments, **named):
+        global left
+        if left == 0:
+            os.kill(os.getpid(), 9)
+        left -= 1
+        return call(*arguments, **named)
+    return counting
+for name in ("replace", "link", "unlink", "mkdir", "rmdir"):
+    setattr(os, name, counted(getattr(os, name)))
+program = runpy.run_path(sys.argv[1])
+now = datetime.strptime(sys.argv[3], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
+sys.exit(program["main"](sys.argv[4:], clock=lambda: now))
+"""
+
+
+def test_a_program_that_is_killed_at_any_step_leaves_whole_chains_and_goes_on(
+    publisher: SignedSite, host: MirrorHost
+) -> None:
+    """Each entry of the tree names a content; at each step the content of what is served is there.
+
+    The lists have few bins, so that each process has few signatures to verify.
+    """
+    entries, signer = [ENTRY, BY_MAC], ListSigner()
+    host.key.write_text(f"{signer.keys[0].hex()}\n")
+    for number in range(400):
+        names = f"o/{number:04}/script"
+        fleet = _chained(names)
+        publisher.publish(fleet, INSIDE + SECOND * number)
+        sign_tree(publisher.root, signer, made=INSIDE + SECOND * number)
+        command = [sys.executable, "-I", "-c", KILLED, str(host.program), str(number)]
+        done = subprocess.run([*command, f"{INSIDE:%Y-%m-%dT%H:%M:%S}", *host.arguments], check=False)
+        assert done.returncode in (0, -signal.SIGKILL)
+        for path in entries:
+            at_mirror = host.served / path[1:]
+            if at_mirror.exists():
+                assert (host.served / at_mirror.read_text().strip()).exists(), (number, path)
+        if (host.served / FIRST[1:]).exists():
+            assert all((host.served / path[1:]).exists() for path in entries), number
+        if done.returncode == 0:
+            break
+    assert number > 10 and host.contents() == published(publisher)
+    assert host.boots() == f"{names}\n".encode()
+
+
+def _chained(name: str) -> Fleet:
+    """A fleet whose boot scripts name one content."""
+    fleet, servers = window(), {}
+    for server, state in fleet.servers.items():
+        files = {path: _naming(path, file, name) for path, file in state.files.items() if path.startswith("boot/")}
+        servers[server] = replace(state, files=listed_server(server, files))
+    return replace(fleet, servers=servers, shared={**fleet.shared, f"boot/{name}": File(name.encode())})
+
+
+def _naming(path: str, file: File, name: str) -> File:
+    return replace(file, content=f"{name}\n".encode()) if path in (f"boot{ENTRY}", f"boot{BY_MAC}") else file
+
+
+# The files that gitboot writes for a mirror
+
+
+def test_the_program_is_one_file_of_python_3_6_that_imports_the_standard_library_only() -> None:
+    parsed = ast.parse(join_program(), feature_version=(3, 6))
+    imported = {each.module or "" for each in ast.walk(parsed) if isinstance(each, ast.ImportFrom)}
+    imported |= {name.name for each in ast.walk(parsed) if isinstance(each, ast.Import) for name in each.names}
+    assert imported <= sys.stdlib_module_names, imported - sys.stdlib_module_names
+
+
+def test_the_program_and_the_reader_of_lists_define_no_name_twice() -> None:
+    body = ast.parse(join_program()).body
+    defined = [each.name for each in body if isinstance(each, ast.ClassDef | ast.FunctionDef)]
+    defined += [
+        name.id for each in body if isinstance(each, ast.Assign) for name in each.targets if isinstance(name, ast.Name)
+    ]
+    assert sorted(defined) == sorted(set(defined))
+
+
+@pytest.fixture
+def written(publisher: SignedSite, host: MirrorHost, tmp_path: Path) -> Path:
+    out = tmp_path / "for-mirror"
+    done = captured("verify-mirror", host.served, "--write-program", out, "--from", publisher.boot, "--key", host.key)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_the_written_service_runs_the_written_program(publisher: SignedSite, host: MirrorHost, written: Path) -> None:
+    service = (written / "gitboot-mirror.service").read_text().replace("\\\n", " ")
+    command = shlex.split(next(line for line in service.splitlines() if line.startswith("ExecStart="))[10:])
+    places = {"/usr/local/lib/gitboot-mirror": str(written), "/var/lib/gitboot-mirror": str(host.folder)}
+    for place, ours in places.items():
+        command = [each.replace(place, ours) for each in command]
+    done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert host.boots() == ENDED, "the window lies in the past of the real clock"
+
+
+def test_systemd_accepts_the_written_units(written: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a folder with 100% of $HOME"
+    folder.mkdir()
+    more = ("--from", "mirror@host:/srv/boot files", "--key", written / "root.pub")
+    captured("verify-mirror", folder, "--write-program", tmp_path / "other", *more)
+    for each in (written, tmp_path / "other"):
+        text = (each / "gitboot-mirror.service").read_text().replace("/usr/local/lib/gitboot-mirror/", f"{written}/")
+        (each / "gitboot-mirror.service").write_text(text.replace("User=gitboot-mirror\n", "User=root\n"))
+        units = [str(each / f"gitboot-mirror.{kind}") for kind in ("service", "timer")]
+        command = [program_of("systemd-analyze", "systemd"), "verify", "--man=no", *units]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        shown = [line for line in (done.stdout + done.stderr).splitlines() if "gitboot-mirror" in line]
+        assert (done.returncode, shown) == (0, [])
+
+
+def test_the_files_of_a_mirror_need_a_source_a_key_and_an_absolute_folder(host: MirrorHost, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for arguments, words in (
+        ((host.served, "--write-program", out), "--from"),
+        ((host.served, "--write-program", out, "--from", "x"), "--key"),
+        (("boot", "--write-program", out, "--from", "x", "--key", host.key), "absolute path"),
+        ((host.served, "--from", "x"), "--write-program"),
+    ):
+        done = captured("verify-mirror", *arguments)
+        assert (done.returncode, words in done.stderr) == (64, True), done.stderr
+    assert not out.exists()

@@ -1,0 +1,555 @@
+"""`gitboot verify-mirror --repair`: what differs is replaced, in a folder and in a bucket."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.errors import ForeignTree, PublishError
+from gitboot.publish.durable_files import Disk
+from gitboot.publish.manifest import MANIFEST
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault
+from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, RightFile, repair
+from gitboot.publish.publisher import Directory
+from gitboot.publish.signed_list_reader import TOLERANCE
+from gitboot.publish.signed_mirror import compare_with_list
+from gitboot.publish.targets.folder import TargetFolder
+from gitboot.publish.targets.follower import BucketAddress, parse_target
+from gitboot.publish.targets.s3 import Bucket
+from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget
+from gitboot.render.paths import FIRST_SCRIPT, File
+from tests.helpers.configuration import give_credentials
+from tests.helpers.fleets import at
+from tests.helpers.forked_commands import captured
+from tests.helpers.s3_server import KEY, Store, s3_server
+from tests.helpers.served_tree import ALWAYS, ENTRY, MAC, REPAIR, Site, planned
+from tests.helpers.signed_list_clients import SignedSite
+from tests.helpers.target_steps import TargetKilled, bring_up, followed, killed_after
+from tests.publish.targets.test_s3 import ENTRY as UNLISTED_ENTRY
+from tests.publish.targets.test_s3 import fleet, split
+from tests.publish.test_mirror_comparison import BY_MAC, FIRST, FLEET
+
+GONE = "v1/boot/52-54-00-99-99-99/boot.ipxe"  # of a server that is gone
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return publish_signed(tmp_path_factory.mktemp("published")).root
+
+
+def publish_signed(folder: Path) -> SignedSite:
+    """Publish a fleet with content that a path names."""
+    content = {"boot/o/5e1f/script": File(b"content that a path names\n")}
+    published = SignedSite(folder)
+    published.publish(replace(FLEET, shared={**FLEET.shared, **content}), made=datetime.now(UTC))
+    return published
+
+
+@pytest.fixture
+def copy(output: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(output / "boot", tmp_path / "boot")
+
+
+def repaired(mirror: object, output: Path, *paths: str) -> tuple[int, dict[str, str], list[str]]:
+    """Type the command: its exit code, what it did with each path, and what it left."""
+    options = [each for path in paths for each in ("--repair", path)]
+    done = captured("verify-mirror", mirror, "--tree", output, *options, "-o", "json")
+    assert done.stdout, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return done.returncode, {each["path"]: each["action"] for each in found["repairs"]}, found["left"]
+
+
+def rename_ledger(root: Path) -> None:
+    """Let a tree belong to another ledger."""
+    manifest = root / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b'"ledger":"test"', b'"ledger":"theirs"'))
+
+
+def edit(path: Path) -> None:
+    """Change a file, and keep its size and its time."""
+    before = path.stat()
+    path.write_bytes(path.read_bytes()[:-2] + b"#\n")
+    os.utime(path, (before.st_mtime, before.st_mtime))
+
+
+def files_of(root: Path) -> dict[str, tuple[bytes, int]]:
+    paths = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): (path.read_bytes(), int(path.stat().st_mtime)) for path in paths}
+
+
+def as_published(copy: Path, output: Path) -> bool:
+    return files_of(copy) == files_of(output / "boot")
+
+
+def test_finding_m6_repair_replaces_one_file_or_all(copy: Path, output: Path) -> None:
+    for path in (ENTRY, FIRST, BY_MAC):
+        edit(copy / path[1:])
+    assert repaired(copy, output, ENTRY) == (0, {ENTRY[1:]: "Replaced"}, [])
+    assert (copy / ENTRY[1:]).read_bytes() == (output / f"boot{ENTRY}").read_bytes()
+    assert not as_published(copy, output)
+    assert repaired(copy, output, ALL) == (0, {FIRST[1:]: "Replaced", BY_MAC[1:]: "Replaced"}, [])
+    assert as_published(copy, output)
+    assert repaired(copy, output, ALL) == (0, {}, [])
+
+
+def test_absent_files_come_back_and_boot_scripts_of_nobody_go(copy: Path, output: Path) -> None:
+    token = next(path for path in copy.rglob("*") if path.parent.name == "provisioned").relative_to(copy)
+    for name in (ENTRY[1:], "signed/timestamp.json", str(token)):
+        (copy / name).unlink()
+    for name in (GONE, "signed/9.servers-00.json", "left.txt", "assets/linux"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text("#!ipxe\n")
+    code, done, left = repaired(copy, output, ALL)
+    assert (code, left) == (8, ["left.txt"])
+    assert done == {
+        ENTRY[1:]: "Replaced",
+        "signed/timestamp.json": "Replaced",
+        str(token): "Replaced",
+        GONE: "Removed",
+        "signed/9.servers-00.json": "Removed",
+    }
+    assert repaired(copy, output, "left.txt") == (0, {"left.txt": "Removed"}, [])
+    shutil.rmtree(copy / "assets")
+    assert as_published(copy, output)
+
+
+def test_a_boot_script_that_the_tree_has_is_not_removed_although_its_list_does_not_name_it(tmp_path: Path) -> None:
+    """An earlier version of gitboot published the server, without a listing."""
+    own, shared = split({**fleet(1, (0,)), FIRST_SCRIPT: File(b"#!ipxe\n")})
+    with Directory.open(tmp_path / "output", ledger="test") as directory:
+        directory.publish(own, shared, complete=True, commit="c0ffee", at=_now())
+        directory.update_list(None, _now())
+    copy = shutil.copytree(tmp_path / "output/boot", tmp_path / "boot")
+    edit(copy / FIRST[1:])
+    unlisted = UNLISTED_ENTRY.format(0).removeprefix("boot/")
+    assert repaired(copy, tmp_path / "output", ALL) == (8, {FIRST[1:]: "Replaced"}, [unlisted])
+    assert as_published(copy, tmp_path / "output")
+
+
+def test_a_symlink_in_the_place_of_a_file_is_replaced_and_one_of_a_folder_is_not_followed(
+    copy: Path, output: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes((copy / FIRST[1:]).read_bytes())
+    (copy / FIRST[1:]).unlink()
+    (copy / FIRST[1:]).symlink_to(elsewhere)
+    assert repaired(copy, output, FIRST) == (0, {FIRST[1:]: "Replaced"}, [])
+    assert not (copy / FIRST[1:]).is_symlink()
+    (tmp_path / "folder").mkdir()
+    shutil.rmtree(copy / f"v1/boot/{MAC}")
+    (copy / f"v1/boot/{MAC}").symlink_to(tmp_path / "folder")
+    done = captured("verify-mirror", copy, "--tree", output, "--repair", ALL)
+    assert (done.returncode, "expected a folder" in done.stderr) == (8, True)
+    assert [*(tmp_path / "folder").iterdir()] == []
+
+
+def test_files_get_the_permissions_and_the_group_of_the_mirrors_folder(copy: Path, output: Path) -> None:
+    copy.chmod(0o750)
+    (copy / FIRST[1:]).unlink()
+    repaired(copy, output, FIRST)
+    assert (copy / FIRST[1:]).stat().st_mode & 0o777 == 0o640
+
+
+def test_content_comes_first_then_entries_then_first_scripts_then_the_list(
+    copy: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stops a repair, no machine is told a name that leads nowhere."""
+    for path in sorted(copy.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    written: list[str] = []
+    write = FolderStore.replace
+
+    def noted(store: FolderStore, path: str, file: RightFile, found: str | None) -> None:
+        written.append(path)
+        write(store, path, file, found)
+
+    monkeypatch.setattr(FolderStore, "replace", noted)
+    store = FolderStore(copy)
+    repair(store, output, [ALL], _now, parallel=1, begun=_ignore, done=_ignore)
+    store.close()
+    place = {path: number for number, path in enumerate(written)}
+    content = max(number for path, number in place.items() if path.startswith("o/"))
+    first, last = place[FIRST_SCRIPT.removeprefix("boot/")], place["signed/timestamp.json"]
+    assert content < place[ENTRY[1:]] < first < last == len(written) - 1
+    assert as_published(copy, output)
+
+
+def _ignore(_: int) -> None:
+    """Count no progress."""
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def test_mistakes_are_named(copy: Path, output: Path, tmp_path: Path) -> None:
+    edit(copy / FIRST[1:])
+    for arguments, words in (
+        ((copy, "--repair", ALL), "--tree"),
+        (("http://mirror.test", "--tree", output, "--repair", ALL), "name the folder or the target"),
+        ((copy, "--tree", output, "--repair", "boot.ipx"), "did you mean boot.ipxe?"),
+        ((tmp_path / "none", "--tree", output, "--repair", ALL), "is no folder"),
+    ):
+        done = captured("verify-mirror", *arguments)
+        assert (done.returncode, words in done.stderr) == (64, True), done.stderr
+    done = captured("verify-mirror", copy, "--tree", output, "--repair", ALL)
+    assert done.stdout.splitlines()[-1].endswith("files: 1 repaired")
+
+
+# What happens during a repair
+
+
+class WatchedStore(FolderStore):
+    """A copy in a folder, with what a repair writes, and with what happens before each write."""
+
+    def __init__(self, folder: Path, happen: Callable[[int], None] = lambda _: None) -> None:
+        super().__init__(folder)
+        self.written: dict[str, list[bytes]] = {}
+        self._happen, self._numbers = happen, count(1)
+
+    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]]) -> None:
+        super().replace_each(files)
+        for path, (file, _) in files.items():
+            self.written.setdefault(path, []).append(file.content)
+        self._happen(next(self._numbers))
+
+
+def with_window(folder: Path) -> SignedSite:
+    """Publish a maintenance window, as of a time in it."""
+    publisher = SignedSite(folder)
+    publisher.publish(planned(*ALWAYS, REPAIR, now=INSIDE), INSIDE)
+    return publisher
+
+
+def without_window(publisher: SignedSite) -> None:
+    """Publish again, because somebody has taken the maintenance out of the repository."""
+    publisher.publish(planned(*ALWAYS, now=INSIDE), INSIDE)
+
+
+INSIDE, ENDS = at("20T23:00"), at("21T04:00")
+
+
+def mend(
+    store: FolderStore,
+    publisher: SignedSite,
+    clock: Callable[[], datetime] = lambda: INSIDE,
+    begun: Callable[[int], None] = _ignore,
+) -> RepairReport:
+    return repair(store, publisher.root, [ALL], clock, parallel=1, begun=begun, done=_ignore, retry_s=0)
+
+
+def test_finding_m6_a_window_that_ends_while_a_mirror_is_compared_is_not_put_back(tmp_path: Path) -> None:
+    publisher = with_window(tmp_path / "publisher")
+    (copy := tmp_path / "boot").mkdir()
+    windows = (publisher.boot / ENTRY[1:]).read_bytes()
+    tries: list[int] = []
+
+    def end(number: int) -> None:
+        if not tries:
+            without_window(publisher)
+        tries.append(number)
+
+    with closing(WatchedStore(copy)) as store:
+        mend(store, publisher, begun=end)
+    assert (len(tries), windows in store.written[ENTRY[1:]]) == (2, False)
+    assert as_published(copy, publisher.root)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
+def test_finding_m6_a_window_that_ends_after_any_stage_of_a_repair_is_not_served_when_it_has_ended(
+    tmp_path: Path, number: int
+) -> None:
+    """The stages are content, boot scripts, two of scripts for all machines, the list, and its timestamp."""
+    publisher = with_window(tmp_path / "publisher")
+    (copy := tmp_path / "boot").mkdir()
+
+    windows = (publisher.boot / ENTRY[1:]).read_bytes()
+
+    def end(stage: int) -> None:
+        if stage == number:
+            without_window(publisher)
+
+    with closing(WatchedStore(copy, end)) as store:
+        done = mend(store, publisher)
+    assert (publisher.boot / ENTRY[1:]).read_bytes() != windows, "the repair has that many stages"
+    paths = {each.path for each in done.repairs}
+    assert as_published(copy, publisher.root)
+    assert paths >= {ENTRY[1:], FIRST[1:], "signed/timestamp.json"}, "what an earlier try wrote is reported"
+
+
+def test_finding_m6_a_version_whose_time_passes_during_a_repair_is_not_written(tmp_path: Path) -> None:
+    """The publisher is dead, so the tree stays as it is."""
+    publisher = with_window(tmp_path / "publisher")
+    (copy := tmp_path / "boot").mkdir()
+    windows, now = (publisher.boot / ENTRY[1:]).read_bytes(), [ENDS - timedelta(seconds=1)]
+
+    def end(_: int) -> None:
+        now[0] = ENDS
+
+    with closing(WatchedStore(copy)) as store:
+        mend(store, publisher, lambda: now[0], begun=end)
+    assert (windows in store.written[ENTRY[1:]], ENTRY[1:] in store.written) == (False, True)
+
+
+def test_a_tree_that_is_published_to_again_and_again_ends_a_repair_with_a_message(tmp_path: Path) -> None:
+    publisher = with_window(tmp_path / "publisher")
+    (copy := tmp_path / "boot").mkdir()
+    fleets = cycle((planned(*ALWAYS, now=INSIDE), planned(*ALWAYS, REPAIR, now=INSIDE)))
+
+    def publish(_: int) -> None:
+        publisher.publish(next(fleets), INSIDE)
+
+    with (
+        closing(WatchedStore(copy)) as store,
+        pytest.raises(PublishError, match=r"was published to meanwhile; run the command"),
+    ):
+        mend(store, publisher, begun=publish)
+    assert store.written == {}
+
+
+def test_a_repair_writes_nothing_from_a_tree_whose_publication_was_cut_short(tmp_path: Path) -> None:
+    publisher = with_window(tmp_path / "publisher")
+    copy = shutil.copytree(publisher.boot, tmp_path / "boot")
+    edit(copy / ENTRY[1:])
+    with pytest.MonkeyPatch.context() as patch, suppress(TargetKilled):
+        patch.setattr(Disk, "place", killed_after(3))
+        without_window(publisher)
+    with (
+        closing(WatchedStore(copy)) as store,
+        pytest.raises(PublishError, match=r"is being published, or a publication was cut short"),
+    ):
+        mend(store, publisher)
+    assert store.written == {}
+    without_window(publisher)
+    assert repaired(copy, publisher.root, ALL)[0] == 0
+    assert as_published(copy, publisher.root)
+
+
+def test_a_repair_writes_nothing_by_a_list_of_an_earlier_publication(output: Path, tmp_path: Path) -> None:
+    """The publisher has ended before it wrote the list, or has no keys for it."""
+    tree = shutil.copytree(output, tmp_path / "tree")
+    copy = shutil.copytree(output / "boot", tmp_path / "boot")
+    edit(copy / ENTRY[1:])
+    Site(tree).publish(FLEET, commit="decaf")
+    with closing(WatchedStore(copy)) as store, pytest.raises(PublishError, match="the list is of another publication"):
+        repair(store, tree, [ALL], _now, parallel=1, begun=_ignore, done=_ignore, retry_s=0)
+    assert store.written == {}
+
+
+def test_finding_m6_an_older_output_does_not_repair_a_mirror_that_has_a_newer_list(tmp_path: Path) -> None:
+    """As after a restore, or if --tree names the OUTPUT of a host that has been replaced."""
+    publisher = with_window(tmp_path / "publisher")
+    older = shutil.copytree(publisher.root, tmp_path / "older")
+    without_window(publisher)
+    copy = shutil.copytree(publisher.boot, tmp_path / "boot")
+    edit(copy / ENTRY[1:])
+    before = files_of(copy)
+    done = captured("verify-mirror", copy, "--tree", older, "--repair", ALL)
+    assert (done.returncode, files_of(copy)) == (8, before)
+    assert "earlier version" in done.stderr and "name the OUTPUT that gitboot publishes to now" in done.stderr
+    assert repaired(copy, publisher.root, ENTRY)[0] == 0
+
+
+def test_a_clock_that_is_behind_the_list_of_the_tree_repairs_nothing(tmp_path: Path) -> None:
+    publisher = with_window(tmp_path / "publisher")
+    copy = shutil.copytree(publisher.boot, tmp_path / "boot")
+    edit(copy / ENTRY[1:])
+    behind = INSIDE - TOLERANCE * 2
+    with closing(WatchedStore(copy)) as store, pytest.raises(PublishError, match="correct the clock"):
+        mend(store, publisher, lambda: behind)
+    assert store.written == {}
+
+
+# Who publishes to a mirror
+
+
+def folder_target(folder: Path, root: Path, *, ledger: str = "test") -> StoreTarget:
+    """Have an instance bring a folder up to a tree."""
+    folder.mkdir(exist_ok=True)
+    return followed(TargetFolder(folder), root, name=str(folder), ledger=ledger)
+
+
+def test_finding_m6_a_folder_that_another_ledger_publishes_to_is_left_as_it_is(output: Path, tmp_path: Path) -> None:
+    target = folder_target(tmp_path / "target", output, ledger="theirs")
+    edit(tmp_path / f"target/boot{ENTRY}")
+    before = files_of(tmp_path / "target")
+    done = captured("verify-mirror", tmp_path / "target/boot", "--tree", output, "--repair", ALL)
+    assert (done.returncode, files_of(tmp_path / "target")) == (8, before)
+    assert "belongs to the ledger theirs, not to test" in done.stderr and "--tree, name the OUTPUT" in done.stderr
+    target.load()  # it is still the writer
+
+
+def test_a_copy_of_a_whole_output_of_another_ledger_is_left_as_it_is(output: Path, tmp_path: Path) -> None:
+    theirs = shutil.copytree(output, tmp_path / "theirs")
+    rename_ledger(theirs)
+    edit(theirs / f"boot{ENTRY}")
+    before = files_of(theirs)
+    done = captured("verify-mirror", theirs / "boot", "--tree", output, "--repair", ALL)
+    assert (done.returncode, files_of(theirs)) == (8, before)
+    assert "belongs to the ledger theirs, not to test" in done.stderr
+    ours = shutil.copytree(output, tmp_path / "ours")
+    edit(ours / f"boot{ENTRY}")
+    assert repaired(ours / "boot", output, ALL) == (0, {ENTRY[1:]: "Replaced"}, [])
+
+
+def test_the_tree_itself_is_not_repaired(output: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(output / "boot")
+    for mirror in (output / "boot", tmp_path / "link"):
+        done = captured("verify-mirror", mirror, "--tree", output, "--repair", ALL)
+        assert (done.returncode, "is the tree itself" in done.stderr) == (64, True)
+
+
+def test_finding_m6_a_repair_takes_a_target_from_no_instance_and_a_step_that_begins_stops_it(tmp_path: Path) -> None:
+    publisher = with_window(tmp_path / "publisher")
+    target = folder_target(tmp_path / "target", publisher.root)
+    tree, boot = FollowedTree(publisher.root), tmp_path / "target/boot"
+    edit(boot / ENTRY[1:])
+    edit(boot / FIRST[1:])
+    windows = (publisher.boot / ENTRY[1:]).read_bytes()
+
+    def end(stage: int) -> None:
+        if stage == 1:  # boot scripts; the first scripts follow
+            without_window(publisher)
+            bring_up(target, tree)
+
+    with closing(WatchedStore(boot, end)) as store:
+        mend(store, publisher)
+    assert store.written[ENTRY[1:]] == [windows], "it was the version of now when it was written"
+    assert files_of(boot) == files_of(publisher.boot)
+    assert bring_up(target, tree) == 0
+
+
+def test_finding_m6_another_ledger_that_takes_a_target_over_during_a_repair_stops_it(
+    output: Path, tmp_path: Path
+) -> None:
+    folder_target(tmp_path / "target", output)
+    boot = tmp_path / "target/boot"
+    for path in (ENTRY, FIRST):
+        edit(boot / path[1:])
+    spoiled = (boot / FIRST[1:]).read_bytes()
+
+    def take_over(stage: int) -> None:
+        with closing(TargetFolder(tmp_path / "target")) as opened:
+            Claim("target", ledger="heir", heir_of=lambda: "test", writer="heir-1").make(opened)
+
+    with closing(WatchedStore(boot, take_over)) as store, pytest.raises(ForeignTree, match="ledger heir, not to test"):
+        repair(store, output, [ALL], _now, parallel=1, begun=_ignore, done=_ignore, retry_s=0)
+    assert [*store.written] == [ENTRY[1:]]
+    assert (boot / FIRST[1:]).read_bytes() == spoiled
+
+
+def test_finding_m6_a_target_is_repaired_only_if_it_holds_what_the_tree_has(tmp_path: Path) -> None:
+    """A file that the target's records do not list would be in the way of the instance."""
+    publisher = with_window(tmp_path / "publisher")
+    folder_target(tmp_path / "target", publisher.root)
+    without_window(publisher)
+    with closing(WatchedStore(tmp_path / "target/boot")) as store:
+        with pytest.raises(PublishError, match=r"another publication than the tree \(let the instance"):
+            mend(store, publisher)
+        assert store.written == {}
+
+
+# Files that turn
+
+
+def test_after_the_end_of_a_window_repair_writes_the_version_of_now_though_the_publisher_is_dead(
+    tmp_path: Path,
+) -> None:
+    """The tree itself still has the window, as a dead publisher left it."""
+    publisher, copy, ends = with_window(tmp_path / "publisher"), tmp_path / "copy", ENDS
+    shutil.copytree(publisher.boot, copy)
+
+    def stale(now: datetime) -> set[str]:
+        report = compare_with_list(FolderMirror(copy), [publisher.key], now, parallel=2, begun=_ignore, done=_ignore)
+        assert {each.fault for each in report.findings} <= {MirrorFault.STALE, MirrorFault.MISSING, MirrorFault.EXTRA}
+        return {f"/{each.path}" for each in report.findings}
+
+    def mended(now: datetime) -> set[str]:
+        store = FolderStore(copy)
+        done = repair(store, publisher.root, [ALL], lambda: now, parallel=2, begun=_ignore, done=_ignore).repairs
+        store.close()
+        return {f"/{each.path}" for each in done}
+
+    assert (stale(ends - TOLERANCE * 2), stale(ends)) == (set(), set())
+    after = ends + TOLERANCE
+    turned = stale(after)
+    assert {ENTRY, BY_MAC} <= turned
+    assert mended(ends - TOLERANCE * 2) == set()
+    assert mended(after) == turned
+    assert (stale(after), mended(after)) == (set(), set())
+    assert (copy / ENTRY[1:]).read_bytes() != (publisher.boot / ENTRY[1:]).read_bytes()
+
+
+# A bucket
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with s3_server() as found:
+        yield found
+
+
+def test_finding_m6_an_edited_object_is_repaired_in_a_bucket(store: Store, output: Path, tmp_path: Path) -> None:
+    store.make("boots")
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "username").write_text(KEY["aws_access_key_id"])
+    (keys / "password").write_text(KEY["aws_secret_access_key"])
+    url = f"s3://boots/site?endpoint={store.url}&credentials={keys}"
+    code, done, _ = repaired(url, output, ALL)
+    assert code == 0 and {*done.values()} == {"Replaced"}
+    before = store.contents("boots")
+    assert store.get("boots", f"site/boot{ENTRY}").cache_control == "no-store"
+    store.put("boots", f"site/boot{ENTRY}", b"#!ipxe\nshell\n")
+    store.put("boots", f"site/boot/{GONE}", b"#!ipxe\nshell\n")
+    assert repaired(url, output, ALL) == (0, {ENTRY[1:]: "Replaced", GONE: "Removed"}, [])
+    assert store.contents("boots") == before
+
+
+def test_an_object_that_is_replaced_after_it_was_compared_is_compared_again(
+    store: Store, output: Path, tmp_path: Path
+) -> None:
+    store.make("replaced")
+    address = parse_target(f"s3://replaced?endpoint={store.url}")
+    assert isinstance(address, BucketAddress)
+    bucket = BucketStore(address.name, Bucket(address, (KEY["aws_access_key_id"], KEY["aws_secret_access_key"])))
+    right, compared, tries = (output / f"boot{ENTRY}").read_bytes(), count(1), list[int]()
+    store.put("replaced", f"boot{ENTRY}", b"#!ipxe\nshell\n")
+
+    def replace_entry(_: int) -> None:
+        if next(compared) == tries[0]:  # all are compared
+            store.put("replaced", f"boot{ENTRY}", right)
+
+    done = repair(bucket, output, [ALL], _now, parallel=1, begun=tries.append, done=replace_entry, retry_s=0)
+    assert len(tries) == 2
+    assert store.contents("replaced") == {
+        f"boot/{path}": content for path, (content, _) in files_of(output / "boot").items()
+    }
+    assert ENTRY[1:] in {each.path for each in done.repairs}
+
+
+def test_finding_m6_a_bucket_that_another_ledger_publishes_to_is_left_as_it_is(
+    store: Store, output: Path, tmp_path: Path
+) -> None:
+    store.make("theirs")
+    give_credentials(tmp_path, "keys", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
+    url = f"s3://theirs/site?endpoint={store.url}&credentials={tmp_path}/keys"
+    address = parse_target(url)
+    assert isinstance(address, BucketAddress)
+    bucket = Bucket(address, (KEY["aws_access_key_id"], KEY["aws_secret_access_key"]))
+    followed(bucket, output, name=address.name, ledger="theirs")
+    store.put("theirs", f"site/boot{ENTRY}", b"#!ipxe\nshell\n")
+    before = store.contents("theirs")
+    done = captured("verify-mirror", url, "--tree", output, "--repair", ALL)
+    assert (done.returncode, store.contents("theirs")) == (8, before)
+    assert "s3://theirs/site belongs to the ledger theirs, not to test" in done.stderr

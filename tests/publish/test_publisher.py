@@ -1,0 +1,1284 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gitboot import __version__
+from gitboot.errors import ForeignTree, LockedByAnother, PublishError
+from gitboot.publish import durable_files
+from gitboot.publish import publisher as directory_module
+from gitboot.publish.durable_files import Disk, staged
+from gitboot.publish.manifest import Stamp, leaf_path, node_path, place_of, render_listing
+from gitboot.publish.publisher import Directory, Published, would_change
+from gitboot.publish.tree_changes import GRACE
+from gitboot.publish.tree_reader import LOCK, Difference, read_manifest, verify
+from gitboot.render.endpoint_files import Listed, state_path
+from gitboot.render.paths import ContentType, File, Files
+from tests.helpers.published_trees import owner, publish_files, server_files, split, whole
+
+AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+SECOND = timedelta(seconds=1)
+
+ROOT = Path(__file__).parents[2]
+
+
+def tree(version: int = 1, servers: int = 3) -> dict[str, File]:
+    """A tree whose entries name the user data of their own version."""
+    files = {"boot/boot.ipxe": File(b"#!ipxe\n"), "ops/serve/nginx.conf": File(b"types {}\n")}
+    for server in range(servers):
+        data = f"user data {version} of {server}\n".encode()
+        content = f"boot/o/{sha256(data).hexdigest()}/user-data"
+        files[content] = File(data, ContentType.CLOUD_CONFIG)
+        files[f"boot/v1/boot/52-54-00-00-00-0{server}/boot.ipxe"] = File(f"chain {content}\n".encode())
+        files[f"ops/plans/server{server}.json"] = File(f'{{"v":{version}}}'.encode(), ContentType.JSON)
+    return files
+
+
+ENTRY = "boot/v1/boot/52-54-00-00-00-00/boot.ipxe"
+OWNER = str(owner(ENTRY))
+STATE = state_path(OWNER)
+
+
+@pytest.fixture(autouse=True)
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was waited for; nothing is, for here no power is cut."""
+    calls: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: calls.append("fsync"))
+    monkeypatch.setattr(durable_files, "syncfs", lambda fd: calls.append("syncfs"))
+    return calls
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def publish(root: Path, files: Files, *, at: datetime = AT, commit: str = "c0ffee", ledger: str = "ours") -> Published:
+    with Directory.open(root, ledger=ledger) as directory:
+        return publish_files(directory, files, commit=commit, at=at)
+
+
+def on_disk(root: Path) -> dict[str, bytes]:
+    """The files that stand in a tree, without what is written about it."""
+    return {
+        path: content
+        for path, content in everything(root).items()
+        if not re.match(r"ops/(manifest\b|servers/|index/|\.gitboot/)", path)
+    }
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def contents(files: Files) -> dict[str, bytes]:
+    return {path: file.content for path, file in files.items()}
+
+
+def states(root: Path) -> dict[str, tuple[int, int]]:
+    """Whatever stands there, with what would change if it were written again."""
+    return {
+        str(path.relative_to(root)): (found.st_ino, found.st_mtime_ns)
+        for path in root.rglob("*")
+        for found in [path.lstat()]
+    }
+
+
+def folders(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir()}
+
+
+# What is published
+
+
+def test_a_tree_holds_exactly_the_planned_files(root: Path) -> None:
+    published = publish(root, tree())
+    assert on_disk(root) == contents(tree())
+    assert published == Published(written=(), withdrawn=(), expired=(), unchanged=0, begun=len(tree()))
+
+
+def test_the_manifest_lists_them(root: Path) -> None:
+    publish(root, tree(), commit="c0ffee", ledger="ours")
+    manifest = read_manifest(root)
+    assert manifest is not None
+    assert (manifest.stamp.commit, manifest.stamp.ledger) == ("c0ffee", "ours")
+    assert list(manifest.files) == sorted(whole(tree()))
+    assert manifest.files[ENTRY] == Listed(tree()[ENTRY].sha256, len(tree()[ENTRY].content))
+
+
+def test_the_manifest_is_json_from_whose_head_digests_lead_to_every_file(root: Path) -> None:
+    publish(root, tree())
+    head = json.loads((root / "ops/manifest.json").read_bytes())
+    assert sorted(head) == ["commit", "gitboot", "ledger", "nodes", "shared", "version"]
+    servers, shared = split(tree())
+    listed: dict[str, str] = {}
+    for node, node_digest in head["nodes"].items():
+        leaves = read_digests(root / node_path(node), node_digest)
+        for leaf, leaf_digest in leaves.items():
+            found = read_digests(root / leaf_path(node, leaf), leaf_digest)
+            assert {place_of(name) for name in found} == {(node, leaf)}
+            listed |= found
+    assert listed == {name: files[state_path(name)].sha256 for name, files in servers.items()}
+    data = (root / "ops/manifest/shared.json").read_bytes()
+    assert sha256(data).hexdigest() == head["shared"]
+    assert json.loads(data) == {
+        path: {"sha256": file.sha256, "size": len(file.content)} for path, file in shared.items()
+    }
+
+
+def read_digests(path: Path, expected: str) -> dict[str, str]:
+    data = path.read_bytes()
+    assert sha256(data).hexdigest() == expected
+    found: dict[str, str] = json.loads(data)
+    return found
+
+
+def test_the_index_has_who_is_meant_by_what(root: Path) -> None:
+    publish(root, tree())
+    named = {
+        identity: names
+        for path in (root / "ops/index").iterdir()
+        for identity, names in json.loads(path.read_bytes()).items()
+    }
+    assert named == {
+        f"mac/52-54-00-00-00-0{server}": [owner(f"boot/v1/boot/52-54-00-00-00-0{server}/boot.ipxe")]
+        for server in range(3)
+    }
+
+
+@pytest.mark.parametrize("path", ['boot/o/x/a "quoted" \\ name', "boot/o/x/ümlaut", 'boot/o/x/a:{"sha256":'])
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_any_name_stands_in_the_manifest_as_it_is(root: Path, path: str, is_shared: bool) -> None:
+    files = {path: File(b"x")}
+    servers, shared = ({}, files) if is_shared else ({"s": server_files("s", files)}, {})
+    for _ in range(2):
+        with Directory.open(root, ledger="ours") as directory:
+            published = directory.publish(servers, shared, complete=True, commit="c", at=AT)
+    assert published.written == ()
+    manifest = read_manifest(root)
+    assert manifest is not None
+    assert path in manifest.files
+
+
+def test_the_same_files_give_the_same_bytes_whatever_was_there_before(root: Path, tmp_path: Path) -> None:
+    publish(root, tree(1), at=AT, commit="one")
+    publish(root, tree(2, servers=5), at=AT + DAY, commit="two")
+    publish(root, tree(3), at=AT + 2 * DAY, commit="three")
+    publish(root, tree(3), at=AT + 9 * DAY, commit="three")
+    publish(other := tmp_path / "other", dict(reversed(tree(3).items())), at=AT, commit="three")
+    ours = {path: content for path, content in everything(root).items() if not path.startswith("ops/.gitboot/")}
+    theirs = {path: content for path, content in everything(other).items() if not path.startswith("ops/.gitboot/")}
+    assert ours == theirs
+
+
+def test_permissions_are_the_same_under_any_umask(root: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        publish(root, tree())
+    finally:
+        os.umask(before)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in [root, *root.rglob("*")] if path.name != "lock"}
+    assert set(modes.values()) == {0o644, 0o755}
+    assert all((mode == 0o755) == path.is_dir() for path, mode in modes.items())
+
+
+# What a pass costs
+
+
+@contextmanager
+def same_process(root: Path) -> Iterator[Callable[[Files], Published]]:
+    with Directory.open(root, ledger="ours") as directory:
+        yield lambda files: publish_files(directory, files, commit="c0ffee", at=AT + DAY)
+
+
+@contextmanager
+def new_process(root: Path) -> Iterator[Callable[[Files], Published]]:
+    yield lambda files: publish(root, files, at=AT + DAY)
+
+
+@pytest.mark.parametrize("process", [same_process, new_process])
+def test_publishing_the_same_files_twice_writes_nothing(
+    root: Path, process: Callable[[Path], AbstractContextManager[Callable[[Files], Published]]]
+) -> None:
+    with process(root) as publish_again:
+        publish_again(tree())
+        before = states(root)
+        published = publish_again(tree())
+    assert published == Published(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
+    before.pop("ops/.gitboot/lock")
+    assert states(root).items() >= before.items()
+
+
+def test_a_change_rewrites_its_files_and_their_part_of_the_manifest_only(root: Path) -> None:
+    publish(root, tree())
+    before = states(root)
+    files = {**tree(), ENTRY: File(b"another\n")}
+    assert publish(root, files).written == (ENTRY,)
+    rewritten = {path for path, state in states(root).items() if before.get(path) != state and (root / path).is_file()}
+    node, leaf = place_of(OWNER)
+    assert rewritten - {"ops/.gitboot/lock"} == {
+        *(ENTRY, STATE),
+        *(leaf_path(node, leaf), node_path(node), "ops/manifest.json"),
+    }
+
+
+def test_a_commit_that_changes_no_file_rewrites_the_head_only(root: Path) -> None:
+    publish(root, tree(), commit="one")
+    before = states(root)
+    publish(root, tree(), commit="two")
+    rewritten = {path for path, state in states(root).items() if before.get(path) != state and (root / path).is_file()}
+    assert rewritten - {"ops/.gitboot/lock"} == {"ops/manifest.json"}
+    assert on_disk(root) == contents(tree())
+
+
+def test_where_changed_paths_are_told_no_other_is_looked_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    class Watched(Disk):
+        def look(self, path: str) -> os.stat_result | None:
+            looked.append(path)
+            return super().look(path)
+
+        def size(self, path: str) -> int | None:
+            looked.append(path)
+            return super().size(path)
+
+    monkeypatch.setattr(directory_module, "Disk", Watched)
+    files = tree(servers=9)
+    with Directory.open(root, ledger="ours") as directory:
+        publish_files(directory, files, commit="one", at=AT)
+        looked.clear()
+        files[ENTRY] = File(b"another\n")
+        published = publish_files(directory, files, commit="two", at=AT, changed=[ENTRY])
+    own = split(files)[0][OWNER]
+    assert set(looked) == own.keys()
+    assert published == Published(written=(ENTRY,), withdrawn=(), expired=(), unchanged=len(own) - 2)
+    assert on_disk(root) == contents(files)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_told_paths_are_written_withdrawn_and_left_as_planned(root: Path, restarted: bool) -> None:
+    publish(root, tree(servers=2))
+    files = tree(servers=2)
+    del files["ops/serve/nginx.conf"]
+    files["ops/serve/Caddyfile"] = File(b"caddy\n")
+    changed = ["boot/boot.ipxe", "ops/serve/nginx.conf", "ops/serve/Caddyfile", "ops/not/planned"]
+    with Directory.open(root, ledger="ours") as directory:
+        if not restarted:
+            publish_files(directory, tree(servers=2), commit="one", at=AT)
+        published = publish_files(directory, files, commit="two", at=AT, changed=changed)
+        assert published.written == ("ops/serve/Caddyfile",)
+        assert published.withdrawn == ("ops/serve/nginx.conf",)
+        assert publish_files(directory, files, commit="two", at=AT).written == ()
+    assert on_disk(root) == contents(files)
+    assert verify(root) == ()
+
+
+# The order, and the age of versions
+
+
+def test_content_comes_before_what_names_it_and_the_manifest_last(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+
+    class Watched(Disk):
+        def place(self, path: str) -> None:
+            super().place(path)
+            steps.append(path)
+
+        def remove(self, path: str) -> None:
+            stands = (self.root / path).exists()
+            super().remove(path)
+            if stands:
+                steps.append(f"-{path}")
+
+    publish(root, tree(1))
+    monkeypatch.setattr(directory_module, "Disk", Watched)
+    publish(root, tree(2, servers=2))
+
+    def order(step: str) -> int:
+        stages = [
+            r"ops/\.gitboot/pending",
+            r"boot/o/",
+            r"ops/servers/",
+            r"boot/|ops/plans|ops/\.gitboot/retired",
+            r"-?ops/index/",
+            r"-(boot|ops)/(?!\.gitboot)",
+            r"-?ops/manifest/",
+            r"ops/manifest\.json",
+            r"-ops/\.gitboot/pending",
+        ]
+        return next(index for index, stage in enumerate(stages) if re.match(stage, step))
+
+    assert {order(step) for step in steps} == {*range(9)}
+    assert [order(step) for step in steps] == sorted(order(step) for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        pytest.param(AT + timedelta(hours=1), AT + timedelta(hours=1), id="the pass's instant"),
+        pytest.param(AT + timedelta(seconds=5, microseconds=900_000), AT + timedelta(seconds=5), id="whole seconds"),
+        pytest.param(AT, AT + SECOND, id="the next second, within the same"),
+        pytest.param(AT - DAY, AT + SECOND, id="the next second, when the clock jumped back"),
+    ],
+)
+def test_each_version_is_dated_later_than_the_one_before(root: Path, at: datetime, expected: datetime) -> None:
+    publish(root, tree(), at=AT)
+    publish(root, {**tree(), ENTRY: File(b"another\n")}, at=at)
+    assert (root / ENTRY).stat().st_mtime_ns == int(expected.timestamp()) * 10**9
+    assert (root / "boot/boot.ipxe").stat().st_mtime == AT.timestamp()
+
+
+FOLLOW = """
+import sys
+from hashlib import sha256
+from pathlib import Path
+from time import sleep
+root, entry = Path(sys.argv[1]), Path(sys.argv[2])
+seen = set()
+try:
+    while not (root / "done").exists():
+        named = (root / entry).read_text().removeprefix("chain ").strip()
+        content = (root / named).read_bytes()
+        assert sha256(content).hexdigest() in named, f"{named}: {content}"
+        if content not in seen:
+            seen.add(content)
+            print("another", flush=True)
+        sleep(0.0002)
+finally:
+    sys.stdout.flush()
+"""
+
+
+def test_a_reader_who_follows_an_entry_finds_what_it_names_through_200_commits(root: Path) -> None:
+    with Directory.open(root, ledger="ours") as directory:
+        publish_files(directory, tree(0, servers=1), commit="0", at=AT)
+        reader = subprocess.Popen(
+            [sys.executable, "-c", FOLLOW, str(root), ENTRY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert reader.stdout is not None
+        for version in range(1, 201):
+            publish_files(
+                directory, tree(version, servers=1), commit=str(version), at=AT + version * timedelta(hours=1)
+            )
+            if version % 8 == 0:  # so many versions are seen, however slow the reader is
+                assert reader.stdout.readline() == "another\n", reader.communicate()[1]
+        (root / "done").touch()
+        _, complaints = reader.communicate()
+    assert complaints == ""
+
+
+# What leaves the tree
+
+
+def test_what_is_no_longer_planned_goes_with_the_folders_it_leaves_empty(root: Path) -> None:
+    publish(root, tree(servers=2))
+    published = publish(root, tree(servers=1))
+    assert published.withdrawn == ("boot/v1/boot/52-54-00-00-00-01/boot.ipxe", "ops/plans/server1.json")
+    assert "boot/v1/boot/52-54-00-00-00-01" not in folders(root)
+    assert publish(root, {}).withdrawn == (
+        "boot/boot.ipxe",
+        "boot/v1/boot/52-54-00-00-00-00/boot.ipxe",
+        "ops/plans/server0.json",
+        "ops/serve/nginx.conf",
+    )
+    assert not {"boot/v1", "ops/plans", "ops/manifest"} & folders(root)
+    assert {"boot", "ops"} <= folders(root)
+
+
+CONTENT = "boot/o/1234/user-data"
+NAMED: Files = {CONTENT: File(b"named"), ENTRY: File(b"entry")}
+UNNAMED: Files = {ENTRY: File(b"entry")}
+
+
+@pytest.mark.parametrize(
+    ("passes", "stands"),
+    [
+        pytest.param([(0, NAMED), (1, UNNAMED), (8, UNNAMED)], False, id="seven days after it was last named"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (7.99999, UNNAMED)], True, id="a second before that"),
+        pytest.param([(0, NAMED), (9, UNNAMED)], True, id="however old it is"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (30, NAMED)], True, id="named again"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (8, NAMED)], True, id="named again at the last instant"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (6, UNNAMED), (8, UNNAMED)], True, id="counted anew"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (9, UNNAMED)], True, id="counted anew, the old time over"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (6, UNNAMED), (13, UNNAMED)], False, id="and then gone"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (1, NAMED), (1, UNNAMED), (8, UNNAMED)], False, id="in one second"),
+        pytest.param([(9, NAMED), (9, UNNAMED), (1, UNNAMED), (15, UNNAMED)], True, id="the clock jumped back"),
+    ],
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_content_stays_until_nothing_has_named_it_for_seven_days(
+    root: Path, passes: list[tuple[float, Files]], stands: bool, restarted: bool
+) -> None:
+    assert GRACE == 7 * DAY
+    directory = Directory.open(root, ledger="ours")
+    for day, files in passes:
+        if restarted:
+            directory.close()
+            directory = Directory.open(root, ledger="ours")
+        published = publish_files(directory, files, commit=str(day), at=AT + day * DAY)
+    directory.close()
+    assert (root / CONTENT).exists() == stands
+    assert ("boot/o/1234" in folders(root)) == stands
+    assert published.expired == (() if stands else (CONTENT,))
+    assert verify(root) == ()
+
+
+def test_content_that_was_retired_together_goes_together(root: Path) -> None:
+    files = {f"boot/o/{name}/x": File(name.encode()) for name in "abc"}
+    with Directory.open(root, ledger="ours") as directory:
+        publish_files(directory, files, commit="1", at=AT)
+        publish_files(
+            directory, {"boot/o/b/x": files["boot/o/b/x"], "boot/o/c/x": files["boot/o/c/x"]}, commit="2", at=AT
+        )
+        publish_files(directory, {"boot/o/c/x": files["boot/o/c/x"]}, commit="3", at=AT)
+    assert set(on_disk(root)) == set(files)
+    assert publish(root, {"boot/o/c/x": files["boot/o/c/x"]}, at=AT + GRACE).expired == ("boot/o/a/x", "boot/o/b/x")
+    assert not (root / "ops/.gitboot/retired").exists()
+
+
+def test_content_that_gitboot_never_published_is_never_removed(root: Path) -> None:
+    publish(root, NAMED)
+    (root / "boot/o/1234/vmlinuz").write_bytes(b"mirrored")
+    publish(root, UNNAMED, at=AT)
+    assert publish(root, UNNAMED, at=AT + 100 * DAY).expired == (CONTENT,)
+    assert on_disk(root) == {**contents(UNNAMED), "boot/o/1234/vmlinuz": b"mirrored"}
+
+
+# What is not gitboot's
+
+
+def test_files_that_gitboot_did_not_write_are_left_alone(root: Path) -> None:
+    foreign = ["robots.txt", "boot/robots.txt", "boot/v1/boot/52-54-00-00-00-01/notes", "ops/notes", "ops/.gitboot/x"]
+    for path in foreign:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("mine")
+    before = states(root)
+    for files in (tree(1), tree(2, servers=1), {}):
+        publish(root, files)
+    assert {path: states(root)[path] for path in foreign} == {path: before[path] for path in foreign}
+
+
+def a_file(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir(parents=True)
+
+
+def a_symlink(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+def a_symlink_to_a_folder(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / "elsewhere").mkdir()
+    path.symlink_to("elsewhere")
+
+
+def a_symlink_to_the_same_content(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / "elsewhere").write_bytes(tree()[ENTRY].content)
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("put", "path"),
+    [
+        pytest.param(a_file, "boot/o", id="a file where content is planned"),
+        pytest.param(a_folder, ENTRY, id="a folder where a file is planned"),
+        pytest.param(a_symlink, ENTRY, id="a symlink where a file is planned"),
+        pytest.param(a_symlink_to_the_same_content, ENTRY, id="a symlink to the very same content"),
+        pytest.param(a_file, "boot/v1", id="a file where a folder has to be"),
+        pytest.param(a_symlink, "boot/v1/boot", id="a symlink to nothing where a folder has to be"),
+        pytest.param(a_symlink_to_a_folder, "boot/v1/boot", id="a symlink to a folder where a folder has to be"),
+        pytest.param(a_symlink_to_a_folder, "boot", id="a symlink where the topmost folder has to be"),
+    ],
+)
+@pytest.mark.parametrize("before", [pytest.param({}, id="first pass"), pytest.param(tree(1), id="later pass")])
+def test_what_is_in_the_way_is_named_before_anything_is_written(
+    root: Path, put: Callable[[Path], None], path: str, before: Files
+) -> None:
+    publish(root, before, commit="one")
+    if (root / path).exists():
+        os.rename(root / path, root / "moved")
+    put(root / path)
+    stood = {**states(root), **states(root.parent)}
+
+    with pytest.raises(PublishError, match=re.escape(f"{root / path}")) as raised:
+        publish(root, tree(2), commit="two")
+
+    assert "move it away" in str(raised.value)
+    now = {**states(root), **states(root.parent)}
+    assert {path for path, state in now.items() if stood.get(path) != state} <= {
+        "ops/.gitboot/lock",
+        "out/ops/.gitboot/lock",
+    }
+    os.rename(root / path, root / "moved again")
+    publish(root, tree(2), commit="two")
+    assert verify(root) == ()
+
+
+def test_everything_in_the_way_is_named_at_once(root: Path) -> None:
+    for path in tree():
+        a_file(root / path)
+    with pytest.raises(PublishError) as raised:
+        publish(root, tree(servers=6))
+    assert str(raised.value).count(str(root)) == 10
+    assert "and 1 more" in str(raised.value)
+
+
+def test_a_withdrawn_path_where_something_else_stands_now_is_left_to_it(root: Path, tmp_path: Path) -> None:
+    publish(root, tree())
+    (root / ENTRY).unlink()
+    (root / ENTRY).symlink_to("/etc/hostname")
+    os.rename(root / "ops/plans", tmp_path / "plans")
+    (root / "ops/plans").symlink_to(tmp_path / "plans")
+    publish(root, {"boot/boot.ipxe": tree()["boot/boot.ipxe"]})
+    assert (root / ENTRY).is_symlink()
+    assert len(list((tmp_path / "plans").iterdir())) == 3
+
+
+def test_what_stands_already_as_planned_becomes_gitboots(root: Path) -> None:
+    for path, file in tree().items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(file.content)
+    assert publish(root, tree()) == Published(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
+    publish(root, tree(2))
+    assert verify(root) == ()
+
+
+def test_a_file_that_is_gitboots_and_was_edited_is_published_again(root: Path) -> None:
+    publish(root, tree())
+    (root / ENTRY).write_text("edited by hand\n")
+    assert publish(root, tree()).written == (ENTRY,)
+    assert on_disk(root) == contents(tree())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("ops/manifest.json", "ops/manifest/00.json", "ops/.gitboot/lock"),
+        *("etc/passwd", "/boot/x", "boot", "boot/", "boot//x", "boot/./x", "boot/..", "boot/../../../etc/passwd"),
+    ],
+)
+def test_no_file_can_be_planned_outside_the_tree_or_where_the_publisher_has_its_own(root: Path, path: str) -> None:
+    publish(root, {})
+    before = states(root.parent)
+    with pytest.raises(ValueError, match=re.escape(path)):
+        publish(root, {path: File(b"x")})
+    before.pop("out/ops/.gitboot/lock")
+    assert states(root.parent).items() >= before.items()
+
+
+def test_a_forged_manifest_removes_nothing_outside_the_tree(root: Path) -> None:
+    (root.parent / "outside").write_text("mine")
+    publish(root, {"boot/x": File(b"x")})
+    forged = render_listing({"boot/../../outside": Listed(File(b"mine").sha256, 4)})
+    (root / "ops/manifest/shared.json").write_bytes(forged)
+    head = json.loads((root / "ops/manifest.json").read_text())
+    head["shared"] = sha256(forged).hexdigest()
+    (root / "ops/manifest.json").write_text(json.dumps(head))
+    with pytest.raises(PublishError, match="expected a path below the directory"):
+        publish(root, {})
+    assert (root.parent / "outside").read_text() == "mine"
+
+
+# Whose it is
+
+
+def test_a_tree_of_another_ledger_is_left_alone(root: Path) -> None:
+    publish(root, tree(1), ledger="theirs")
+    before = everything(root)
+    with pytest.raises(ForeignTree, match=r"theirs.*ours.*gitboot records begin"):
+        publish(root, tree(2), ledger="ours")
+    with pytest.raises(ForeignTree):
+        would_change(*split(tree(2)), root, ledger="ours", at=AT)
+    before.pop("ops/.gitboot/lock")
+    assert everything(root).items() >= before.items()
+
+
+def test_a_tree_can_be_taken_over(root: Path) -> None:
+    publish(root, tree(1, servers=5), ledger="theirs")
+    with Directory.open(root, ledger="ours", heir_of=lambda: "theirs") as directory:
+        assert directory.stamp is not None
+        assert directory.stamp.ledger == "theirs"
+        publish_files(directory, tree(2), commit="ours now", at=AT)
+    assert {path for path in on_disk(root) if not path.startswith("boot/o/")} == {
+        path for path in tree(2) if not path.startswith("boot/o/")
+    }
+    publish(root, tree(3), ledger="ours")
+    with pytest.raises(ForeignTree):
+        publish(root, tree(3), ledger="theirs")
+
+
+def test_one_process_publishes_at_a_time_and_the_other_is_told_which(root: Path) -> None:
+    with Directory.open(root, ledger="ours"), pytest.raises(LockedByAnother) as raised:
+        Directory.open(root, ledger="ours")
+    assert f"process {os.getpid()} on {os.uname().nodename}" in str(raised.value)
+    publish(root, tree())
+
+
+def test_the_stamp_is_of_the_last_pass_that_ended(root: Path) -> None:
+    with Directory.open(root, ledger="ours") as directory:
+        assert directory.stamp is None
+        publish_files(directory, tree(), commit="one", at=AT)
+        assert directory.stamp == Stamp(commit="one", gitboot=__version__, ledger="ours")
+    with Directory.open(root, ledger="ours") as directory:
+        assert directory.stamp is not None
+        assert directory.stamp.commit == "one"
+
+
+# Damage
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(half(path.read_bytes()))
+
+
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def alter(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+
+
+def lose_its_folder(path: Path) -> None:
+    path.unlink()
+    path.parent.rmdir()
+
+
+IMMUTABLE = next(path for path in tree() if path.startswith("boot/o/"))
+
+
+@pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
+@pytest.mark.parametrize("damage", [lose, truncate, lose_its_folder])
+def test_the_first_pass_of_a_process_repairs_what_is_missing_or_cut_off(
+    root: Path, damage: Callable[[Path], None], path: str
+) -> None:
+    publish(root, tree())
+    damage(root / path)
+    assert publish(root, tree()).written == (path,)
+    assert verify(root) == ()
+
+
+@pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
+@pytest.mark.parametrize("damage", [lose, truncate, alter])
+def test_told_paths_are_fixed_whatever_is_wrong_with_them(
+    root: Path, damage: Callable[[Path], None], path: str
+) -> None:
+    with Directory.open(root, ledger="ours") as directory:
+        publish_files(directory, tree(), commit="one", at=AT)
+        damage(root / path)
+        differing = [difference.path for difference in verify(root)]
+        assert differing == [path]
+        assert publish_files(directory, tree(), commit="one", at=AT, changed=differing).written == (path,)
+    assert verify(root) == ()
+
+
+def test_the_index_is_made_good_for_a_server_of_which_nothing_changed(root: Path) -> None:
+    with Directory.open(root, ledger="ours") as directory:
+        publish_files(directory, tree(), commit="one", at=AT)
+        lost = next(path for path in (root / "ops/index").iterdir() if f'"{OWNER}"' in path.read_text())
+        lose(lost)
+        assert [difference.path for difference in verify(root)] == [lost.relative_to(root).as_posix()]
+        publish_files(directory, tree(), commit="one", at=AT, changed=[ENTRY])
+    assert verify(root) == ()
+
+
+def test_lost_files_are_found_without_reading_any_that_stands(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    class Watched(Disk):
+        def read(self, path: str) -> bytes | None:
+            read.append(path)
+            return super().read(path)
+
+    publish(root, tree())
+    lose(root / IMMUTABLE)
+    truncate(root / ENTRY)
+    monkeypatch.setattr(directory_module, "Disk", Watched)
+    assert sorted(publish(root, tree()).written) == sorted([IMMUTABLE, ENTRY])
+    assert {path for path in read if path.startswith("boot/")} <= {IMMUTABLE, ENTRY}
+
+
+@pytest.mark.parametrize("damage", [lose, truncate, alter])
+@pytest.mark.parametrize("path", [STATE, "ops/index/{}"])
+def test_states_and_the_index_are_made_good(root: Path, damage: Callable[[Path], None], path: str) -> None:
+    publish(root, tree())
+    path = path.format(next((root / "ops/index").iterdir()).name)
+    damage(root / path)
+    assert path in [difference.path for difference in verify(root)]
+    publish(root, {**tree(), ENTRY: File(b"another\n")})
+    assert verify(root) == ()
+
+
+NODE, LEAF = place_of(OWNER)
+PARTS = ("ops/manifest.json", node_path(NODE), leaf_path(NODE, LEAF), "ops/manifest/shared.json")
+
+
+@pytest.mark.parametrize("damage", [lose, truncate, alter])
+@pytest.mark.parametrize("path", PARTS)
+def test_a_damaged_manifest_is_named_and_nothing_is_touched(
+    root: Path, damage: Callable[[Path], None], path: str
+) -> None:
+    publish(root, tree())
+    damage(root / path)
+    before = on_disk(root)
+    named = re.escape(str(root / "ops/manifest")) + r"[/.]"
+    with pytest.raises(PublishError, match=named + ".*publish anew"):
+        publish(root, tree(2))
+    assert on_disk(root) == before
+    if path != PARTS[0]:
+        with pytest.raises(PublishError, match=named):
+            read_manifest(root)
+        assert path in [difference.path for difference in verify(root)]
+
+
+def publish_as_0_1_0(root: Path, files: Files) -> None:
+    """A tree as gitboot 0.1.0 left it."""
+    shards: dict[str, dict[str, object]] = {}
+    for path, file in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(file.content)
+        listed = {"contentType": "text/plain", "sha256": file.sha256, "size": len(file.content)}
+        shards.setdefault(sha256(path.encode()).hexdigest()[:2], {})[path] = listed
+    (root / "ops/manifest").mkdir(parents=True, exist_ok=True)
+    digests = {}
+    for name, shard in shards.items():
+        data = json.dumps(shard).encode()
+        (root / f"ops/manifest/{name}.json").write_bytes(data)
+        digests[name] = sha256(data).hexdigest()
+    head = {"commit": "one", "gitboot": "0.1.0", "ledger": "ours", "shards": digests, "version": 1}
+    (root / "ops/manifest.json").write_text(json.dumps(head))
+
+
+@pytest.mark.parametrize("stage", ["untouched", "cut short"])
+def test_a_tree_of_0_1_0_is_taken_over_with_all_its_files(
+    root: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tree(1, servers=5)
+    publish_as_0_1_0(root, old)
+    (root / "boot/mine").write_text("mine")
+    with pytest.raises(ForeignTree):
+        publish(root, tree(2), ledger="theirs")
+    if stage == "cut short":
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("cut")))
+            with pytest.raises(PublishError, match="cut"):
+                publish(root, tree(2))
+    with Directory.open(root, ledger="ours") as directory:
+        assert directory.stamp == Stamp(commit="one", gitboot="0.1.0", ledger="ours")
+    publish(root, tree(2))
+    retired = {path: file for path, file in old.items() if path.startswith("boot/o/")}
+    assert on_disk(root) == {**contents(retired), **contents(tree(2)), "boot/mine": b"mine"}
+    assert verify(root) == ()
+    listed = {*(root / "ops/manifest").glob("*.json")} - {root / "ops/manifest/shared.json"}
+    assert {path.stem for path in listed} == set(json.loads((root / "ops/manifest.json").read_text())["nodes"])
+
+
+def test_a_manifest_of_a_later_version_is_not_understood(root: Path) -> None:
+    publish(root, tree())
+    head = json.loads((root / "ops/manifest.json").read_text())
+    (root / "ops/manifest.json").write_text(json.dumps({**head, "version": 3}))
+    with pytest.raises(PublishError, match=r"manifest\.json"):
+        publish(root, tree())
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [(lose, "no file"), (truncate, sha256(half(tree()[ENTRY].content)).hexdigest()), (a_symlink, "no file")],
+)
+def test_verify_says_what_was_expected_and_what_was_found(
+    root: Path, damage: Callable[[Path], None], found: str
+) -> None:
+    publish(root, tree())
+    if damage is a_symlink:
+        lose(root / ENTRY)
+    damage(root / ENTRY)
+    assert verify(root) == (Difference(path=ENTRY, expected=tree()[ENTRY].sha256, found=found),)
+
+
+def test_nothing_can_be_verified_where_nothing_was_published(root: Path) -> None:
+    assert read_manifest(root) is None
+    with pytest.raises(PublishError, match=re.escape(str(root))):
+        verify(root)
+    root.mkdir()
+    assert read_manifest(root) is None
+    with pytest.raises(PublishError, match=r"no ops/manifest\.json"):
+        verify(root)
+
+
+# Trying first
+
+
+@pytest.mark.parametrize("before", [None, {}, tree(1), tree(1, servers=5)])
+def test_a_trial_says_what_a_pass_then_does_and_does_nothing(root: Path, before: Files | None) -> None:
+    if before is not None:
+        publish(root, before, at=AT - GRACE)
+        publish(root, tree(2), at=AT - GRACE)
+    stood = states(root.parent)
+    servers, shared = split(tree(3))
+    expected = would_change(servers, shared, root, ledger="ours", at=AT)
+    assert states(root.parent) == stood
+    with Directory.open(root, ledger="ours") as directory:
+        done = directory.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
+    assert done == (expected if before is not None else replace(expected, written=(), begun=len(expected.written)))
+
+
+# Where writing fails
+
+
+def publish_elsewhere(root: Path, *, after: str) -> str:
+    """What a process of its own says that does something first, and then publishes."""
+    script = f"""
+import os, resource, sys
+from datetime import UTC, datetime
+from pathlib import Path
+from gitboot.errors import PublishError
+from gitboot.publish.publisher import Directory
+from gitboot.render.paths import File
+{after}
+try:
+    with Directory.open(Path(sys.argv[1]), ledger="ours") as directory:
+        files = {{f"boot/{{number}}": File(b"x" * 9000) for number in range(20)}}
+        directory.publish({{}}, files, complete=True, commit="two", at=datetime.now(UTC))
+except PublishError as error:
+    print(error)
+"""
+    return subprocess.run(
+        [sys.executable, "-c", script, str(root)], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def test_where_writing_is_not_permitted_the_path_and_a_hint_are_named() -> None:
+    with TemporaryDirectory() as folder:
+        root = Path(folder) / "out"
+        Path(folder).chmod(0o755)
+        publish(root, tree())
+        (root / LOCK).chmod(0o444)
+        said = publish_elsewhere(root, after="if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)")
+        assert said == f"{root / LOCK}: Permission denied (let the user that gitboot runs as write there)\n"
+        assert verify(root) == ()
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(root: Path) -> None:
+    """A limit on the size of files stands for the disk: the system refuses the same call."""
+    publish(root, tree())
+    said = publish_elsewhere(root, after="resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))")
+    assert said == f"{root}/boot/0: File too large\n"
+    assert on_disk(root) == contents(tree())
+    assert publish(root, tree(2)).written
+    assert verify(root) == ()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_takes_the_next_pass_when_there_is_space(small_disk: Path) -> None:
+    root = small_disk / "out"
+    large = {f"boot/{number}": File(b"%06d" % number + b"x" * 100_000) for number in range(20)}
+    with Directory.open(root, ledger="ours") as directory:
+        publish_files(directory, tree(1), commit="one", at=AT)
+        with pytest.raises(PublishError, match=r"boot/\d+: No space left on device \(free some space\)"):
+            publish_files(directory, {**tree(2), **large}, commit="two", at=AT)
+        assert on_disk(root) == contents(tree(1))
+        publish_files(directory, tree(2), commit="two", at=AT)
+    assert on_disk(root).items() >= contents(tree(2)).items()
+    assert verify(root) == ()
+
+
+def test_a_disk_that_is_read_only_is_named(small_disk: Path) -> None:
+    root = small_disk / "out"
+    publish(root, tree(1))
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert verify(root) == ()
+    with pytest.raises(PublishError, match=r"Read-only file system \(mount it writable\)"):
+        publish(root, tree(2))
+
+
+def test_what_a_failed_pass_was_told_is_not_forgotten(root: Path) -> None:
+    files = tree(1)
+    with Directory.open(root, ledger="ours") as directory:
+        publish_files(directory, files, commit="one", at=AT)
+        a_file(root / "boot/new")
+        files |= {ENTRY: File(b"another\n"), "boot/new": File(b"new")}
+        with pytest.raises(PublishError, match="boot/new"):
+            publish_files(directory, files, commit="two", at=AT, changed=[ENTRY, "boot/new"])
+        (root / "boot/new").unlink()
+        assert publish_files(directory, files, commit="two", at=AT, changed=[]).written == ("boot/new", ENTRY)
+    assert verify(root) == ()
+
+
+def test_a_name_that_is_too_long_for_the_system_is_named(root: Path) -> None:
+    longest = f"ops/plans/{'x' * 255}"
+    publish(root, {longest: File(b"as long as it gets")})
+    assert set(on_disk(root)) == {longest}
+    with pytest.raises(PublishError, match=r"x{256}: File name too long"):
+        publish(root, {longest + "x": File(b"longer")})
+
+
+def test_many_files_are_waited_for_together_and_a_few_one_by_one(root: Path, syncs: list[str]) -> None:
+    publish(root, tree(1, servers=100))
+    syncs.clear()
+    publish(root, tree(2, servers=100))
+    assert 0 < syncs.count("syncfs") < len(syncs) < 20
+    syncs.clear()
+    publish(root, {**tree(2, servers=100), ENTRY: File(b"another\n")})
+    assert 0 < syncs.count("fsync") == len(syncs) < 20
+
+
+# Any sequence
+
+
+PATHS = ["boot/a", "boot/x/a", "boot/x/y/a", "boot/o/1/a", "boot/o/1/b", "boot/o/2/a", "ops/plans/a.json"]
+TREES = st.dictionaries(st.sampled_from(PATHS), st.sampled_from([File(b"1"), File(b"2"), File(b"22")]))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(TREES, st.integers(0, 9), st.sampled_from(["told", "compared", "restarted"])), max_size=6))
+def test_whatever_was_published_before_the_last_pass_decides(passes: list[tuple[Files, int, str]]) -> None:
+    with TemporaryDirectory() as folder:
+        at, before = AT, dict[str, File]()
+        directory = Directory.open(root := Path(folder), ledger="ours")
+        for files, days, how in passes:
+            at += days * DAY
+            if how == "restarted":
+                directory.close()
+                directory = Directory.open(root, ledger="ours")
+            changed = [path for path in PATHS if files.get(path) != before.get(path)] if how == "told" else None
+            stood = on_disk(root)
+            published = publish_files(directory, files, commit="c", at=at, changed=changed)
+            stand = on_disk(root)
+            assert contents(files).items() <= stand.items()
+            assert all(path.startswith("boot/o/") for path in stand.keys() - files.keys())
+            written = {path for path in files if stood.get(path) != stand[path]}
+            assert (published.begun, set(published.written)) in ((0, written), (len(written), set()))
+            assert {*published.withdrawn, *published.expired} == stood.keys() - stand.keys()
+            assert verify(root) == ()
+            before = dict(files)
+        directory.close()
+
+
+# Another tree in its place
+
+
+def put(directory: Directory, version: int, at: datetime = AT) -> None:
+    publish_files(directory, tree(version), commit=str(version), at=at)
+
+
+def replaced(root: Path, older: Path, how: str) -> None:
+    match how:
+        case "in place":
+            shutil.rmtree(root / "ops")
+            shutil.copytree(older / "ops", root / "ops")
+        case "another folder":
+            root.rename(root.with_name("aside"))
+            shutil.copytree(older, root)
+        case "gone":
+            shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("how", ["in place", "another folder", "gone"])
+def test_a_tree_that_was_put_in_its_place_is_published_to_completely(tmp_path: Path, how: str) -> None:
+    root, older = tmp_path / "output", tmp_path / "older"
+    with Directory.open(root, ledger="test") as directory:
+        put(directory, 1)
+        shutil.copytree(root, older)
+        put(directory, 2, at=AT + DAY)
+        assert directory.is_as_left
+        replaced(root, older, how)
+        assert not directory.is_as_left
+        servers, shared = split(tree(2))
+        with pytest.raises(PublishError, match="another tree"):
+            directory.publish(servers, shared, complete=False, commit="2", at=AT + DAY)
+        put(directory, 2, at=AT + DAY)
+        assert directory.is_as_left
+        assert verify(root) == ()
+        assert (root / ENTRY).read_bytes() == tree(2)[ENTRY].content
+        with pytest.raises(LockedByAnother):
+            Directory.open(root, ledger="test")
+
+
+def test_a_tree_of_another_instance_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    root, theirs = tmp_path / "output", tmp_path / "theirs"
+    with Directory.open(theirs, ledger="theirs") as other:
+        put(other, 7)
+    with Directory.open(root, ledger="test") as directory:
+        put(directory, 1)
+        replaced(root, theirs, "another folder")
+        for _ in range(2):
+            with pytest.raises(ForeignTree):
+                put(directory, 1)
+        assert (root / ENTRY).read_bytes() == tree(7)[ENTRY].content
+
+
+@pytest.mark.parametrize("how", ["in place", "another folder", "gone"])
+@pytest.mark.parametrize("has_published", [True, False])
+def test_a_tree_of_another_instance_that_is_put_away_is_in_the_way_no_more(
+    tmp_path: Path, how: str, has_published: bool
+) -> None:
+    root, theirs, mine = tmp_path / "output", tmp_path / "theirs", tmp_path / "mine"
+    for folder, ledger in ((theirs, "theirs"), (mine, "test")):
+        with Directory.open(folder, ledger=ledger) as other:
+            put(other, 1)
+    if not has_published:
+        shutil.copytree(theirs, root)
+    with Directory.open(root, ledger="test") as directory:
+        if has_published:
+            put(directory, 1)
+            shutil.rmtree(root)
+            shutil.copytree(theirs, root)
+        for _ in range(2):
+            with pytest.raises(ForeignTree):
+                put(directory, 2)
+        replaced(root, mine, how)
+        put(directory, 2)
+        assert (verify(root), (root / ENTRY).read_bytes()) == ((), tree(2)[ENTRY].content)
+
+
+def test_a_first_publication_that_failed_goes_on_in_the_directory_that_is_there_by_then(tmp_path: Path) -> None:
+    """As where the disk was full, and a larger one was mounted at its place."""
+    root = tmp_path / "output"
+    with Directory.open(root, ledger="test") as directory:
+        (root / "boot").touch()
+        with pytest.raises(PublishError):
+            put(directory, 1)
+        root.rename(tmp_path / "aside")
+        root.mkdir()
+        put(directory, 1)
+        assert (verify(root), (root / ENTRY).read_bytes()) == ((), tree(1)[ENTRY].content)
+
+
+def test_a_tree_that_another_process_publishes_to_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    root, moved = tmp_path / "output", tmp_path / "moved"
+    with Directory.open(root, ledger="test") as directory:
+        put(directory, 1)
+        root.rename(moved)
+        with Directory.open(root, ledger="test") as other:
+            put(other, 2)
+            for _ in range(2):
+                with pytest.raises(PublishError, match="publishes there"):
+                    put(directory, 1)
+        put(directory, 1)
+        assert (root / ENTRY).read_bytes() == tree(1)[ENTRY].content
+
+
+# One file, several names
+
+
+ALIKE = ("boot/v1/boot/m/boot.ipxe", "boot/ipxe/u", "boot/ipxe/v")
+
+
+def of_one_server(text: bytes, *paths: str) -> dict[str, Files]:
+    return {"s": server_files("s", dict.fromkeys(paths, File(text)))}
+
+
+def temporary(root: Path) -> list[Path]:
+    return [*root.rglob(".gitboot-*.tmp")]
+
+
+def inodes(root: Path) -> list[int]:
+    return [(root / path).stat().st_ino for path in ALIKE]
+
+
+def test_what_a_server_has_several_times_is_one_file(root: Path) -> None:
+    given: Any = {"shared": {"boot/shared": File(b"1")}, "complete": True, "commit": "1", "at": AT}
+    with Directory.open(root, ledger="ours") as directory:
+        others = {"t": server_files("t", {"boot/ipxe/t": File(b"1")})}
+        directory.publish({**of_one_server(b"1", *ALIKE), **others}, **given)
+        assert len(set(inodes(root))) == 1
+        assert not {(root / path).stat().st_ino for path in ("boot/ipxe/t", "boot/shared")} & set(inodes(root))
+        before = inodes(root)
+        directory.publish(of_one_server(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
+        assert len(set(inodes(root))) == 1
+        assert inodes(root) != before
+    assert {(root / path).read_bytes() for path in ALIKE} == {b"2"}
+    assert len({(root / path).stat().st_mtime for path in ALIKE}) == 1
+    assert verify(root) == ()
+    assert temporary(root) == []
+
+
+def test_a_name_that_comes_later_is_a_file_of_its_own_with_its_own_date(root: Path) -> None:
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(of_one_server(b"1", *ALIKE[:2]), {}, complete=True, commit="1", at=AT)
+        later = AT + timedelta(hours=1)
+        directory.publish(of_one_server(b"1", *ALIKE), None, complete=False, commit="2", at=later)
+    first, second, third = inodes(root)
+    assert first == second != third
+    dates = [(root / path).stat().st_mtime for path in ALIKE]
+    assert dates == [AT.timestamp(), AT.timestamp(), later.timestamp()]
+
+
+def test_what_stands_with_another_date_is_not_one_file_with_what_is_foretold(root: Path) -> None:
+    """An access log tells versions apart by what `dated` has said of each path."""
+    file = File(b"2")
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(of_one_server(b"1", *ALIKE[:1]), {}, complete=True, commit="1", at=AT)
+        expected = [directory.dated(path, file, AT) for path in ALIKE]
+        directory.publish(of_one_server(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
+    assert [int((root / path).stat().st_mtime) for path in ALIKE] == expected
+    first, second, third = inodes(root)
+    assert first != second == third
+
+
+@pytest.mark.parametrize("code", [errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP])
+def test_where_nothing_can_have_two_names_it_is_two_files(
+    root: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    refused: list[object] = []
+
+    def link(*names: object, **_: object) -> None:
+        refused.append(names)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
+    assert len(refused) == 2
+    assert len(set(inodes(root))) == 3
+    assert {(root / path).read_bytes() for path in ALIKE} == {b"1"}
+    assert verify(root) == ()
+
+
+def test_what_was_left_half_written_under_two_names_changes_neither(root: Path) -> None:
+    """A publisher that was killed between two renames leaves a temporary name of a file that stands."""
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
+        left = root / staged(ALIKE[1])
+        os.link(root / ALIKE[0], left)
+        directory.publish(of_one_server(b"2", ALIKE[1]), None, complete=False, commit="2", at=AT)
+        assert (root / ALIKE[1]).read_bytes() == b"2"
+    with Directory.open(root, ledger="ours") as directory:
+        directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="3", at=AT)
+    assert {(root / path).read_bytes() for path in ALIKE} == {b"1"}
+    assert temporary(root) == []
+
+
+# Room
+
+
+@pytest.mark.parametrize(
+    ("limit", "lacks"),
+    [
+        ("nr_inodes=60", r"disk: expected room for \d+ files, and its file system has it for \d+ \(.*inodes"),
+        ("size=64k", r"disk: expected room for 0\.\d MiB, and its file system has 0\.\d MiB \(free some space\)"),
+    ],
+    ids=["inodes", "bytes"],
+)
+def test_a_tree_that_begins_with_nothing_is_not_begun_without_room(small_disk: Path, limit: str, lacks: str) -> None:
+    files = {f"boot/ipxe/{number}": File(b"%03d" % number + b"x" * 2000) for number in range(100)}
+    subprocess.run(["mount", "-o", f"remount,{limit}", str(small_disk)], check=True)
+    with Directory.open(small_disk, ledger="ours") as directory:
+        with pytest.raises(PublishError, match=lacks):
+            publish_files(directory, files, commit="one", at=AT)
+        assert not (small_disk / "boot").exists()
+        subprocess.run(["mount", "-o", "remount,size=8m,nr_inodes=5000", str(small_disk)], check=True)
+        publish_files(directory, files, commit="one", at=AT)
+    assert verify(small_disk) == ()
+
+
+def test_names_of_one_file_need_no_room(small_disk: Path) -> None:
+    names = [f"boot/ipxe/{number}" for number in range(100)]
+    subprocess.run(["mount", "-o", "remount,size=128k", str(small_disk)], check=True)
+    with Directory.open(small_disk, ledger="ours") as directory:
+        directory.publish(of_one_server(b"1" * 4000, *names), {}, complete=True, commit="1", at=AT)
+    assert len({(small_disk / name).stat().st_ino for name in names}) == 1
+
+
+def test_a_tree_that_stands_is_not_asked_for_room(small_disk: Path) -> None:
+    """Windows end on a disk that is nearly full."""
+    large = {f"boot/ipxe/{number}": File(b"%d" % number + b"x" * 50_000) for number in range(10)}
+    with Directory.open(small_disk, ledger="ours") as directory:
+        publish_files(directory, large, commit="1", at=AT)
+        subprocess.run(["mount", "-o", "remount,size=700k", str(small_disk)], check=True)
+        publish_files(directory, {**large, "boot/ipxe/0": File(b"2")}, commit="2", at=AT)
+    assert (small_disk / "boot/ipxe/0").read_bytes() == b"2"
+
+
+def test_content_that_groups_of_servers_share_needs_room_once_for_each(small_disk: Path) -> None:
+    """A thousand with small files, and three hundred contents of 40 kB: 12 MB, where one for each were 40."""
+    subprocess.run(["mount", "-o", "remount,size=30m,nr_inodes=6000", str(small_disk)], check=True)
+    contents = [File(b"%03d" % number * 13_333) for number in range(300)]
+    servers = {
+        f"s{number:03}": server_files(
+            f"s{number:03}",
+            {f"boot/o/{content.sha256}/user-data": content}
+            | {f"boot/{kind}/{number}": File(f"{kind} {number}".encode()) for kind in ("ipxe", "grub")},
+        )
+        for number in range(1000)
+        for content in [contents[number % len(contents)]]
+    }
+    with Directory.open(small_disk, ledger="ours") as directory:
+        assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3300
+
+
+def test_a_first_publication_that_came_to_no_end_needs_room_for_the_rest_alone(small_disk: Path) -> None:
+    large = {f"boot/ipxe/{number}": File(b"%d" % number + b"x" * 50_000) for number in range(10)}
+    with Directory.open(small_disk, ledger="ours") as directory:
+        publish_files(directory, large, commit="1", at=AT)
+    shutil.rmtree(small_disk / "ops")  # the manifest comes last
+    subprocess.run(["mount", "-o", "remount,size=700k", str(small_disk)], check=True)
+    with Directory.open(small_disk, ledger="ours") as directory:
+        publish_files(directory, large, commit="1", at=AT)
+    assert verify(small_disk) == ()
+
+
+@pytest.mark.parametrize(("inodes", "has_room"), [(3000, False), (5000, True)])
+def test_of_many_servers_some_are_asked_what_room_they_need(small_disk: Path, inodes: int, has_room: bool) -> None:
+    """A thousand, with two files and a state each and one that all have, so some 3,100."""
+    subprocess.run(["mount", "-o", f"remount,size=64m,nr_inodes={inodes - 500}", str(small_disk)], check=True)
+    common = File(b"x" * 100)
+    servers = {
+        f"s{number:03}": server_files(
+            f"s{number:03}",
+            {f"boot/o/{common.sha256}/user-data": common}
+            | {f"boot/{kind}/{number}": File(f"{kind} {number}".encode()) for kind in ("ipxe", "grub")},
+        )
+        for number in range(1000)
+    }
+    with Directory.open(small_disk, ledger="ours") as directory:
+        if has_room:
+            assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3001
+        else:
+            with pytest.raises(PublishError, match=r"expected room for about 3,0\d\d files, and .* for 2,\d\d\d "):
+                directory.publish(servers, {}, complete=True, commit="1", at=AT)
+            assert not (small_disk / "boot").exists()

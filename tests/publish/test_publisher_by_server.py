@@ -1,0 +1,224 @@
+"""Publishing by server: what one server's change costs, and what several servers share."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.errors import PublishError
+from gitboot.publish import publisher as directory_module
+from gitboot.publish.durable_files import Disk, Unsynced
+from gitboot.publish.manifest import (
+    MANIFEST,
+    Head,
+    Stamp,
+    digest_of,
+    leaf_path,
+    node_path,
+    place_of,
+    render_digests,
+    render_head,
+    shard_path,
+)
+from gitboot.publish.publisher import Directory
+from gitboot.publish.tree_changes import amended
+from gitboot.publish.tree_reader import Tree, read_manifest, verify
+from gitboot.render.endpoint_files import server_of, state_path
+from gitboot.render.paths import File, Files
+from tests.helpers.published_trees import server_files
+
+AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n")}
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power is cut here."""
+    monkeypatch.setattr(Unsynced, "sync", lambda unsynced: None)
+
+
+def mac(number: int) -> str:
+    return f"02-00-00-00-{number >> 8:02x}-{number & 255:02x}"
+
+
+def one(name: str, address: str, *, text: str = "1", content: str = "") -> Files:
+    """A server with one entry, and content of its own or of others."""
+    data = (content or f"user data {text} of {name}").encode()
+    return server_files(
+        name,
+        {
+            f"boot/o/{sha256(data).hexdigest()}/user-data": File(data),
+            f"boot/v1/boot/{address}/boot.ipxe": File(f"{name} {text}\n".encode()),
+        },
+    )
+
+
+def publish(target: Directory, servers: dict[str, Any], *, complete: bool = False, shared: Files | None = None) -> Any:
+    return target.publish(servers, SHARED if complete else shared, complete=complete, commit="c0ffee", at=AT)
+
+
+def index(root: Path, identity: str) -> list[str]:
+    path = root / shard_path(identity)
+    found: list[str] = json.loads(path.read_bytes()).get(identity, []) if path.exists() else []
+    return found
+
+
+def entry(root: Path, number: int) -> str | None:
+    path = root / f"boot/v1/boot/{mac(number)}/boot.ipxe"
+    return path.read_text().split()[0] if path.exists() else None
+
+
+def test_one_server_of_many_costs_a_few_files_and_kilobytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touched: list[str] = []
+
+    class Watched(Disk):
+        def look(self, path: str) -> os.stat_result | None:
+            touched.append(path)
+            return super().look(path)
+
+        def read(self, path: str) -> bytes | None:
+            touched.append(path)
+            return super().read(path)
+
+        def stage(self, path: str, content: bytes, at: datetime, like: str | None = None) -> None:
+            touched.append(path)
+            staged.append(len(content))
+            super().stage(path, content, at, like)
+
+    staged: list[int] = []
+    monkeypatch.setattr(directory_module, "Disk", Watched)
+    with Directory.open(tmp_path, ledger="ours") as target:
+        publish(target, {f"s{n:04}": one(f"s{n:04}", mac(n)) for n in range(400)}, complete=True)
+        touched.clear()
+        staged.clear()
+        publish(target, {"s0042": one("s0042", mac(42), text="2")})
+    assert len(set(touched)) < 15
+    assert sum(staged) < 16 * 1024
+    assert verify(tmp_path) == ()
+
+
+def test_a_server_comes_changes_and_goes_and_no_other_is_named(tmp_path: Path) -> None:
+    with Directory.open(tmp_path, ledger="ours") as target:
+        publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
+        publish(target, {"c": one("c", mac(3))})
+        assert (index(tmp_path, f"mac/{mac(3)}"), entry(tmp_path, 3)) == (["c"], "c")
+        assert verify(tmp_path) == ()
+        published = publish(target, {"a": None})
+        assert f"boot/v1/boot/{mac(1)}/boot.ipxe" in published.withdrawn
+        assert state_path("a") in published.withdrawn
+        assert (index(tmp_path, f"mac/{mac(1)}"), entry(tmp_path, 1)) == ([], None)
+        assert verify(tmp_path) == ()
+        publish(target, {}, shared={**SHARED, "boot/unknown.ipxe": File(b"#!ipxe\n")})
+        assert (tmp_path / "boot/unknown.ipxe").exists()
+        assert verify(tmp_path) == ()
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert sorted(name for path in manifest.files if (name := server_of(path))) == ["b", "c"]
+
+
+@pytest.mark.parametrize("how", ["moved", "swapped", "from one that goes"])
+def test_an_address_moves_and_its_entry_stays(tmp_path: Path, how: str) -> None:
+    with Directory.open(tmp_path, ledger="ours") as target:
+        publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
+        changed: dict[str, Files | None] = {"b": one("b", mac(1))}
+        changed["a"] = {"moved": one("a", mac(3)), "swapped": one("a", mac(2)), "from one that goes": None}[how]
+        publish(target, changed)
+        assert (entry(tmp_path, 1), index(tmp_path, f"mac/{mac(1)}")) == ("b", ["b"])
+        assert entry(tmp_path, 2) == ("a" if how == "swapped" else None)
+        assert verify(tmp_path) == ()
+
+
+@pytest.mark.parametrize("how", ["changes", "goes"])
+def test_content_that_another_server_names_stays_in_the_tree(tmp_path: Path, how: str) -> None:
+    content = f"boot/o/{sha256(b'both').hexdigest()}/user-data"
+    with Directory.open(tmp_path, ledger="ours") as target:
+        both = {name: one(name, mac(n), content="both") for n, name in enumerate("ab")}
+        publish(target, both, complete=True)
+        publish(target, {"a": one("a", mac(0)) if how == "changes" else None})
+        retired = tmp_path / "ops/.gitboot/retired"
+        assert (tmp_path / content).exists()
+        assert not retired.exists() or content not in next(retired.iterdir()).read_text()
+        published = target.publish(
+            {"b": one("b", mac(1))}, None, complete=False, commit="c", at=AT + timedelta(seconds=5)
+        )
+        assert published.expired == ()
+        assert content in next(retired.iterdir()).read_text(), "nobody names it now"
+        target.publish({}, None, complete=False, commit="c", at=AT + timedelta(days=8))
+        assert not (tmp_path / content).exists()
+        assert verify(tmp_path) == ()
+
+
+def test_what_a_failed_publication_owed_is_brought_about_by_the_next(tmp_path: Path) -> None:
+    with Directory.open(tmp_path, ledger="ours") as target:
+        publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
+        (tmp_path / f"boot/v1/boot/{mac(9)}").write_text("in the way")
+        with pytest.raises(PublishError, match=mac(9)):
+            publish(target, {"a": one("a", mac(3)), "c": one("c", mac(9))})
+        (tmp_path / f"boot/v1/boot/{mac(9)}").unlink()
+        publish(target, {"b": one("b", mac(2), text="2")})
+        assert [entry(tmp_path, number) for number in (1, 2, 3, 9)] == [None, "b", "a", "c"]
+        assert [index(tmp_path, f"mac/{mac(number)}") for number in (1, 2, 3, 9)] == [[], ["b"], ["a"], ["c"]]
+        assert verify(tmp_path) == ()
+
+
+def test_a_publication_that_broke_off_halfway_leaves_nothing_in_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Directory.open(tmp_path, ledger="ours") as target:
+        publish(target, {"a": one("a", mac(1))}, complete=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("broken off")))
+            with pytest.raises(PublishError, match="broken off"):
+                publish(target, {"a": one("a", mac(2))})
+        publish(target, {})
+        assert (index(tmp_path, f"mac/{mac(1)}"), index(tmp_path, f"mac/{mac(2)}")) == ([], ["a"])
+        assert (entry(tmp_path, 1), entry(tmp_path, 2)) == (None, "a")
+        assert verify(tmp_path) == ()
+
+
+def test_an_instances_word_is_no_part_of_what_is_published(tmp_path: Path) -> None:
+    with Directory.open(tmp_path, ledger="ours") as target:
+        target.write_status(b"{}", AT)
+        publish(target, {"a": one("a", mac(1))}, complete=True)
+        target.write_status(b'{"at":1}', AT)
+        publish(target, {"a": None})
+    assert (tmp_path / "ops/status.json").read_bytes() == b'{"at":1}'
+    assert verify(tmp_path) == ()
+    with Directory.open(tmp_path, ledger="theirs") as target:
+        target.write_status(b"{}", AT)
+    assert (tmp_path / "ops/status.json").read_bytes() == b'{"at":1}', "it is another's tree"
+
+
+def test_nothing_says_who_wrote_a_tree_where_that_is_asked_for(tmp_path: Path) -> None:
+    target = Directory.open(tmp_path, ledger="ours")
+    publish(target, {"a": one("a", mac(1))}, complete=True)
+    target.close(and_forget_lock=True)
+    assert not (tmp_path / "ops/.gitboot").exists()
+    with Directory.open(tmp_path, ledger="ours") as again:
+        assert again.stamp is not None
+
+
+def test_a_servers_change_rewrites_at_most_16_kib_of_the_manifest_of_100_000(tmp_path: Path) -> None:
+    name, digest = "s050-000042", "0" * 64
+    node, leaf = place_of(name)
+    servers = (f"s{number // 2000:03}-{number:06}" for number in range(100_000))
+    beside = render_digests({each: digest for each in (*servers, name) if place_of(each) == (node, leaf)})
+    every = {f"{number:02x}": digest for number in range(64)}
+    leaves = render_digests(every | {leaf: digest_of(beside)})
+    stamp = Stamp(commit="a" * 40, gitboot="0.2.0", ledger="b" * 32)
+    head = render_head(Head(stamp=stamp, nodes=every | {node: digest_of(leaves)}, shared=digest))
+    for path, data in ((leaf_path(node, leaf), beside), (node_path(node), leaves), (MANIFEST, head)):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    with closing(Disk(tmp_path)) as disk:
+        _, parts = amended(Tree(disk), stamp, {name: "1" * 64}, None)
+    assert parts.keys() == {leaf_path(node, leaf), node_path(node), MANIFEST}
+    assert beside.count(b":") > 10
+    assert sum(len(data or b"") for data in parts.values()) <= 16 * 1024

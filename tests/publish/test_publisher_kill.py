@@ -1,0 +1,961 @@
+"""What a publisher leaves behind that is stopped anywhere: killed, refused by the system, cut off from power."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from gitboot.errors import PublishError
+from gitboot.publish import durable_files as disk_module
+from gitboot.publish import durable_files as folders_module
+from gitboot.publish import durable_files as modes_module
+from gitboot.publish import first_publication
+from gitboot.publish import publisher as directory_module
+from gitboot.publish.durable_files import OPEN, Disk, TreeModes, staged
+from gitboot.publish.first_publication import FRESH, READY
+from gitboot.publish.manifest import (
+    MANIFEST,
+    SHARED,
+    index_of,
+    parse_digests,
+    parse_head,
+    parse_listing,
+    parse_shard,
+    shard_path,
+)
+from gitboot.publish.publisher import Directory
+from gitboot.publish.tree_reader import ALL, PENDING, Inventory, read_manifest, verify
+from gitboot.render.endpoint_files import parse, server_of
+from gitboot.render.paths import (
+    CHAIN,
+    FIRST_SCRIPT,
+    GRUB_LOOKUP,
+    IPXE_BY_MAC,
+    NETBOOT_XYZ,
+    PXELINUX,
+    UNKNOWN,
+    File,
+    Files,
+    Stage,
+    is_immutable,
+    publication_stage,
+)
+from tests.helpers.published_trees import owner, publish_files, server_files, split, whole
+from tests.helpers.search_effort import every
+
+AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+ROOT = Path(__file__).parents[2]
+
+
+def tree(version: int, servers: int = 1) -> dict[str, File]:
+    """A tree whose entries name content of their own version; with each version a server comes and another goes."""
+    files = {"boot/boot.ipxe": File(f"#!ipxe\n# {version:04}\n".encode())}
+    for server in (*range(servers), servers + version % 2):
+        data = f"user data {version} of {server}\n".encode()
+        content = f"boot/o/{sha256(data).hexdigest()}/user-data"
+        files[content] = File(data)
+        entry = f"boot/v1/boot/{server}/boot.ipxe"
+        same = next(path for path in (f"boot/ipxe/{server}-{n}" for n in count()) if owner(path) == owner(entry))
+        files |= dict.fromkeys((entry, same), File(f"{version:04} {content}\n".encode()))  # one file, of two names
+    return files
+
+
+OTHERS = (
+    r"boot/o/\w{64}/user-data|ops/manifest(/\w\w)*(/shared)?\.json|ops/index/\w{3}\.json"
+    r"|ops/\.gitboot/(lock|retired/[\w:-]+\.json)"
+)
+
+
+def publish(directory: Directory, version: int, servers: int = 1) -> None:
+    publish_files(directory, tree(version, servers), commit=str(version), at=AT + version * timedelta(days=3))
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    """The content of each file, and nothing for each folder that is empty."""
+    found = {}
+    for folder, folders, names in os.walk(root):
+        below = folder[len(str(root)) + 1 :]
+        for name in names:
+            with open(f"{folder}/{name}", "rb") as file:
+                found[f"{below}/{name}"] = file.read()
+        if not folders and not names:
+            found[f"{below}/"] = b""
+    return found
+
+
+def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
+    """What must not be in a tree between two versions."""
+    found = []
+    old, new = whole(old), whole(new)
+    for path in old.keys() | new.keys():
+        either = {file.content if (file := version.get(path)) else None for version in (old, new)}
+        if not is_immutable(path) and stands.get(path) not in either:
+            found.append(f"{path} is neither version: {stands.get(path)!r}")
+    for path, content in stands.items():
+        if path.endswith("/user-data") and sha256(content).hexdigest() not in path:
+            found.append(f"{path} is torn: {content!r}")
+        if path.endswith("/boot.ipxe") and path.startswith("boot/v1/"):
+            named = content.decode().split()[1]
+            if sha256(stands.get(named, b"")).hexdigest() not in named:
+                found.append(f"{path} names {named}, which is {stands.get(named)!r}")
+        try:
+            if path == MANIFEST:
+                parse_head(content)
+            elif path == SHARED:
+                parse_listing(content)
+            elif path.startswith("ops/manifest/") and path.endswith("json"):
+                parse_digests(content)
+            elif path.startswith("ops/index/") and path.endswith("json"):
+                parse_shard(content)
+            elif server_of(path) is not None:
+                parse(content)
+            elif path.endswith(".json") and path.startswith("ops/.gitboot/"):
+                json.loads(content)
+        except ValueError as error:
+            found.append(f"{path} does not parse: {error}")
+    return found
+
+
+def assert_complete(root: Path, version: int, servers: int = 1) -> None:
+    """Assert that a pass has come to its end, and that of one before it nothing is left but content."""
+    assert verify(root) == ()
+    manifest = read_manifest(root)
+    assert manifest is not None
+    assert manifest.stamp.commit == str(version)
+    assert set(manifest.files) == set(whole(tree(version, servers)))
+    assert_indexed(root)
+    others = everything(root).keys() - manifest.files.keys()
+    assert [path for path in others if not re.fullmatch(OTHERS, path)] == []
+
+
+def assert_indexed(root: Path) -> None:
+    """Assert that everybody is found by what their state claims, and by nothing else."""
+    stands = everything(root)
+    states = {server: parse(content) for path, content in stands.items() if (server := server_of(path)) is not None}
+    index = index_of({server: state.identities for server, state in states.items()})
+    found = {path: parse_shard(content) for path, content in stands.items() if path.startswith("ops/index/")}
+    assert found == index
+
+
+# Killed
+
+
+class Killed:
+    """A process from which publishers are forked, so that each begins within a few milliseconds."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(root)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, **how: int) -> int:
+        """Fork a publisher; return its process id."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(how) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def status(self) -> int:
+        """How the publisher ended: the signal, negative, or its exit code."""
+        return self._read()
+
+    def _read(self) -> int:
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    memory = Path("/dev/shm")  # a disk would only be slower
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder) / "out"
+
+
+@pytest.fixture
+def publishers(root: Path) -> Iterator[Killed]:
+    publishers = Killed(root)
+    yield publishers
+    publishers.close()
+
+
+def ran_until(pid: int, seconds: float) -> None:
+    """Wait until a process has had so much of a processor; proc_pid_schedstat(5), and on a busy machine the longer."""
+    while int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) < seconds * 1e9:
+        time.sleep(0.001)
+
+
+def test_killed_at_random_instants_it_leaves_every_file_whole(root: Path, publishers: Killed, lives: int) -> None:
+    kills = 20 * lives
+    dice = random.Random(20261120)
+    with Directory.open(root, ledger="ours") as directory:
+        publish(directory, 0, servers=6)
+    unfinished = 0
+    for number in range(10 * kills):
+        if number >= kills and unfinished >= kills // 20:
+            break
+        pid = publishers.start(on_from=dice.choice([0, 1]), servers=6)
+        ran_until(pid, dice.uniform(0, 0.05))
+        os.kill(pid, signal.SIGKILL)
+        assert publishers.status() == -signal.SIGKILL
+        stands = everything(root)
+        last = int(parse_head(stands[MANIFEST]).stamp.commit)
+        assert faults(stands, tree(last, servers=6), tree(last + 1, servers=6)) == []
+        assert read_manifest(root) is not None
+        unfinished += PENDING in stands
+    assert unfinished >= kills // 20
+    with Directory.open(root, ledger="ours") as directory:
+        publish(directory, last + 1, servers=6)
+    assert_complete(root, last + 1, servers=6)
+
+
+def test_killed_at_every_change_it_makes_the_next_pass_completes_it(root: Path, publishers: Killed) -> None:
+    for version, at in enumerate(count(1, every(1)), 1):
+        with Directory.open(root, ledger="ours") as directory:
+            publish(directory, version - 1)
+        publishers.start(once=version, killed_at=at)
+        status = publishers.status()
+        assert faults(everything(root), tree(version - 1), tree(version)) == []
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        assert read_manifest(root) is not None
+        planned = version if version % 3 else version + 1  # sometimes it never becomes what was under way
+        with Directory.open(root, ledger="ours") as directory:
+            publish(directory, planned)
+        assert_complete(root, planned)
+    assert at > 50
+
+
+# The first scripts, which unknown machines boot by, too
+
+
+def fleet_of(script: bytes, servers: Iterable[int]) -> dict[str, File]:
+    """Return a tree with this first script, and by it this unknown one, and the boot scripts of these servers."""
+    macs = [f"52-54-00-00-00-{number:02x}" for number in servers]
+    kinds = (IPXE_BY_MAC, GRUB_LOOKUP, NETBOOT_XYZ, PXELINUX)
+    entries = {kind.of(mac): File(mac.encode()) for kind in kinds for mac in macs}
+    return {**entries, **dict.fromkeys((FIRST_SCRIPT, CHAIN, *UNKNOWN), File(script))}
+
+
+def publish_fleet(directory: Directory, files: Files, commit: str) -> None:
+    paths = {path for path in files if publication_stage(path) is Stage.BOOT_SCRIPTS}
+    servers = {"all": server_files("all", {path: files[path] for path in paths})}
+    shared = {path: file for path, file in files.items() if path not in paths}
+    directory.publish(servers, shared, complete=True, commit=commit, at=AT)
+
+
+def early(stands: Mapping[str, bytes], files: Files) -> list[str]:
+    """Return the boot scripts of a loader that are absent while it has a first script of the same version."""
+    found = []
+    for loader in ("ipxe", "grub.cfg", "pxelinux"):
+        own = {path: file.content for path, file in files.items() if loader in path}
+        first = [path for path in own if publication_stage(path) is Stage.FIRST_SCRIPTS]
+        if any(stands.get(path) == own[path] for path in first):
+            found += [path for path in own if path not in stands and path not in first]
+    return found
+
+
+@pytest.mark.parametrize("stands", ["", "boot", "boot/v1/boot", "boot/pxelinux.cfg", "a mount point"])
+def test_finding_m5_a_first_fill_that_is_killed_has_no_first_script_before_the_boot_scripts(
+    root: Path, monkeypatch: pytest.MonkeyPatch, stands: str
+) -> None:
+    files = fleet_of(b"#!ipxe\n", range(2))
+    if stands == "a mount point":
+        monkeypatch.setattr(first_publication, "_can_be_moved", lambda *_: False)
+    for at in count(1, every(1)):
+        shutil.rmtree(root, ignore_errors=True)
+        (root / stands).mkdir(parents=True)
+        with (
+            happening(killing(at)) as calls,
+            suppress(KeyboardInterrupt),
+            Directory.open(root, ledger="ours") as directory,
+        ):
+            publish_fleet(directory, files, "1")
+        assert early(everything(root), files) == []
+        if calls.calls < at:
+            break
+    assert early({}, files) == [] and early({FIRST_SCRIPT: b"#!ipxe\n"}, files) != []
+
+
+def test_finding_m5_cut_off_from_power_a_tree_has_no_first_script_before_the_boot_scripts(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(20261120)
+    recorders.clear()
+    files = fleet_of(b"#!ipxe\n# another\n", range(5))
+    with happening(nothing):
+        with Directory.open(root, ledger="ours") as directory:
+            publish_fleet(directory, fleet_of(b"#!ipxe\n", range(2)), "1")
+        monkeypatch.setattr(directory_module, "Disk", Recorder)
+        with Directory.open(root, ledger="ours") as directory:
+            publish_fleet(directory, files, "2")
+    states = [after_cut(synced, part) for synced, done in recorders[0].cuts for part in parts(done, dice)]
+    assert [absent for stands in states if (absent := early(stands, files))] == []
+    assert any(stands.get(FIRST_SCRIPT) == files[FIRST_SCRIPT].content for stands in states)
+
+
+# Refused by the system
+
+
+CHANGING = {"mkdir", "chmod", "rmdir", "write", "fchmod", "utime", "rename", "link", "unlink", "pwrite", "ftruncate"}
+CHANGING |= {"fchown"}
+CALLS = {*CHANGING, "open", "stat", "fstat", "fsync", "listdir", "pread"}
+
+
+class Os:
+    """The os module, where something happens at the n-th call that asks the system for anything."""
+
+    def __init__(self, happen: Callable[[int, str, tuple[Any, ...]], None]) -> None:
+        self._happen = happen
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        act = getattr(os, name)
+        if name not in CALLS:
+            return act
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            self._happen(self.calls, name, args)
+            return None if name == "fsync" else act(*args, **kwargs)
+
+        self.__dict__[name] = call  # which is found without asking here again
+        return call
+
+    def syncfs(self, fd: int) -> None:
+        self.calls += 1
+        self._happen(self.calls, "syncfs", (fd,))
+
+
+@contextmanager
+def happening(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[Os]:
+    """Let something happen at calls of the publisher; it waits for no disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk_module, "os", os_ := Os(happen))
+        patch.setattr(disk_module, "os", os_)
+        patch.setattr(folders_module, "os", os_)
+        patch.setattr(first_publication, "os", os_)
+        patch.setattr(modes_module, "os", os_)
+        patch.setattr(disk_module, "syncfs", os_.syncfs)
+        yield os_
+
+
+def nothing(number: int, name: str, args: tuple[Any, ...]) -> None: ...
+
+
+def killing(at: int) -> Callable[[int, str, tuple[Any, ...]], None]:
+    """It ends at that call, as a process that is killed."""
+
+    def kill(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if number == at:
+            raise KeyboardInterrupt
+
+    return kill
+
+
+@pytest.mark.parametrize(
+    ("code", "on", "few", "restarted"),
+    [
+        pytest.param(errno.ENOSPC, False, True, True, id="a full disk, once"),
+        pytest.param(errno.EIO, False, False, False, id="a fault, once, with many files"),
+        pytest.param(errno.EROFS, True, True, False, id="read-only from then on"),
+    ],
+)
+def test_refused_at_every_call_the_next_pass_completes_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, code: int, on: bool, few: bool, restarted: bool
+) -> None:
+    monkeypatch.setattr(disk_module, "FSYNC_AT_MOST", 1000 if few else 0)
+    with happening(nothing), Directory.open(root, ledger="ours") as directory:
+        publish(directory, 0)
+    for version, refused in enumerate(count(1, every(1)), 1):
+
+        def refuse(number: int, name: str, args: tuple[Any, ...], at: int = refused) -> None:
+            if number == at or (on and number > at and name not in ("stat", "fstat", "pread")):
+                raise OSError(code, os.strerror(code))
+
+        again: Directory | None = None
+        with happening(refuse) as calls, suppress(PublishError):
+            again = Directory.open(root, ledger="ours")
+            publish(again, version)
+        assert faults(everything(root), tree(version - 1), tree(version)) == []
+        with happening(nothing):
+            if again is not None and restarted:
+                again.close()
+            if again is None or restarted:
+                again = Directory.open(root, ledger="ours")
+            publish(again, version)
+            again.close()
+        assert_complete(root, version)
+        if calls.calls < refused:
+            break
+    assert refused > 100
+
+
+# Cut off from power
+
+
+class Recorder(Disk):
+    """A disk that knows what it would hold if the power was cut now: what was synced, and any part of the rest."""
+
+    def __init__(self, root: Path, modes: TreeModes = OPEN) -> None:
+        super().__init__(root, modes)
+        self.synced = everything(root)
+        self.since: list[tuple[str, str]] = []
+        self.cuts: list[tuple[dict[str, bytes], list[tuple[str, str]]]] = []
+        recorders.append(self)
+
+    def stage(self, path: str, content: bytes, at: datetime, like: str | None = None) -> None:
+        super().stage(path, content, at, like)
+        self.since.append(("stage", path))
+
+    def place(self, path: str) -> None:
+        super().place(path)
+        self.since.append(("place", path))
+
+    def remove(self, path: str) -> None:
+        if (self.root / path).exists():
+            self.since.append(("remove", path))
+        super().remove(path)
+
+    def sync(self) -> None:
+        super().sync()
+        self.cuts.append((self.synced, self.since))
+        self.synced, self.since = everything(self.root), []
+
+    def close(self) -> None:
+        super().close()
+        self.cuts.append((self.synced, self.since))
+
+
+recorders: list[Recorder] = []
+
+
+def after_cut(synced: Mapping[str, bytes], done: list[tuple[str, str]]) -> dict[str, bytes]:
+    """What stands if of all that was done since the last sync only this was; content that was not synced is lost."""
+    stands = dict(synced)
+    for act, path in done:
+        if act == "stage":
+            stands[staged(path)] = b""
+        elif act == "place":
+            stands[path] = synced.get(staged(path), b"")
+            stands.pop(staged(path), None)
+        else:
+            stands.pop(path, None)
+    return stands
+
+
+def put(root: Path, stands: Mapping[str, bytes]) -> None:
+    """What stands, but for folders that are empty."""
+    for path, content in stands.items():
+        if not path.endswith("/"):
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(content)
+
+
+def parts(done: list[tuple[str, str]], dice: random.Random) -> Iterator[list[tuple[str, str]]]:
+    yield []
+    yield done
+    for each in done:
+        yield [each]
+        yield [each for each in done if dice.random() < 0.5]
+
+
+def test_cut_off_from_power_anywhere_the_next_pass_completes_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice, version = random.Random(20261120), 5
+    recorders.clear()
+    with happening(nothing):
+        with Directory.open(root, ledger="ours") as directory:
+            for number in range(version):
+                publish(directory, number)
+            before = directory.inventory()
+        with monkeypatch.context() as patch:
+            patch.setattr(directory_module, "Disk", Recorder)
+            with Directory.open(root, ledger="ours") as directory:
+                publish(directory, version)
+        states = [after_cut(synced, part) for synced, done in recorders[0].cuts for part in parts(done, dice)]
+        for number, stands in enumerate(states):
+            assert faults(stands, tree(version - 1), tree(version)) == []
+            again = root.parent / str(number)
+            put(again, stands)
+            shutil.copytree(again, gone_on := root.parent / f"{number}-gone-on")
+            with Directory.open(again, ledger="ours") as directory:
+                publish(directory, version - number % 2)  # sometimes it never becomes what was under way
+            assert_complete(again, version - number % 2)
+            go_on(gone_on, before, version - 1, version - number % 2)
+            assert_complete(gone_on, version - number % 2)
+    assert len(states) > 50
+
+
+def go_on(root: Path, before: Inventory, held: int, planned: int) -> None:
+    """Publish who has other files now than were held, and who is owed them, and nobody else."""
+    (old, _), (new, shared) = split(tree(held)), split(tree(planned))
+    with Directory.open(root, ledger="ours") as directory:
+        owed = directory.resume(before)
+        assert owed is not None
+        names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)} | owed - {ALL}
+        directory.publish(
+            {name: new.get(name) for name in sorted(names)},
+            shared if ALL in owed or held != planned else None,
+            complete=False,
+            commit=str(planned),
+            at=AT + planned * timedelta(days=3),
+        )
+
+
+@pytest.mark.parametrize("lost", [*sorted(tree(1))])
+def test_cut_off_while_a_lost_file_is_put_right_the_next_start_goes_on_from_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    dice = random.Random(20261126)
+    recorders.clear()
+    with happening(nothing):
+        with Directory.open(root, ledger="ours") as directory:
+            publish(directory, 1)
+            before = directory.inventory()
+            (root / lost).unlink()
+        with monkeypatch.context() as patch:
+            patch.setattr(directory_module, "Disk", Recorder)
+            with Directory.open(root, ledger="ours") as directory:
+                assert directory.resume(before) == frozenset()
+                publish_files(directory, tree(1), changed=[lost], commit="1", at=AT)
+        for number, stands in enumerate(
+            after_cut(synced, part) for synced, done in recorders[0].cuts for part in parts(done, dice)
+        ):
+            again = root.parent / str(number)
+            put(again, stands)
+            if PENDING in stands:
+                go_on(again, before, 1, 1)
+                assert_complete(again, 1)
+
+
+MACS = ("52-54-00-00-00-01", "52-54-00-00-00-02", "52-54-00-00-00-03")
+
+
+def named(*macs: str) -> dict[str, Files]:
+    """Servers a, b and so on, each with a MAC address; "": there is none of that name."""
+    entries = {name: f"boot/v1/boot/{mac}/boot.ipxe" for name, mac in zip("abc", macs, strict=False) if mac}
+    return {name: server_files(name, {path: File(f"{name} {path}".encode())}) for name, path in entries.items()}
+
+
+moving = pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (named(*MACS[:2]), named(MACS[1], MACS[0])),
+        (named(*MACS[:2]), named(MACS[2], MACS[1])),
+        (named(*MACS[:2]), named("", MACS[1], MACS[0])),
+    ],
+)
+
+
+def bring(directory: Directory, wanted: Mapping[str, Files], names: Iterable[str], commit: str) -> None:
+    some = {name: wanted.get(name) for name in sorted(names)}
+    directory.publish(some, None, complete=False, commit=commit, at=AT)
+
+
+@moving
+def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
+    root: Path, old: Mapping[str, Files], new: Mapping[str, Files]
+) -> None:
+    for at in count(1):
+        changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            directory.publish(old, {}, complete=True, commit="old", at=AT)
+            before = directory.inventory()
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            assert directory.resume(before) == frozenset()
+            with suppress(KeyboardInterrupt), happening(killing(at)) as calls:
+                bring(directory, new, changed, "new")
+        planned = new if at % 2 else old
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            owed = directory.resume(before)
+            assert owed is not None
+            bring(directory, planned, owed.union(changed if at % 2 else ()), "last")
+        assert_indexed(root)
+        assert verify(root) == ()
+        assert {name for path in everything(root) if (name := server_of(path)) is not None} == planned.keys()
+        if calls.calls < at:
+            break
+    assert at > 50
+
+
+@moving
+def test_refused_while_macs_change_who_takes_that_back_finds_everybody_by_their_own(
+    root: Path, old: Mapping[str, Files], new: Mapping[str, Files]
+) -> None:
+    changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    for at in count(1):
+
+        def refuse(number: int, name: str, args: tuple[Any, ...], at: int = at) -> None:
+            if number == at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            directory.publish(old, {}, complete=True, commit="old", at=AT)
+            with suppress(PublishError), happening(refuse) as calls:
+                bring(directory, new, changed, "new")
+            if directory.is_as_left:
+                bring(directory, old, changed, "last")
+            else:  # the head was replaced already
+                directory.publish(old, {}, complete=True, commit="last", at=AT)
+        assert_indexed(root)
+        assert verify(root) == ()
+        if calls.calls < at:
+            break
+    assert at > 50
+
+
+def test_killed_while_a_damaged_shard_is_put_right_the_next_start_puts_it_right(root: Path) -> None:
+    servers = named(*MACS[:2])
+    for at in count(1):
+        shutil.rmtree(root, ignore_errors=True)
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            directory.publish(servers, {}, complete=True, commit="old", at=AT)
+            before = directory.inventory()
+        (root / shard_path(f"mac/{MACS[0]}")).write_bytes(b"{")
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            with suppress(KeyboardInterrupt), happening(killing(at)) as calls:
+                directory.publish(servers, {}, complete=True, commit="new", at=AT)
+            is_under_way = (root / PENDING).exists()
+        if not is_under_way:
+            if calls.calls < at:
+                break
+            continue
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            owed = directory.resume(before)
+            directory.publish(servers, {}, complete=owed is None, commit="new", at=AT)
+        assert_indexed(root)
+    assert at > 30
+
+
+def naming(content: str) -> dict[str, File]:
+    """What names content, and that."""
+    path = f"boot/o/{sha256(content.encode()).hexdigest()}/user-data"
+    return {path: File(content.encode())}
+
+
+def test_killed_while_content_is_passed_on_it_expires_once_nobody_names_it(root: Path) -> None:
+    given, (path,) = naming("data"), naming("data")
+    none, first, then = (
+        {name: server_files(name, files) for name, files in zip("ab", both, strict=True)}
+        for both in ((naming("1"), naming("2")), (given, naming("2")), (naming("1"), given))
+    )
+    for at in count(1):
+        shutil.rmtree(root, ignore_errors=True)
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            directory.publish(first, {}, complete=True, commit="first", at=AT)
+            before = directory.inventory()
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            assert directory.resume(before) == frozenset()
+            with suppress(KeyboardInterrupt), happening(killing(at)) as calls:
+                directory.publish(then, None, complete=False, commit="then", at=AT)
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            assert directory.resume(before) is not None
+            for days in (1, 8):
+                directory.publish(none, None, complete=False, commit=str(days), at=AT + timedelta(days=days))
+        assert not (root / path).exists(), at
+        assert verify(root) == ()
+        if calls.calls < at:
+            break
+    assert at > 50
+
+
+class Forgetful(Recorder):
+    """A disk that once fails a sync: what was done before it never stands, and is shown all the same."""
+
+    fails_at = 0
+    stands: dict[str, bytes]
+
+    def sync(self) -> None:
+        self.syncs = getattr(self, "syncs", 0) + 1
+        lost, self.since = self.since, []
+        if self.syncs == self.fails_at:
+            raise PublishError(os.strerror(errno.EIO))
+        for act, path in lost:
+            if act == "place":
+                self.stands[path] = (self.root / path).read_bytes()
+            elif act == "remove":
+                self.stands.pop(path, None)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_e37_what_a_failed_sync_was_of_is_written_anew(
+    root: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    for number in count(1):
+        with Directory.open(root, ledger="ours") as directory:
+            publish(directory, number)
+            before = directory.inventory()
+        Forgetful.fails_at, Forgetful.stands = number, everything(root)
+        with monkeypatch.context() as patch:
+            patch.setattr(directory_module, "Disk", Forgetful)
+            with Directory.open(root, ledger="ours") as directory:
+                try:
+                    publish(directory, number + 1)
+                    break
+                except PublishError:
+                    if not restarted:
+                        publish(directory, number + 1)
+            if restarted:
+                Forgetful.fails_at = 0
+                go_on(root, before, number, number + 1)
+        found = everything(root)
+        assert {path: found[path] for path in found if Forgetful.stands.get(path) != found[path]} == {}, number
+    assert number > 5
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_a_sync_is_of_all_that_was_done_since_the_last(root: Path, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
+    monkeypatch.setattr(disk_module, "FSYNC_AT_MOST", 1000 if few else 0)
+    synced: set[str] = set()
+    filesystems: set[int] = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
+    monkeypatch.setattr(disk_module, "syncfs", lambda fd: filesystems.add(os.fstat(fd).st_dev))
+    missed: list[str] = []
+
+    class Watched(Recorder):
+        def __init__(self, root: Path, modes: TreeModes = OPEN) -> None:
+            super().__init__(root, modes)
+            self.known = {*root.rglob("*/")}
+
+        def sync(self) -> None:
+            synced.clear()
+            filesystems.clear()
+            touched = {staged(path) if act == "stage" else path.rpartition("/")[0] for act, path in self.since}
+            folders = {*self.root.rglob("*/")}
+            touched |= {str(each.parent.relative_to(self.root)) for each in folders ^ self.known}
+            self.known = folders
+            super().sync()
+            for path in touched:
+                is_synced = str(self.root / path) in synced or self.root.stat().st_dev in filesystems
+                if (self.root / path).exists() and not is_synced:
+                    missed.append(path)
+
+    with Directory.open(root, ledger="ours") as directory:
+        publish(directory, 0)
+    monkeypatch.setattr(directory_module, "Disk", Watched)
+    with Directory.open(root, ledger="ours") as directory:
+        for version in range(1, 4):
+            publish(directory, version)
+    assert missed == []
+
+
+# A tree where there was none
+
+
+def published_so_far(root: Path) -> dict[str, bytes]:
+    """What stands but what is being written where nobody looks."""
+    return {path: content for path, content in everything(root).items() if not path.startswith(f"{FRESH}/")}
+
+
+def assert_begun_or_not(root: Path, version: int) -> None:
+    """Assert that nothing stands, or what does is whole; the manifest only with all."""
+    stands = published_so_far(root) if root.exists() else {}
+    assert faults(stands, {}, tree(version)) == []
+    if MANIFEST in stands:
+        assert verify(root) == ()
+    if any(path.startswith("boot/") for path in stands.keys() - {"boot/"}):
+        assert {path for path in whole(tree(version)) if path.startswith("boot/")} <= stands.keys()
+
+
+def test_killed_at_every_change_a_tree_begins_as_a_whole_or_not_at_all(root: Path, publishers: Killed) -> None:
+    ready = moving = 0
+    for at in count(1):  # at one of them alone the tree is ready and has not begun to move
+        shutil.rmtree(root, ignore_errors=True)
+        publishers.start(once=1, killed_at=at)
+        status = publishers.status()
+        assert_begun_or_not(root, 1)
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        ready += (was_ready := (root / READY).exists())
+        moving += was_ready and (root / "boot").exists()
+        with Directory.open(root, ledger="ours") as directory:
+            assert (directory.stamp is not None) == (was_ready or (root / MANIFEST).exists())
+            publish(directory, 1 + at % 2)  # sometimes it never becomes what was under way
+        assert_complete(root, 1 + at % 2)
+    assert at > 30
+    assert ready > moving > 1
+
+
+@pytest.mark.parametrize(
+    ("code", "on"), [pytest.param(errno.ENOSPC, False, id="once"), pytest.param(errno.EROFS, True, id="from then on")]
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_refused_at_every_call_a_tree_begins_as_a_whole_or_not_at_all(
+    root: Path, code: int, on: bool, restarted: bool
+) -> None:
+    for refused in count(1, every(1)):
+        shutil.rmtree(root, ignore_errors=True)
+
+        def refuse(number: int, name: str, args: tuple[Any, ...], at: int = refused) -> None:
+            if number == at or (on and number > at and name not in ("stat", "fstat", "pread")):
+                raise OSError(code, os.strerror(code))
+
+        again: Directory | None = None
+        with happening(refuse) as calls, suppress(PublishError):
+            again = Directory.open(root, ledger="ours")
+            publish(again, 1)
+        if root.exists():
+            assert_begun_or_not(root, 1)
+        with happening(nothing):
+            if again is not None and restarted:
+                again.close()
+            if again is None or restarted:
+                again = Directory.open(root, ledger="ours")
+            publish(again, 1)
+            again.close()
+        assert_complete(root, 1)
+        if calls.calls < refused:
+            break
+    assert refused > 40
+
+
+def test_cut_off_from_power_a_tree_begins_as_a_whole_or_not_at_all(root: Path) -> None:
+    """What was written since the last sync is lost; of what was renamed, any part is done."""
+    synced: list[Path] = []
+    last = root.parent / "last"
+
+    def keep(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if name == "syncfs":  # what is there is what this makes last
+            synced.append(Path(shutil.copytree(root, root.parent / f"synced{len(synced)}")))
+        if name == "rename" and args[0] == "manifest.json":
+            shutil.copytree(root, last)
+
+    with happening(keep), Directory.open(root, ledger="ours") as directory:
+        publish(directory, 1)
+    written, named, placed = synced
+    assert (written / FRESH / MANIFEST).exists()
+    assert (named / READY / MANIFEST).exists()
+    assert not (placed / READY / "boot").exists()
+    assert verify(placed) == ()
+    for number, (stands, is_placed) in enumerate([(written, False), (named, True), (last, True), (placed, True)]):
+        with happening(nothing), Directory.open(stands, ledger="ours") as directory:
+            assert (directory.stamp is not None) == is_placed
+            assert not (stands / FRESH).exists()
+            publish(directory, 1 + number % 2)
+        assert_complete(stands, 1 + number % 2)
+
+
+def test_a_tree_begins_without_a_temporary_name(root: Path) -> None:
+    renamed: list[str] = []
+
+    def note(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if name == "rename":
+            renamed.append(args[0])
+
+    with happening(note), Directory.open(root, ledger="ours") as directory:
+        publish(directory, 1, servers=50)
+    assert renamed == ["boot", "fresh", "boot", "manifest", "servers", "manifest.json"]
+    assert_complete(root, 1, servers=50)
+
+
+def test_a_tree_begins_beside_what_operators_have_placed(root: Path) -> None:
+    (root / "boot" / "assets").mkdir(parents=True)
+    (root / "boot").chmod(0o2775)
+    (root / "boot" / "assets" / "kernel").write_bytes(b"kernel")
+    renamed: list[str] = []
+
+    def note(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if name == "rename":
+            renamed.append(args[0])
+
+    with happening(note), Directory.open(root, ledger="ours") as directory:
+        publish(directory, 1)
+    assert verify(root) == ()
+    assert renamed == ["o", "fresh", "o", "v1", "ipxe", "boot.ipxe", "manifest", "servers", "manifest.json"]
+    assert (root / "boot" / "assets" / "kernel").read_bytes() == b"kernel"
+    assert (root / "boot").stat().st_mode & 0o7777 == 0o2775
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EBUSY])
+def test_where_a_part_is_mounted_by_itself_files_are_placed_one_by_one(root: Path, code: int) -> None:
+    def refuse(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if name == "rename" and args[0] == "boot":
+            raise OSError(code, os.strerror(code))
+
+    with happening(refuse), Directory.open(root, ledger="ours") as directory:
+        publish(directory, 1)
+    assert_complete(root, 1)
+    assert not (root / FRESH).exists()
+
+
+def test_where_something_stands_files_are_placed_one_by_one(root: Path) -> None:
+    (root / "boot" / "ipxe").mkdir(parents=True)
+    (root / "boot" / "ipxe" / "kernel").write_bytes(b"kernel")
+    with Directory.open(root, ledger="ours") as directory:
+        publish(directory, 1)
+    assert verify(root) == ()
+    assert (root / "boot" / "ipxe" / "kernel").read_bytes() == b"kernel"
+
+
+def test_what_came_to_stand_meanwhile_is_kept(root: Path) -> None:
+    def crash(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if name == "rename" and args[0] == "boot" and (root / READY).exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with happening(crash), pytest.raises(PublishError), Directory.open(root, ledger="ours") as directory:
+        publish(directory, 1)
+    (root / "boot" / "v1" / "mine").mkdir(parents=True)
+    (root / "boot" / "v1" / "mine" / "kernel").write_bytes(b"kernel")
+    with Directory.open(root, ledger="ours") as directory:
+        assert directory.stamp is not None
+        assert verify(root) == ()
+        publish(directory, 2)
+    assert verify(root) == ()
+    assert (root / "boot" / "v1" / "mine" / "kernel").read_bytes() == b"kernel"
+
+
+def run(root: Path, *, once: int = -1, killed_at: int = 0, on_from: int = 0, servers: int = 1) -> None:
+    """Publish one version, and be killed in it; or version after version, on from the last that was completed."""
+
+    changes = count(1)
+
+    def kill(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if (name in CHANGING or (name == "open" and args[1] & os.O_CREAT)) and next(changes) == killed_at:
+            if name == "write":
+                os.write(args[0], args[1][: len(args[1]) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with happening(kill), Directory.open(root, ledger="ours") as directory:
+        if once >= 0:
+            publish(directory, once)
+        elif directory.stamp is not None:
+            for version in count(int(directory.stamp.commit) + on_from):
+                publish(directory, version, servers)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        if (pid := os.fork()) == 0:
+            run(Path(sys.argv[1]), **json.loads(line))
+            os._exit(0)
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
+        sys.stdout.flush()

@@ -1,0 +1,272 @@
+"""Windows end in the files of a published tree, by the server states in that tree."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from gitboot.errors import PublishError
+from gitboot.publish.durable_files import Disk
+from gitboot.publish.publisher import Directory
+from gitboot.publish.tree_changes import WindowEnds, WindowsNotEnded, end_windows
+from gitboot.render.endpoint_files import server_of
+from tests.helpers.fleets import at, image, mac_of, maintenance, server
+from tests.helpers.served_tree import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, Site, planned
+
+OVER = at("21T04:00")
+WINDOW_BOOTS, DISK = "memtest-7", "exit"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Site:
+    made = Site(tmp_path / "out")
+    made.publish(planned(*ALWAYS, REPAIR, now=AFTER), at=AFTER)
+    return made
+
+
+def ended(here: Site, now: datetime) -> tuple[str, ...]:
+    """The servers whose windows a process ends that knows nothing of the tree."""
+    return end_windows(here.root, WindowEnds(), now).servers
+
+
+def boots(here: Site, path: str = LOOKUPS[0]) -> str:
+    return (here.root / "boot" / path.removeprefix("/")).read_text()
+
+
+def tree(here: Site) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(here.root.rglob("*")) if path.is_file() and path.name != "lock"}
+
+
+def test_every_lookup_boots_the_disk_once_a_window_is_over_if_the_policy_writes_the_disk(here: Site) -> None:
+    assert all(WINDOW_BOOTS in boots(here, path) for path in LOOKUPS)
+    assert ended(here, OVER) == ("web01",)
+    assert all("boots its local disk" in boots(here, path) for path in LOOKUPS)
+    assert ended(here, OVER) == ()
+
+
+def test_every_lookup_boots_what_the_policy_says_if_that_writes_no_disk(tmp_path: Path) -> None:
+    here = Site(tmp_path / "out")
+    live = list(ALWAYS)
+    live[2] = image("flatcar-1", "userData: Ignition/3.4, writesDisk: false", "kernel, initrd, loader")
+    here.publish(planned(*live, REPAIR, now=AFTER), at=AFTER)
+    assert ended(here, OVER) == ("web01",)
+    whole = planned(*live, REPAIR, now=OVER).boot_files
+    assert [boots(here, path).encode() for path in LOOKUPS] == [whole[path].content for path in LOOKUPS]
+
+
+def test_before_the_end_of_a_window_nothing_changes(here: Site) -> None:
+    before = tree(here)
+    assert ended(here, AFTER) == ()
+    assert tree(here) == before
+
+
+def test_no_window_is_opened(tmp_path: Path) -> None:
+    here = Site(tmp_path / "out")
+    here.publish(planned(*ALWAYS, REPAIR, now=BEFORE))
+    before = tree(here)
+    assert ended(here, AFTER) == ()
+    assert tree(here) == before
+
+
+def test_an_installation_that_follows_a_window_is_not_offered(tmp_path: Path) -> None:
+    here = Site(tmp_path / "out")
+    here.publish(planned(*ONCE, REPAIR, now=AFTER), at=AFTER)
+    assert ended(here, OVER) == ("web01",)
+    assert WINDOW_BOOTS not in boots(here) and "flatcar-1" not in boots(here)
+    assert DISK in boots(here)
+
+
+def test_the_next_window_is_not_opened_in_place_of_the_one_that_is_over(tmp_path: Path) -> None:
+    here = Site(tmp_path / "out")
+    next_one = maintenance("next", "21T04:00 21T08:00")
+    here.publish(planned(*ALWAYS, REPAIR, next_one, now=AFTER), at=AFTER)
+    assert "Maintenance/repair" in boots(here)
+    assert ended(here, OVER) == ("web01",)
+    assert "boots its local disk" in boots(here), "a newer commit may have cancelled the next window"
+
+
+def test_a_file_that_somebody_else_wrote_is_left_alone(here: Site) -> None:
+    file = here.root / "boot" / LOOKUPS[0].removeprefix("/")
+    file.write_text("#!ipxe\nexit\n")
+    assert ended(here, OVER) == ("web01",)
+    assert file.read_text() == "#!ipxe\nexit\n"
+
+
+def test_a_state_that_is_damaged_ends_no_window_and_stops_no_other_server(tmp_path: Path) -> None:
+    here = Site(tmp_path / "out")
+    here.publish(planned(*ALWAYS, REPAIR, now=AFTER), at=AFTER)
+    (here.root / "ops" / "servers" / "web00.json").write_text("{")
+    assert server_of("ops/servers/web00.json") == "web00"
+    assert ended(here, OVER) == ("web01",)
+
+
+def test_who_publishes_meanwhile_is_not_disturbed(here: Site) -> None:
+    before = tree(here)
+    with Directory.open(here.root, ledger="test"):
+        assert ended(here, OVER) == ()
+    assert tree(here) == before
+
+
+def test_without_a_tree_there_is_nothing_to_end(tmp_path: Path) -> None:
+    assert end_windows(tmp_path / "none", WindowEnds(), OVER) == ((), None)
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_files_keep_the_permissions_of_the_tree(here: Site) -> None:
+    for folder, _, files in os.walk(here.root):
+        Path(folder).chmod(0o750)
+        for name in files:
+            (Path(folder) / name).chmod(0o640)
+    ended(here, OVER)
+    modes = {stat.S_IMODE((here.root / "boot" / path.removeprefix("/")).stat().st_mode) for path in LOOKUPS}
+    assert modes == {0o640}
+
+
+def test_the_next_publication_publishes_the_server_anew(here: Site) -> None:
+    ended(here, OVER)
+    here.publish(planned(*ALWAYS, REPAIR, now=OVER), commit="2", at=OVER)
+    whole = planned(*ALWAYS, REPAIR, now=OVER).boot_files
+    assert all(boots(here, path).encode() == whole[path].content for path in LOOKUPS)
+
+
+def test_the_date_of_a_file_is_a_second_after_the_version_that_it_replaces(here: Site) -> None:
+    """At the end of the window, another host may publish a boot at this path, with the date of that second."""
+    file = here.root / "boot" / LOOKUPS[0].removeprefix("/")
+    before = file.stat().st_mtime
+    ended(here, OVER)
+    assert file.stat().st_mtime == before + 1 < OVER.timestamp()
+
+
+# The time of the next end
+
+
+def frozen() -> Callable[[], float]:
+    """A clock that goes a second at each look, so that reading all states takes one or more."""
+    return map(float, count()).__next__
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that are read from now on."""
+    found: list[str] = []
+    read = Disk.read
+
+    def noted(self: Disk, path: str) -> bytes | None:
+        found.append(path)
+        return read(self, path)
+
+    monkeypatch.setattr(Disk, "read", noted)
+    return found
+
+
+def test_the_time_of_the_next_end_is_known_and_then_one_server_is_read(
+    here: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repair = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}")
+    here.publish(planned(*ALWAYS, server("web02", "role: web"), repair, now=AFTER), at=AFTER)
+    ends = WindowEnds(frozen())
+    assert end_windows(here.root, ends, AFTER) == ((), OVER)
+    read = counted_reads(monkeypatch)
+    assert end_windows(here.root, ends, AFTER) == ((), OVER)
+    assert not read, "nothing is due"
+    assert end_windows(here.root, ends, OVER) == (("web01",), None)
+    assert [path for path in read if path.startswith("ops/servers")] == ["ops/servers/web01.json"]
+    assert not ends.is_due(here.root, OVER)
+
+
+def test_windows_of_several_servers_end_one_after_the_other(tmp_path: Path) -> None:
+    here, later = Site(tmp_path / "out"), at("21T06:00")
+    second = maintenance("second", "20T22:00 21T06:00", select="{servers: [web02]}")
+    first = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}")
+    here.publish(planned(*ALWAYS, server("web02", "role: web"), first, second, now=AFTER), at=AFTER)
+    ends = WindowEnds(frozen())
+    assert end_windows(here.root, ends, AFTER) == ((), OVER)
+    assert end_windows(here.root, ends, OVER) == (("web01",), later)
+    assert end_windows(here.root, ends, later) == (("web02",), None)
+
+
+def test_a_window_that_could_not_be_ended_ends_with_the_next_try(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = WindowEnds(frozen())
+    end_windows(here.root, ends, AFTER)
+
+    def full(self: Disk, path: str, content: bytes, at: datetime) -> None:
+        raise PublishError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "stage", full)
+        for _ in range(2):
+            with pytest.raises(PublishError):
+                end_windows(here.root, ends, OVER)
+    assert end_windows(here.root, ends, OVER) == (("web01",), None)
+
+
+def test_another_tree_in_its_place_is_noticed(here: Site) -> None:
+    ends = WindowEnds(lambda: 0.0)  # reading all states takes no time, so they are read each time
+    assert end_windows(here.root, ends, OVER) == (("web01",), None)
+    here.publish(planned(*ALWAYS, REPAIR, now=AFTER), commit="2", at=AFTER)
+    assert end_windows(here.root, ends, OVER) == (("web01",), None)
+
+
+def test_all_states_are_read_again_soon_if_one_was_replaced_and_rarely_otherwise(
+    here: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    ends = WindowEnds(lambda: now_s)
+
+    def slow(self: Disk, path: str) -> list[str]:
+        nonlocal now_s
+        now_s += 1
+        return names(self, path)
+
+    names = Disk.names
+    monkeypatch.setattr(Disk, "names", slow)
+    end_windows(here.root, ends, AFTER)
+    assert now_s == 1
+    now_s += 199
+    assert not ends.is_due(here.root, AFTER)
+    here.publish(planned(*ALWAYS, now=AFTER), commit="2", at=AFTER)
+    assert ends.is_due(here.root, AFTER), "20 times as long as reading took is over"
+    assert end_windows(here.root, ends, AFTER) == ((), None), "the window was cancelled"
+    now_s += 199.5
+    assert not ends.is_due(here.root, AFTER)
+    now_s += 0.5
+    assert ends.is_due(here.root, AFTER), "a change that shows in no time of the folder"
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["all states are read", "one server is due after the other"])
+@pytest.mark.parametrize("is_third_server", [False, True], ids=["at the third file", "at the third server"])
+def test_a_failure_half_way_forgets_no_server_and_reads_no_other_state_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_third_server: bool, is_first: bool
+) -> None:
+    here, names = Site(tmp_path / "out"), [f"web{number:02}" for number in range(1, 6)]
+    later = maintenance("later", "20T22:00 21T06:00", select="{servers: [web04, web05]}")
+    repair = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01, web02, web03]}")
+    servers = [server(name, "role: web") for name in names[1:]]
+    here.publish(planned(*ALWAYS, *servers, repair, later, now=AFTER), at=AFTER)
+    entry = f"boot/v1/boot/{mac_of('web03').replace(':', '-')}/boot.ipxe"
+    ends, place, done = WindowEnds(frozen()), Disk.place, count(1)
+    if not is_first:
+        end_windows(here.root, ends, AFTER)
+
+    def full(self: Disk, path: str) -> None:
+        if (path == entry) if is_third_server else (next(done) >= 3):
+            raise PublishError("no space left on device")
+        place(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "place", full)
+        with pytest.raises(WindowsNotEnded) as caught:
+            end_windows(here.root, ends, OVER)
+    touched = caught.value.servers
+    assert touched == (("web01", "web02", "web03") if is_third_server else ("web01",))
+    assert ends.is_due(here.root, OVER)
+    read = counted_reads(monkeypatch)
+    assert end_windows(here.root, ends, OVER) == (("web01", "web02", "web03"), at("21T06:00"))
+    assert [path for path in read if path.startswith("ops/servers")] == [f"ops/servers/{n}.json" for n in names[:3]]
+    assert not ends.is_due(here.root, OVER)
+    assert end_windows(here.root, ends, at("21T06:00")).servers == ("web04", "web05"), "each server once"

@@ -1,0 +1,122 @@
+"""A word that boots are stopped: read where it lies, obeyed by an endpoint at its next request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gitboot.publish.tree_reader import WORD, Words, folders, say, take_back
+from gitboot.resolve.server_plan import Stoppage
+from tests.helpers import httpx_client
+from tests.helpers.fleets import fleet
+from tests.helpers.served_tree import ALWAYS, ENTRY, LOOKUPS, ONCE, REPAIR, START, Site, get, planned, site
+
+AT = datetime(2026, 11, 22, 12, tzinfo=UTC)
+WRITING = Stoppage("ada", "smoke in fra1", everything=False)
+ALL = Stoppage("ben", "all of it", everything=True)
+GIVEN = "(Network)"
+DISK = "boots its local disk"
+OUTPUTS = "baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux, uuid]"
+PXELINUX = f"/pxelinux.cfg/01-{ENTRY.split('/')[3]}"
+
+
+@pytest.fixture
+def here() -> Iterator[Site]:
+    with site(planned(*ONCE)) as made:
+        yield made
+
+
+def test_the_word_that_stops_most_counts_and_each_is_read_anew(tmp_path: Path) -> None:
+    (tmp_path / "ops").mkdir()
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    words = Words(*folders(tmp_path, spool))
+    assert words.now is None
+    say(spool, WRITING, AT)
+    assert words.now == (WRITING, AT)
+    say(tmp_path / "ops", ALL, AT)
+    assert words.now == (ALL, AT)
+    say(tmp_path / "ops", WRITING, AT)
+    take_back(spool)
+    assert words.now == (WRITING, AT)
+    take_back(tmp_path / "ops")
+    take_back(tmp_path / "ops")
+    assert words.now is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"who": "ada"}', "[" * 5000, "\0"])
+def test_a_word_that_is_none_stops_what_writes_disks(tmp_path: Path, text: str) -> None:
+    (tmp_path / WORD).write_text(text)
+    found = Words(tmp_path).now
+    assert found is not None
+    assert (found.stoppage.everything, f"{tmp_path / WORD} cannot be read" in str(found.stoppage)) == (False, True)
+
+
+def test_everybody_who_reads_the_tree_may_read_it(tmp_path: Path) -> None:
+    say(tmp_path, WRITING, AT)
+    assert (tmp_path / WORD).stat().st_mode & 0o777 == 0o644
+
+
+# What an endpoint makes of it
+
+
+def looked(url: str) -> None:
+    """Let an endpoint look around, as it does each second."""
+    assert httpx_client.get(f"{url}/api/v1/status").status_code == 200
+
+
+def test_what_writes_a_disk_is_given_no_more_and_what_was_refused_so_is_not_spent(here: Site) -> None:
+    with here.serve() as url:
+        say(here.root / "ops", WRITING, AT)
+        for path in LOOKUPS:
+            script = get(url + path).text
+            assert "smoke in fra1 (Stopped)" in script and DISK in script
+        assert 'gitboot_boots_refused_total{reason="Stopped"} 3.0' in httpx_client.get(f"{url}/metrics").text
+        take_back(here.root / "ops")
+        assert GIVEN in get(url + ENTRY).text
+
+
+def test_so_is_what_is_installed_at_every_boot_by_an_endpoint_without_a_spool(here: Site) -> None:
+    here.publish(planned(*ALWAYS), commit="2")
+    with here.serve(records=False) as url:
+        assert GIVEN in get(url + ENTRY).text
+        say(here.root / "ops", WRITING, AT)
+        assert DISK in get(url + ENTRY).text
+
+
+def test_what_writes_no_disk_is_given_on_unless_everything_is_stopped(here: Site) -> None:
+    here.publish(planned(fleet(OUTPUTS), *ALWAYS[1:], REPAIR, now=START), commit="2", at=START)
+    here.now = START
+    with here.serve() as url:
+        say(here.root / "ops", WRITING, AT)
+        for path in (*LOOKUPS, PXELINUX):
+            assert "memtest-7" in get(url + path).text
+        say(here.root / "ops", ALL, AT)
+        looked(url)
+        for path in (*LOOKUPS, PXELINUX):
+            script = get(url + path).text
+            assert "all of it, on to the local disk" in script and "memtest-7" not in script
+
+
+@pytest.mark.parametrize("path", ["/unknown.ipxe", "/unknown.grub.cfg", "/pxelinux.cfg/default"])
+def test_so_are_unknown_machines(here: Site, path: str) -> None:
+    boots = fleet(f"{OUTPUTS}, unknownServers: {{profile: repair}}")
+    here.publish(planned(boots, *ONCE[1:]), commit="2")
+    with here.serve() as url:
+        assert "memtest-7" in get(url + path).text
+        say(here.root / "ops", ALL, AT)
+        looked(url)
+        assert "memtest-7" not in get(url + path).text
+        assert "unknown machine: all boots from the network are stopped by ben: all of it" in get(url + path).text
+
+
+def test_a_reason_is_no_command(here: Site) -> None:
+    say(here.root / "ops", ALL._replace(reason="so\nboot http://evil"), AT)
+    with here.serve() as url:
+        for path in LOOKUPS:
+            lines = get(url + path).text.splitlines()
+            assert not [each for each in lines if each.startswith("boot ")]
+            assert any("so?boot http://evil" in each and each.startswith("#") for each in lines)

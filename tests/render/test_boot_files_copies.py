@@ -1,0 +1,561 @@
+"""OUTPUT served by nginx, and copies of it: which boots they serve while the publisher lives, and once it is dead."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from gitboot.jsonio import format_instant
+from gitboot.publish import mirror_program
+from gitboot.publish.tree_reader import say
+from gitboot.render.paths import Role, kind_of
+from gitboot.render.server_states import RenderedState
+from gitboot.resolve.provisioning_record import Record, Run
+from gitboot.resolve.server_plan import Halt, Stoppage
+from tests.helpers.file_servers import nginx
+from tests.helpers.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.forked_commands import captured
+from tests.helpers.git_servers import free_port, program
+from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.instance_with_bmcs import BASE_URL, POOL
+from tests.helpers.served_tree import BEFORE, START, Site, get, planned, site
+from tests.helpers.signed_list_clients import made_keys
+
+MAC = mac_of("web01").replace(":", "-")
+ENTRIES = (f"/v1/boot/{MAC}/boot.ipxe", f"/v1/boot/{MAC}/grub.cfg")
+IMAGE = "flatcar-1/kernel"
+END = at("21T04:00")  # of the maintenance that begins at `START`
+
+
+class _Died(Exception):
+    """The end of an instance that a test has killed."""
+
+
+@contextmanager
+def killed_at_end(instance: Instance) -> Iterator[None]:
+    """Kill an instance at the end of the block, and let the block of `running` end by `_Died`."""
+    yield
+    instance.process.kill()
+    raise _Died(instance.process.wait(60))
+
+
+def copied(output: Path, copy: Path) -> Path:
+    """Copy the boot files to another folder, as an rsync mirror does."""
+    command = [program("rsync", "rsync"), "--archive", "--delete", f"{output}/boot/", f"{copy}/"]
+    subprocess.run(command, check=True)
+    return copy
+
+
+@contextmanager
+def mirrors(output: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    """Serve OUTPUT by nginx, and a copy of it; yield both URLs."""
+    folder.mkdir(exist_ok=True)
+    copy = copied(output, folder / "copy")
+    for name in ("nginx", "nginx-copy"):
+        (folder / name).mkdir()
+    with (
+        nginx(output / "boot", output / "ops/serve", folder / "nginx") as own,
+        nginx(copy, output / "ops/serve", folder / "nginx-copy") as other,
+    ):
+        yield own.url, other.url
+
+
+def installs(url: str, path: str) -> bool:
+    """Return whether a loader that fetches this path boots the image that writes the disk."""
+    answer = get(f"{url}{path}")
+    assert answer.status_code == 200
+    return IMAGE in answer.text
+
+
+def pushed(folder: Path, settings: str) -> Repository:
+    repository = Repository.create(folder / "git")
+    documents = (fleet(f"{BASE_URL}, {settings}"), server("web01", spec="provision: 1"), *POOL)
+    repository.push({"fleet.yaml": "---\n".join(documents)})
+    return repository
+
+
+@pytest.mark.parametrize("settings", ["serving: {oneTimeBoots: EndpointOnly}", "endpoint: 'http://127.0.0.1:9'"])
+def test_finding_m2_no_copy_installs_a_server_a_second_time(tmp_path: Path, settings: str) -> None:
+    repository = pushed(tmp_path, settings)
+    first, served = list[bool](), list[bool]()
+    with (
+        suppress(_Died),
+        running(repository.bare, tmp_path, records="fresh") as instance,
+        killed_at_end(instance),
+        mirrors(tmp_path / "output", tmp_path) as urls,
+    ):
+        first += [installs(url, path) for url in urls for path in ENTRIES]
+        served += [installs(instance.url, ENTRIES[0]) for _ in range(2)]  # a loader may repeat it for a minute
+    with mirrors(tmp_path / "output", tmp_path / "later") as urls:
+        last = [installs(url, path) for url in urls for path in ENTRIES * 2]
+    assert (first, served, last) == ([False] * 4, [True] * 2, [False] * 8)
+
+
+def test_a_copy_serves_a_one_time_boot_until_its_log_is_read_if_the_fleet_accepts_that(tmp_path: Path) -> None:
+    repository = pushed(tmp_path, "serving: {oneTimeBoots: Copies}")
+    output, spool = tmp_path / "output", tmp_path / "state/spool"
+    (tmp_path / "nginx").mkdir()
+    with (
+        running(repository.bare, tmp_path, records="fresh") as instance,
+        nginx(output / "boot", output / "ops/serve", tmp_path / "nginx") as mirror,
+    ):
+        assert [installs(mirror.url, ENTRIES[0]) for _ in range(2)] == [True, True]
+        assert captured("read-access-logs", mirror.log, "--spool", spool).returncode == 0
+        assert eventually(lambda: "Fetched" in str(instance.get("/api/v1/servers/web01").json()))
+
+
+@pytest.mark.parametrize(
+    ("agent", "logs_agents", "is_installed", "is_used_up"),
+    [
+        pytest.param("GRUB 2.06", True, True, True, id="a loader"),
+        pytest.param("GRUB 2.06", False, False, True, id="a loader, and the nginx.conf of an earlier version"),
+        pytest.param("", True, False, True, id="a client without a name"),
+        pytest.param("my-loader 1", True, False, True, id="a client that gitboot does not know"),
+        pytest.param("curl/8.5.0", True, False, False, id="a tool"),
+    ],
+)
+def test_finding_m2_a_copy_offers_no_boot_again_that_a_machine_may_have_fetched(
+    tmp_path: Path, agent: str, logs_agents: bool, is_installed: bool, is_used_up: bool
+) -> None:
+    repository = pushed(tmp_path, "serving: {oneTimeBoots: Copies}")
+    output, spool, serve = tmp_path / "output", tmp_path / "state/spool", tmp_path / "serve"
+    for folder in (tmp_path / "nginx", serve):
+        folder.mkdir()
+    with running(repository.bare, tmp_path, records="fresh") as instance:
+        configuration, field = (output / "ops/serve/nginx.conf").read_text(), ',"agent":"$http_user_agent"'
+        assert field in configuration
+        (serve / "nginx.conf").write_text(configuration if logs_agents else configuration.replace(field, ""))
+        with nginx(output / "boot", serve, tmp_path / "nginx") as mirror:
+            assert IMAGE in get(f"{mirror.url}{ENTRIES[1]}", headers={"user-agent": agent}).text
+
+            def read() -> bool:
+                done = captured("read-access-logs", mirror.log, "--spool", spool, "-o", "json")
+                return bool(json.loads(done.stdout)["read"])
+
+            assert eventually(read)
+
+        def offered_later() -> bool:
+            later = format_instant(datetime.now(UTC).replace(microsecond=0) + timedelta(minutes=2))
+            done = captured("boot-script", "web01", "--tree", output, "--at", later)
+            assert done.returncode == 0, done.stderr
+            return IMAGE in done.stdout
+
+        assert captured("reconcile", "--state", tmp_path / "state").returncode == 0
+        assert eventually(lambda: offered_later() is not is_used_up)
+        server = instance.get("/api/v1/servers/web01").json()
+        assert ("Fetched" in str(server)) is is_installed
+
+
+# A maintenance
+
+
+LIVE: Final = (
+    server("web01", "role: web"),
+    image("live-1", "writesDisk: false"),
+    image("memtest-7", "writesDisk: false"),
+    profile("live", "live-1"),
+    profile("repair", "memtest-7"),
+    policy("live", boots="live"),
+)
+ALL_LOADERS: Final = (*ENTRIES, f"/ipxe/{uuid_of('web01')}", f"/grub.cfg-01-{MAC}", f"/pxelinux.cfg/01-{MAC}")
+_ASKS: Final = re.compile(
+    r"^imgfetch .* (?P<ipxe>http\S+?)\?uuid=|^include (?P<pxelinux>http\S+)$|"
+    r"configfile '?\(http,(?P<host>[^)]+)\)(?P<path>[^?'\s]+)\?hop=1",
+    re.MULTILINE,
+)
+
+
+def boots(copy: str, path: str) -> str | None:
+    """Return which image a loader boots by a script of a copy: by the endpoint's answer, or without an answer."""
+    script = get(f"{copy}{path}").text
+    if (asks := _ASKS.search(script)) is not None:
+        url = asks["ipxe"] or asks["pxelinux"] or f"http://{asks['host']}{asks['path']}"
+        with suppress(httpx.TransportError):
+            answer = get(url.replace("${uuid}", uuid_of("web01")))
+            if answer.status_code == 200:
+                script = answer.text
+    found = re.search(r"/assets/([a-z]+)-\d/kernel", script)
+    return found[1] if found is not None else None
+
+
+@pytest.mark.parametrize("window", ["20T22:00 21T04:00", "20T22:00 -"], ids=["with an end", "without an end"])
+def test_finding_m1_a_maintenance_ends_on_every_copy_though_its_publisher_is_dead(tmp_path: Path, window: str) -> None:
+    with site(None) as publisher:
+        with publisher.serve() as endpoint:
+            settings = f"baseURL: 'http://boot.test', endpoint: '{endpoint}', outputs: [ipxe, grub, pxelinux]"
+            fleet_of = planned(fleet(settings), *LIVE, maintenance("repair", window), now=START)
+            publisher.now = START
+            publisher.publish(fleet_of, at=START)
+            with mirrors(publisher.root, tmp_path) as urls:
+                # Nothing is published from here on. Only the clock of the endpoint goes on.
+                inside = {boots(url, path) for url in urls for path in ALL_LOADERS}
+                publisher.now = END
+                after = {boots(url, path) for url in urls for path in ALL_LOADERS}
+        with mirrors(publisher.root, tmp_path / "without") as urls:  # the endpoint is gone, too
+            alone = {boots(url, path) for url in urls for path in ALL_LOADERS}
+    assert (inside, after, alone) == ({"memtest"}, {"live"}, {"live"})
+
+
+@pytest.mark.parametrize("endpoint", ["up", "refused", "503"])
+def test_finding_m1_a_copy_leaves_a_window_whose_instance_was_killed_and_does_not_open_it_again(
+    tmp_path: Path, endpoint: str
+) -> None:
+    now, port = datetime.now(UTC).replace(microsecond=0), free_port()
+    ends = now + timedelta(days=1)
+    window = " ".join(f"{each.replace(tzinfo=None).isoformat()}" for each in (now - timedelta(hours=1), ends))
+    repository = Repository.create(tmp_path / "git")
+    settings = fleet(f"{BASE_URL}, endpoint: 'http://127.0.0.1:{port}', outputs: [ipxe, grub, pxelinux]")
+    repository.push({"fleet.yaml": "---\n".join((settings, *LIVE, maintenance("repair", window)))})
+    with (
+        suppress(_Died),
+        running(repository.bare, tmp_path, records="fresh") as instance,
+        killed_at_end(instance),
+    ):
+        eventually(lambda: "memtest" in get(f"{instance.url}{ENTRIES[0]}").text)
+    left = Site(tmp_path / "output")
+    left.now = now
+    found: list[set[str | None]] = []
+    with ExitStack() as stack:
+        urls = stack.enter_context(mirrors(left.root, tmp_path / "copies"))
+        if endpoint == "up":
+            stack.enter_context(left.serve(f"127.0.0.1:{port}", records=False))
+        elif endpoint == "503":  # nginx before a tree that is not there
+            for folder in ("empty", "down"):
+                (tmp_path / folder).mkdir()
+            stack.enter_context(nginx(tmp_path / "empty", left.root / "ops/serve", tmp_path / "down", port=port))
+            assert get(f"http://127.0.0.1:{port}{ENTRIES[0]}").status_code == 503
+        for left.now in (now, ends, ends + timedelta(days=1), now):  # the last: the clock was set back
+            found.append({boots(url, path) for url in urls for path in ALL_LOADERS})
+    inside = "memtest" if endpoint == "up" else "live"
+    assert found == [{inside}, {"live"}, {"live"}, {"live"}]
+
+
+def in_tree(*documents: str, now: datetime = START, **more: Any) -> dict[str, str | None]:
+    """Return which image each boot script of web01 boots without an answer, by path, after "asks " if it asks first."""
+    found = planned(*documents, now=now, **more).servers["web01"].files
+    texts = {path.removeprefix("boot"): each.content.decode() for path, each in found.items() if is_script(path)}
+    images = {path: re.findall(r"/(?:assets/)?([a-z]+)-\d/", text) for path, text in texts.items()}
+    return {
+        path: ("asks " if "gitboot.test" in text else "") + (images[path][0] if images[path] else "disk")
+        for path, text in texts.items()
+    }
+
+
+def is_script(path: str) -> bool:
+    kind = kind_of(path)
+    return kind is not None and kind.role in (Role.ENTRY, Role.OFFER, Role.LOOK)
+
+
+HTTP: Final = "baseURL: 'http://boot.test', endpoint: 'http://gitboot.test'"
+HTTPS: Final = "baseURL: 'http://boot.test', endpoint: 'https://gitboot.test'"
+WINDOW: Final = maintenance("repair", "20T22:00 21T04:00")
+TO_DISK: Final = (profile("disk", "", method="Disk"), maintenance("park", "20T22:00 21T04:00", boots="disk"))
+INSTALLING: Final = (image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
+IPXE, GRUB, PXELINUX = (*ENTRIES, f"/pxelinux.cfg/01-{MAC}")
+OUTPUTS: Final = "outputs: [ipxe, grub, pxelinux]"
+
+
+@pytest.mark.parametrize(
+    ("settings", "documents", "expected"),
+    [
+        (HTTP, (*LIVE, WINDOW), ("asks live", "asks live", "asks live")),
+        (HTTPS, (*LIVE, WINDOW), ("live", "live", "live")),
+        (f"{HTTPS}, serving: {{ipxeHttps: true}}", (*LIVE, WINDOW), ("asks live", "live", "live")),
+        (f"{HTTPS}, serving: {{lateEnds: Accept}}", (*LIVE, WINDOW), ("memtest", "memtest", "memtest")),
+        (
+            f"{HTTPS}, serving: {{ipxeHttps: true, lateEnds: Accept}}",
+            (*LIVE, WINDOW),
+            ("asks live", "memtest", "memtest"),
+        ),
+        ("baseURL: 'http://boot.test'", (*LIVE, WINDOW), ("memtest", "memtest", "memtest")),
+        # A maintenance that boots the disk ends, too; and the disk before and after it needs no answer.
+        (HTTP, (*LIVE, *TO_DISK), ("asks live", "asks live", "asks live")),
+        (HTTP, (*LIVE[:-1], policy("live", boots="live", often="Never"), *TO_DISK), ("disk", "disk", "disk")),
+        # A policy that installs boots the disk where a maintenance is not answered.
+        (
+            HTTP,
+            (*LIVE[:-1], image("flatcar-1"), profile("web", "flatcar-1"), policy("web"), WINDOW),
+            ("asks disk",) * 3,
+        ),
+        # Outside of a window nothing is asked.
+        (HTTP, LIVE, ("live", "live", "live")),
+    ],
+)
+def test_a_boot_script_of_a_maintenance_asks_where_its_loader_can(
+    settings: str, documents: tuple[str, ...], expected: tuple[str, str, str]
+) -> None:
+    found = in_tree(fleet(f"{settings}, {OUTPUTS}"), *documents)
+    assert tuple(found[path] for path in (IPXE, GRUB, PXELINUX)) == expected
+
+
+# A stop of all boots
+
+
+ONE_RUN: Final = maintenance("repair", "20T22:00 21T04:00", "run: 1, networkBoot: Once")
+MADE: Final = {"web01": Record(runs={"repair": Run(1, at("20T22:05"), at("21T04:00"))})}
+
+
+@pytest.mark.parametrize(
+    "settings", [HTTP, HTTPS, f"{HTTP}, serving: {{lateEnds: Accept}}", "baseURL: 'http://boot.test'"]
+)
+@pytest.mark.parametrize(
+    ("documents", "now"),
+    [
+        (LIVE, START),
+        ((*LIVE, WINDOW), START),
+        ((*LIVE, *TO_DISK), START),
+        ((*LIVE, maintenance("repair", "20T22:00 -")), START),
+        ((*LIVE, TO_DISK[0], maintenance("park", "20T22:00 -", boots="disk")), START),
+        ((*LIVE, ONE_RUN), at("20T22:05")),  # its boot was made, and is given again for a minute
+        ((*LIVE, ONE_RUN), at("20T22:10")),  # its boot was made, and the disk boots until the window ends
+        ((*LIVE[:-1], *INSTALLING, *TO_DISK), START),
+    ],
+)
+def test_while_all_boots_are_stopped_each_boot_script_in_a_copy_boots_the_disk_and_asks_nothing(
+    settings: str, documents: tuple[str, ...], now: datetime
+) -> None:
+    more = {"records": MADE} if ONE_RUN in documents else {}
+    found = in_tree(fleet(f"{settings}, {OUTPUTS}", copies=False), *documents, now=now, stop=Halt.ALL, **more)
+    assert {found[path] for path in (IPXE, GRUB, PXELINUX)} == {"disk"}
+
+
+def test_while_boots_that_write_disks_are_stopped_a_copy_asks_whether_a_window_has_ended() -> None:
+    for documents in ((*LIVE, WINDOW), (*LIVE, *TO_DISK)):
+        found = in_tree(fleet(f"{HTTP}, {OUTPUTS}"), *documents, stop=Halt.WRITING)
+        assert {found[path] for path in (IPXE, GRUB, PXELINUX)} == {"asks live"}
+
+
+def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_also_after_the_window(tmp_path: Path) -> None:
+    """An instance is killed while the stop is in force. nginx, an rsync mirror, and the program of a mirror go on."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    ends = now + timedelta(hours=8)
+    first, second = (
+        " ".join(each.replace(tzinfo=None).isoformat() for each in window)
+        for window in ((now - timedelta(hours=1), ends), (ends, ends + timedelta(hours=1)))
+    )
+    repository = Repository.create(tmp_path / "git")
+    settings = fleet(f"{BASE_URL}, endpoint: 'http://127.0.0.1:{free_port()}', outputs: [ipxe, grub, pxelinux]")
+    documents = (
+        *(settings, *LIVE, server("web02", "role: two"), server("web03", "role: memtest"), TO_DISK[0]),
+        maintenance("park", first, select="{matchLabels: {role: web}}", boots="disk"),
+        maintenance("first", first, select="{matchLabels: {role: two}}", boots="disk"),
+        maintenance("second", second, select="{matchLabels: {role: two}}", boots="disk"),
+        maintenance("repair", first, select="{matchLabels: {role: memtest}}"),
+    )
+    repository.push({"fleet.yaml": "---\n".join(documents)})
+    state, output, keys = tmp_path / "state", tmp_path / "output", made_keys(tmp_path / "keys", now)
+    paths = [path.replace(MAC, dashed_mac(name)) for name in ("web01", "web02", "web03") for path in MAC_LOADERS]
+    before = set[str | None]()
+    with (
+        suppress(_Died),
+        running(repository.bare, tmp_path, records="fresh", environment={"GITBOOT_LIST_KEYS": str(keys)}) as instance,
+        killed_at_end(instance),
+    ):
+        with mirrors(output, tmp_path / "before") as urls:
+            before |= {boots(url, path) for url in urls for path in paths}
+        stopped = captured("stop-installs", "--all-boots", "--reason", "INC-4711", "--state", state)
+        assert stopped.returncode == 0, stopped.stderr
+        entry = output / f"boot/v1/boot/{dashed_mac('web03')}/boot.ipxe"
+        eventually(lambda: "all boots from the network are stopped" in entry.read_text())
+        assert captured("reconcile", "--state", state).returncode == 0  # the stop is published, with a list
+    found: list[set[str | None]] = []
+    with mirrors(output, tmp_path / "copies") as urls:
+        found.append({boots(url, path) for url in urls for path in paths})
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    arguments = ["--from", f"{output}/boot", "--to", str(mirror), "--key", f"{keys}/root.pub"]
+    arguments += ["--state", str(tmp_path / "mirror-state")]
+    with nginx(mirror, output / "ops/serve", tmp_path) as served:
+        for time in (now, ends, ends + timedelta(hours=2)):
+            assert run_at(time, arguments) == 0
+            found.append({boots(served.url, path) for path in paths})
+    assert (before, found) == ({"live"}, [{None}] * 4)
+
+
+def test_a_copy_that_was_made_before_a_stop_of_all_boots_boots_the_disk_by_the_answer_of_the_endpoint(
+    tmp_path: Path,
+) -> None:
+    with site(None) as publisher, publisher.serve() as endpoint:
+        settings = f"baseURL: 'http://boot.test', endpoint: '{endpoint}', {OUTPUTS}"
+        publisher.now = START
+        publisher.publish(planned(fleet(settings), *LIVE, WINDOW, now=START), at=START)
+        with mirrors(publisher.root, tmp_path) as urls:
+            say(publisher.root / "ops", Stoppage("ada", "a flood", everything=True), START)
+            eventually(lambda: "are stopped" in get(f"{endpoint}{ENTRIES[0]}").text)
+            assert {boots(url, path) for url in urls for path in ALL_LOADERS} == {None}
+
+
+MAC_LOADERS: Final = (*ENTRIES, f"/grub.cfg-01-{MAC}", f"/pxelinux.cfg/01-{MAC}")
+
+
+def run_at(now: datetime, arguments: list[str]) -> int:
+    """Run the program of a mirror at a time, and return its exit code."""
+    return mirror_program.main(arguments, clock=lambda: now)
+
+
+def dashed_mac(name: str) -> str:
+    return mac_of(name).replace(":", "-")
+
+
+@pytest.mark.parametrize(("accepted", "expected"), [("", "live"), (", lateEnds: Accept", None)])
+def test_a_copy_has_no_disk_maintenance_if_its_server_finds_no_boot_script_for_the_disk(
+    accepted: str, expected: str | None
+) -> None:
+    """The endpoint answers such a server 404, which a boot script cannot tell from an endpoint that is down."""
+    settings = f"{HTTP}, unknownServers: NotFound, serving: {{restrict: true{accepted}}}, {OUTPUTS}"
+    found = in_tree(fleet(settings), *LIVE, *TO_DISK)
+    assert {found.get(path) for path in (IPXE, GRUB, PXELINUX)} == {expected}
+
+
+UKI: Final = (
+    server("web01", "role: web"),
+    image("live-1", "writesDisk: false", "uki"),
+    image("memtest-7", "writesDisk: false", "uki, kernel, loader"),
+    profile("live", "live-1", "httpBoot: uki", method="UefiHttp"),
+    policy("live", boots="live"),
+    WINDOW,
+)
+OFFER: Final = f"/httpboot/{uuid_of('web01')}.json"
+
+
+@pytest.mark.parametrize(
+    ("settings", "http_boot", "expected"),
+    [
+        (HTTP, "uki", "live"),  # firmware fetches one file, and asks nothing
+        (f"{HTTP}, serving: {{lateEnds: Accept}}", "uki", "memtest"),
+        (HTTP, "loader", "memtest"),  # the loader asks by its boot script
+    ],
+)
+def test_what_firmware_fetches_itself_is_left_out_of_a_maintenance(
+    settings: str, http_boot: str, expected: str
+) -> None:
+    repair = profile("repair", "memtest-7", f"httpBoot: {http_boot}", method="UefiHttp")
+    assert in_tree(fleet(settings), *UKI, repair)[OFFER] == expected
+
+
+def test_user_data_that_a_machine_asks_for_by_its_uuid_is_the_policys() -> None:
+    by_uuid = "userData: Ignition/3.4, configFrom: SystemUUID, writesDisk: false"
+    data = "httpBoot: uki, userData: {{format: Ignition/3.4, template: {name}}}"
+    templates = {name: f'{{"ignition": {{"version": "3.4.0"}}, "x": "{name}"}}' for name in ("live", "repair")}
+    documents = (
+        server("web01", "role: web"),
+        *(image(name, by_uuid, "uki") for name in ("live-1", "memtest-7")),
+        profile("live", "live-1", data.format(name="live"), method="UefiHttp"),
+        profile("repair", "memtest-7", data.format(name="repair"), method="UefiHttp"),
+        policy("live", boots="live"),
+        WINDOW,
+    )
+    for settings, expected in ((HTTP, "live"), (f"{HTTP}, serving: {{lateEnds: Accept}}", "repair")):
+        files = planned(fleet(settings), *documents, now=START, templates=templates).servers["web01"].files
+        assert f'"x": "{expected}"' in files[f"boot/ignition/{uuid_of('web01')}"].content.decode()
+        boots_image = {"live": "live-1", "repair": "memtest-7"}[expected]
+        assert boots_image in files[f"boot{IPXE}"].content.decode(), "a script that asks would boot what finds no data"
+
+
+@pytest.mark.parametrize("settings", ["baseURL: 'http://boot.test'", HTTP])
+def test_user_data_of_a_one_time_boot_is_not_in_a_copy_if_the_policys_boot_asks_for_its_own(settings: str) -> None:
+    by_uuid = "userData: Ignition/3.4, configFrom: SystemUUID"
+    data = "httpBoot: uki, userData: {{format: Ignition/3.4, template: {name}}}"
+    documents = (
+        server("web01", "role: web"),
+        image("live-1", f"{by_uuid}, writesDisk: false", "uki"),
+        image("installer-2", by_uuid, "uki"),
+        profile("live", "live-1", data.format(name="live"), method="UefiHttp"),
+        profile("repair", "installer-2", data.format(name="repair"), method="UefiHttp"),
+        policy("live", boots="live"),
+        maintenance("repair", "20T22:00 21T04:00", "run: 1, networkBoot: Once"),
+    )
+    templates = {name: f'{{"ignition": {{"version": "3.4.0"}}, "x": "{name}"}}' for name in ("live", "repair")}
+    made = planned(fleet(settings, copies=False), *documents, now=START, templates=templates).servers["web01"]
+    assert any("installer-2" in text for text in made.published.contents.values()), "the endpoint has the one-time boot"
+    assert '"x": "live"' in made.files[f"boot/ignition/{uuid_of('web01')}"].content.decode()
+    script = made.files[f"boot{IPXE}"].content.decode()
+    assert "live-1" in script and "gitboot-asked" not in script
+
+
+@pytest.mark.parametrize(
+    "settings", [HTTP, HTTPS, f"{HTTPS}, serving: {{ipxeHttps: true}}", f"{HTTP}, serving: {{lateEnds: Accept}}"]
+)
+@pytest.mark.parametrize("window", ["20T22:00 21T04:00", "20T22:00 -"], ids=["with an end", "without an end"])
+def test_finding_m1_what_an_endpoint_answers_is_the_same_whether_copies_ask_it(settings: str, window: str) -> None:
+    """The digests of plans, the turns and the contents. The files of copies, and the decision, differ."""
+    documents = (*LIVE, maintenance("repair", window))
+    for now in (BEFORE, START, END, at("21T23:00")):
+        asking, plain = (
+            planned(fleet(f"{each}, {OUTPUTS}", copies=False), *documents, now=now).servers["web01"]
+            for each in (settings, "baseURL: 'http://boot.test'")
+        )
+        assert digests(asking) == digests(plain)
+        assert asking.published.paths == plain.published.paths
+        assert asking.published.contents == plain.published.contents
+
+
+def digests(state: RenderedState) -> list[tuple[datetime | None, str | None]]:
+    """Return the digests of a server's plans, each with the time from which it applies."""
+    plans = ((None, state.plan), *state.later)
+    return [(since, each.digest if each is not None else None) for since, each in plans]
+
+
+def test_the_terms_of_copies_are_in_a_decision_only_if_they_differ_from_the_default() -> None:
+    decisions = [decided(fleet(copies=copies), *LIVE, WINDOW).servers["web01"] for copies in (True, False)]
+    assert "copies" in decisions[0].facts()
+    assert "copies" not in decisions[1].facts()
+
+
+@pytest.mark.parametrize(
+    ("settings", "maintenances", "expected"),
+    [
+        (HTTP, (), "asks disk"),
+        (f"{HTTP}, serving: {{oneTimeBoots: Copies}}", (), "flatcar"),
+        ("baseURL: 'http://boot.test', serving: {oneTimeBoots: Copies}", (), "flatcar"),
+        ("baseURL: 'http://boot.test', serving: {oneTimeBoots: EndpointOnly}", (), "disk"),
+        # The run of a maintenance ends with its window.
+        (f"{HTTP}, serving: {{oneTimeBoots: Copies}}", ("run",), "asks disk"),
+        (f"{HTTPS}, serving: {{oneTimeBoots: Copies}}", ("run",), "disk"),
+        (f"{HTTPS}, serving: {{oneTimeBoots: Copies, lateEnds: Accept}}", ("run",), "flatcar"),
+        (f"{HTTPS}, serving: {{lateEnds: Accept}}", ("run",), "asks disk"),
+    ],
+)
+def test_finding_m2_a_copy_has_a_one_time_boot_only_if_the_fleet_accepts_it(
+    settings: str, maintenances: tuple[str, ...], expected: str
+) -> None:
+    run = maintenance("wipe", "20T22:00 21T04:00", "networkBoot: Once", boots="web")
+    documents = (server("web01", spec="provision: 1"), *POOL[:1], *POOL[2:])
+    found = planned(fleet(settings), *documents, *(run for _ in maintenances), now=START).servers["web01"]
+    assert script_in_tree(found, IPXE) == expected
+    assert {each.once for turns in found.published.paths.values() if (each := turns[0].writes)} == {True}
+
+
+def script_in_tree(state: RenderedState, path: str) -> str:
+    text = state.files[f"boot{path}"].content.decode()
+    images = re.findall(r"/(?:assets/)?([a-z]+)-\d/", text)
+    return ("asks " if "gitboot.test" in text else "") + (images[0] if images else "disk")
+
+
+@pytest.mark.parametrize("settings", [HTTP, f"{HTTP}, serving: {{oneTimeBoots: Copies}}"])
+def test_an_endpoint_that_cannot_record_refers_to_the_fleets_endpoint(settings: str) -> None:
+    """`serve` without a fetch log."""
+    fleet_of = planned(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)
+    with site(fleet_of) as here, here.serve(records=False) as url:
+        assert "http://gitboot.test/v1/boot/" in get(f"{url}{ENTRIES[0]}").text
+        assert not installs(url, f"{ENTRIES[0]}?hop=1"), "a machine that was sent here is sent no further"
+
+
+@pytest.mark.parametrize("accepted", ["EndpointOnly", "Copies"])
+def test_an_endpoint_that_cannot_record_serves_the_fallback_if_the_fleet_names_none(accepted: str) -> None:
+    settings = f"baseURL: 'http://boot.test', serving: {{oneTimeBoots: {accepted}}}"
+    fleet_of = planned(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)
+    with site(fleet_of) as here:
+        with here.serve(records=False) as url:
+            assert not any(installs(url, path) for path in ENTRIES)
+        with here.serve() as url:
+            assert all(installs(url, path) for path in ENTRIES)

@@ -1,0 +1,328 @@
+"""DHCP configuration: read by the real servers, and what they are told of each machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.artifacts.boot_loaders import LOADERS as PLACED
+from gitboot.render.boot_files import shared_files
+from gitboot.render.dhcp import LOADERS
+from gitboot.resolve.server_decision import Decisions
+from tests.helpers import fleet_strategies
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import uuid_of
+
+OUTPUTS = ["ipxe", "grub", "pxelinux", "dhcp-dnsmasq", "dhcp-kea"]
+SITES = [
+    {"name": "fra1", "select": {"matchLabels": {"site": "fra1"}}, "baseURL": "http://fra1.test/boot,all"},
+    {"name": "a.b-1", "select": {"matchLabels": {"site": "ams2"}}, "baseURL": "http://[2001:db8::1]:8080"},
+]
+PACKAGES = {
+    "dnsmasq": "dnsmasq-base",
+    "kea-dhcp4": "kea-dhcp4-server",
+    "kea-dhcp6": "kea-dhcp6-server",
+}  # by program
+
+
+def needs(program: str) -> pytest.MarkDecorator:
+    missing = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is None and not os.environ.get("CI")
+    return pytest.mark.skipif(missing, reason=f"{program} is missing (Debian: {PACKAGES[program]})")
+
+
+def server(name: str, interfaces: list[dict[str, Any]], site: str = "none", **spec: Any) -> fleet_strategies.Document:
+    described = {"uuid": uuid_of(name), "architecture": "x86_64", "firmware": "UEFI", "interfaces": interfaces}
+    return fleet_strategies.document("Server", name, described | spec, {"site": site})
+
+
+def decided(servers: Iterable[fleet_strategies.Document], **fleet: Any) -> Decisions:
+    image = {"url": "assets:kernel", "sha256": "a" * 64}
+    documents = (
+        fleet_strategies.document("Fleet", "test", {"baseURL": "http://192.0.2.1", "outputs": OUTPUTS} | fleet),
+        fleet_strategies.document("BootImage", "i-1", {"version": "1", "architectures": {"x86_64": {"kernel": image}}}),
+        fleet_strategies.document("BootProfile", "web", {"method": "Disk"}),
+        fleet_strategies.document("BootPolicy", "web", {"select": "All", "profile": "web", "networkBoot": "Never"}),
+        *servers,
+    )
+    return fleet_strategies.decided(documents)
+
+
+def configuration(decisions: Decisions) -> dict[str, str]:
+    files = shared_files(decisions)
+    folder = "ops/dhcp/"
+    return {path.removeprefix(folder): file.content.decode() for path, file in files.items() if folder in path}
+
+
+def three_hundred() -> list[fleet_strategies.Document]:
+    """Servers with one or two interfaces, each with up to two addresses, at one of two sites or at none."""
+    made = []
+    for number in range(300):
+        addresses = [f"10.1.{number // 250}.{number % 250 + 1}/16", f"fd00:1::{number + 1:x}/64"]
+        boot: dict[str, Any] = {
+            "mac": f"52:54:00:01:{number // 256:02x}:{number % 256:02x}",
+            "addresses": addresses[: number % 3],
+        }
+        other: dict[str, Any] = {"mac": f"52:54:00:02:{number // 256:02x}:{number % 256:02x}", "boot": number % 2 == 0}
+        architecture = ("x86_64", "aarch64")[number % 2]
+        site = ("fra1", "ams2", "none")[number % 3]
+        made.append(server(f"r{number}.example", [boot, other][: number % 4 + 1], site, architecture=architecture))
+    return made
+
+
+HOSTILE = [
+    *("ignore", "infinite", "3600", "12h", "10.0.0.1", "1.2", "a", "known", "set", "tag", "option", "id"),
+    *("x" * 63, "x" * 64, ".".join(["x" * 60] * 4), "0x10", "xn--nxasmq6b", "a-.b".replace("-.", "."), "null", "true"),
+]
+
+
+def hostile() -> list[fleet_strategies.Document]:
+    return [server(name, [{"mac": f"52:54:00:03:00:{number:02x}"}]) for number, name in enumerate(HOSTILE)]
+
+
+def with_loaders() -> list[fleet_strategies.Document]:
+    made = three_hundred()
+    for number, each in enumerate(made):
+        each["spec"] |= [{"loader": "iPXE"}, {"loader": "GRUB"}, {}][number % 3]
+    return made
+
+
+FLEETS = {
+    "iPXE and GRUB by name": lambda: decided(with_loaders(), sites=SITES),
+    "300 servers at sites": lambda: decided(three_hundred(), sites=SITES),
+    "names that mean something else to DHCP": lambda: decided(hostile(), sites=SITES),
+    "one server, no site": lambda: decided(three_hundred()[:1]),
+    "GRUB alone": lambda: decided(three_hundred()[:2], outputs=["grub", "dhcp-dnsmasq", "dhcp-kea"]),
+    "PXELINUX alone": lambda: decided(three_hundred()[:2], outputs=["pxelinux", "dhcp-dnsmasq", "dhcp-kea"]),
+    "DHCP alone": lambda: decided(three_hundred()[:2], outputs=["dhcp-dnsmasq", "dhcp-kea"]),
+    "a URL of everything that a URL may hold": lambda: decided(
+        three_hundred()[:3], baseURL="http://boot.test:8080/a,b/c;d/e%20f/~g/$h/*/!/(i)/[j]/@" + "k" * 100
+    ),
+}
+
+
+@needs("dnsmasq")
+@pytest.mark.parametrize("case", FLEETS)
+def test_dnsmasq_takes_it_beside_an_existing_configuration(case: str, tmp_path: Path) -> None:
+    included = tmp_path / "gitboot.conf"
+    included.write_text(configuration(FLEETS[case]())["dnsmasq.conf"])
+    own = f"port=0\ndhcp-range=10.1.0.0,static\ndhcp-host=52:54:00:ff:00:01,own\nconf-file={included}\n"
+    (tmp_path / "dnsmasq.conf").write_text(own)
+    _passes("dnsmasq", "--test", "-C", str(tmp_path / "dnsmasq.conf"))
+
+
+@pytest.mark.parametrize(
+    "version", [pytest.param(4, marks=needs("kea-dhcp4")), pytest.param(6, marks=needs("kea-dhcp6"))]
+)
+@pytest.mark.parametrize("case", FLEETS)
+def test_kea_takes_it_beside_an_existing_configuration(case: str, version: int, tmp_path: Path) -> None:
+    for name, text in configuration(FLEETS[case]()).items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "kea.json").write_text(kea_configuration(tmp_path, version))
+    _passes(f"kea-dhcp{version}", "-t", str(tmp_path / "kea.json"))
+
+
+def kea_configuration(folder: Path, version: int) -> str:
+    """An operator's own, with what docs/dhcp.md says to add to it."""
+    return f"""{{"Dhcp{version}": {{
+        "lease-database": {{"type": "memfile", "persist": false}},
+        "client-classes": [{{"name": "own"}}, <?include "{folder}/kea-dhcp{version}-classes.json"?>],
+        "reservations": [
+            {{"hw-address": "52:54:00:ff:00:01", "hostname": "own"}},
+            <?include "{folder}/kea-dhcp{version}-reservations.json"?>
+        ],
+        "reservations-global": true,
+        "reservations-in-subnet": true
+    }}}}"""
+
+
+def _passes(*command: str) -> None:
+    environment = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def elements(text: str) -> list[dict[str, Any]]:
+    loaded: list[dict[str, Any]] = json.loads(f"[{text}]")
+    return loaded
+
+
+def test_the_order_of_documents_changes_nothing() -> None:
+    servers = three_hundred()
+    expected = configuration(decided(servers, sites=SITES))
+    random.Random(7).shuffle(servers)
+    assert configuration(decided(servers, sites=SITES)) == expected
+
+
+def test_every_boot_interface_is_reserved_with_its_first_ipv4_and_all_its_ipv6_addresses() -> None:
+    addresses = ["192.0.2.9/24", "192.0.2.8", "2001:db8::9/64", "2001:db8::8"]
+    nics: list[dict[str, Any]] = [
+        {"mac": "52:54:00:00:00:01", "addresses": addresses},
+        {"mac": "52:54:00:00:00:02", "boot": False},
+    ]
+    found = configuration(decided([server("web01", nics, "fra1")], sites=SITES))
+    hosts = [line for line in found["dnsmasq.conf"].splitlines() if line.startswith("dhcp-host")]
+    tags = "set:gitboot_site,set:gitboot_site_fra1"
+    assert hosts == [f"dhcp-host=52:54:00:00:00:01,{tags},192.0.2.9,[2001:db8::9],[2001:db8::8],web01"]
+    at_fra1 = {"hw-address": "52:54:00:00:00:01", "hostname": "web01", "client-classes": ["gitboot_site_fra1"]}
+    assert elements(found["kea-dhcp4-reservations.json"]) == [at_fra1 | {"ip-address": "192.0.2.9"}]
+    six = ["2001:db8::9", "2001:db8::8"]
+    assert elements(found["kea-dhcp6-reservations.json"]) == [at_fra1 | {"ip-addresses": six}]
+
+
+@pytest.mark.parametrize(("lifecycle", "reserved"), [("Active", True), ("Parked", True), ("Retired", False)])
+def test_a_retired_server_has_given_its_address_back(lifecycle: str, reserved: bool) -> None:
+    nic: dict[str, Any] = {"mac": "52:54:00:00:00:01", "addresses": ["192.0.2.9"]}
+    found = configuration(decided([server("web01", [nic], lifecycle=lifecycle)]))
+    assert ("192.0.2.9" in found["dnsmasq.conf"]) is reserved
+    assert bool(elements(found["kea-dhcp4-reservations.json"])) is reserved
+
+
+def test_a_name_that_is_no_host_name_is_left_out() -> None:
+    found = configuration(decided(hostile()))
+    given = {
+        line.split(",")[1] for line in found["dnsmasq.conf"].splitlines() if line.count(",") == 1 and "-host" in line
+    }
+    left_out = {"ignore", "infinite", "3600", "12h", "10.0.0.1", "1.2", "x" * 64}
+    assert given == set(HOSTILE) - left_out
+    assert {each["hostname"] for each in elements(found["kea-dhcp4-reservations.json"])} == given
+
+
+# What each kind of machine is given, by what IANA calls it.
+
+
+def kea_class(found: dict[str, str], name: str, version: int = 4) -> dict[str, Any]:
+    return next(each for each in elements(found[f"kea-dhcp{version}-classes.json"]) if each["name"] == name)
+
+
+@for_each(
+    ("name", "types", "file"),
+    [
+        ("gitboot_bios", [0], "loaders/undionly.kpxe"),
+        ("gitboot_uefi_x86_64", [7, 9], "loaders/snponly-x86_64.efi"),
+        ("gitboot_uefi_aarch64", [11], "loaders/ipxe-aarch64.efi"),
+        ("gitboot_http_x86_64", [16], "http://192.0.2.1/assets/loaders/snponly-x86_64.efi"),
+        ("gitboot_http_aarch64", [19], "http://192.0.2.1/assets/loaders/ipxe-aarch64.efi"),
+        ("gitboot_http_bios", [20], "http://192.0.2.1/assets/loaders/undionly.kpxe"),
+    ],
+)
+def test_each_architecture_is_given_its_loader(name: str, types: list[int], file: str) -> None:
+    found = configuration(decided([]))
+    made = kea_class(found, name)
+    assert made["boot-file-name"] == file
+    assert [int(number, 16) for number in re.findall("== 0x([0-9a-f]{4})", made["test"])] == types
+    assert made["test"].startswith("not member('gitboot_ipxe') and ")
+    lines = found["dnsmasq.conf"].splitlines()
+    for number in types:
+        assert f"dhcp-match=set:{name},option:client-arch,{number}" in lines
+    [boot] = [line for line in lines if line.startswith("dhcp-boot") and f"tag:{name}," in line]
+    assert boot.startswith("dhcp-boot=tag:!gitboot_ipxe,")
+    assert file in boot
+
+
+def test_only_http_clients_are_told_that_they_are_by_option_60_and_by_vendor_class() -> None:
+    found = configuration(decided([]))
+    for version, is_it in ((4, {"data": "HTTPClient"}), (6, {"data": "00000157" + "000a" + b"HTTPClient".hex()})):
+        for each in elements(found[f"kea-dhcp{version}-classes.json"]):
+            told = any(option.items() >= is_it.items() for option in each.get("option-data", ()))
+            assert told is ("_http_" in each["name"]), each
+    forced = [line for line in found["dnsmasq.conf"].splitlines() if "-force=" in line and "HTTPClient" in line]
+    assert len(forced) == 5  # BIOS has no IPv6
+    assert all("tag:gitboot_http_" in line for line in forced)
+
+
+def test_ipxe_is_given_the_first_script_and_no_loader_so_that_nothing_loops() -> None:
+    found = configuration(decided([], sites=SITES))
+    for version in (4, 6):
+        loading = [each for each in elements(found[f"kea-dhcp{version}-classes.json"]) if "loaders/" in str(each)]
+        assert loading
+        assert all("not member('gitboot_ipxe')" in each["test"] for each in loading)
+        script = kea_class(found, "gitboot_site_fra1_script", version)
+        assert "not member('gitboot_ipxe')" not in script["test"]
+        assert r"http://fra1.test/boot\,all/boot.ipxe" in [each["data"] for each in script["option-data"]]
+    for line in found["dnsmasq.conf"].splitlines():
+        if "loaders/" in line:
+            assert "tag:!gitboot_ipxe," in line
+
+
+def test_a_fleet_without_ipxe_gives_grub_to_every_machine_that_has_a_grub() -> None:
+    found = configuration(decided([], outputs=["grub", "dhcp-dnsmasq", "dhcp-kea"]))
+    named = set(re.findall(r"loaders/[^\"]+", "".join(found.values())))
+    assert {name.partition(",")[0] for name in named} == {"loaders/grub-x86_64.efi", "loaders/grub-aarch64.efi"}
+    assert "boot.ipxe" not in "".join(found.values())
+
+
+def test_pxelinux_is_told_where_its_configurations_are() -> None:
+    found = configuration(decided([], outputs=["pxelinux", "dhcp-dnsmasq", "dhcp-kea"]))
+    assert 'dhcp-option-force=tag:gitboot_bios,210,"http://192.0.2.1/"' in found["dnsmasq.conf"]
+    [option] = kea_class(found, "gitboot_bios")["option-data"]
+    assert (option["code"], bytes.fromhex(option["data"])) == (210, b"http://192.0.2.1/")
+
+
+def test_tftp_comes_from_the_host_of_the_base_url_where_that_is_an_address() -> None:
+    found = configuration(decided([], sites=SITES))
+    assert kea_class(found, "gitboot_bios")["next-server"] == "192.0.2.1"
+    assert "next-server" not in kea_class(found, "gitboot_site_fra1_bios")
+    assert "next-server" not in kea_class(found, "gitboot_site_a.b-1_bios")
+    lines = found["dnsmasq.conf"].splitlines()
+    assert "dhcp-boot=tag:!gitboot_site,tag:!gitboot_ipxe,tag:gitboot_bios,loaders/undionly.kpxe,,192.0.2.1" in lines
+    assert "dhcp-boot=tag:gitboot_site_fra1,tag:!gitboot_ipxe,tag:gitboot_bios,loaders/undionly.kpxe" in lines
+    url = kea_class(found, "gitboot_site_a.b-1_uefi_x86_64", 6)["option-data"][0]["data"]
+    assert url == "tftp://[2001:db8::1]/loaders/snponly-x86_64.efi"
+
+
+def test_a_machine_is_in_the_classes_of_its_site_or_of_none() -> None:
+    found = configuration(decided([], sites=SITES))
+    for each in elements(found["kea-dhcp4-classes.json"]):
+        if "boot-file-name" in each:
+            name = each["name"]
+            sited = next((site["name"] for site in SITES if f"_site_{site['name']}_" in name), None)
+            at = f"member('gitboot_site') and member('gitboot_site_{sited}')" if sited else "not member('gitboot_site')"
+            assert each["test"].startswith(f"{at} and "), name
+
+
+def test_a_class_is_named_only_after_it_was_defined() -> None:
+    defined = {"KNOWN"}
+    for each in elements(configuration(decided([], sites=SITES))["kea-dhcp4-classes.json"]):
+        assert set(re.findall(r"member\('([^']+)'\)", each.get("test", ""))) <= defined, each["name"]
+        defined.add(each["name"])
+
+
+def test_a_url_that_the_headers_field_has_no_room_for_is_an_option_alone() -> None:
+    found = configuration(decided([], baseURL="http://boot.test/" + "a" * 120))
+    made = kea_class(found, "gitboot_http_x86_64")
+    assert "boot-file-name" not in made
+    assert made["option-data"][0]["data"].endswith("/loaders/snponly-x86_64.efi")
+
+
+def test_no_artifact_is_ever_named() -> None:
+    artifacts = {
+        name: {"url": f"assets:some.{name}", "sha256": "a" * 64} for name in ("uki", "iso", "loader", "kernel")
+    }
+    image = fleet_strategies.document("BootImage", "i-1", {"version": "1", "architectures": {"x86_64": artifacts}})
+    boots = {"method": "UefiHttp", "httpBoot": "uki", "image": "i-1"}
+    profile = fleet_strategies.document("BootProfile", "web", boots)
+    policy = fleet_strategies.document("BootPolicy", "web", {"select": "All", "profile": "web", "networkBoot": "Once"})
+    fleet = fleet_strategies.document("Fleet", "test", {"baseURL": "http://192.0.2.1", "outputs": OUTPUTS})
+    text = "".join(
+        configuration(fleet_strategies.decided([fleet, image, profile, policy, *three_hundred()[:1]])).values()
+    )
+    assert "some." not in text
+    assert "assets/" in text and "assets/" not in text.replace("assets/loaders/", "")
+
+
+def test_every_loader_that_dhcp_names_is_one_that_is_placed() -> None:
+    assert {path for _, _, path in LOADERS} <= {each.path for each in PLACED}
+
+
+def test_nothing_is_written_where_no_output_asks_for_it() -> None:
+    assert configuration(decided(three_hundred()[:1], outputs=["ipxe"])) == {}
+    assert set(configuration(decided([], outputs=["ipxe", "dhcp-dnsmasq"]))) == {"dnsmasq.conf"}

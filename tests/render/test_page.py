@@ -1,0 +1,297 @@
+"""The page as files: what a commit rewrites, the source locations of fields, and what is left out without the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gitboot.cli.main import cli
+from gitboot.controller.instance.state_directory import LeftStatus
+from gitboot.publish.tree_reader import verify
+from gitboot.render.page import DATA, changes
+from gitboot.render.plan_and_record_files import PAGE
+from gitboot.resolve.server_plan import Cause
+from gitboot.status.instance_status import ChangedArea, Heeded, Status
+from tests.controller.test_reconcile import REPAIR, Instance, fleet_files
+from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server
+from tests.helpers.instance_process import Repository, git
+from tests.helpers.served_tree import ALWAYS, planned
+
+BEFORE, AFTER = at("20T21:00"), at("21T21:00")
+SHOWN = fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]")
+QUIET = "kernelArguments: [quiet]"
+MORE = {f"servers/web{number:02}.yaml": server(f"web{number:02}", "role: web") for number in range(2, 12)}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push({**fleet_files(REPAIR), "00.yaml": SHOWN, "04.yaml": profile("web", "flatcar-1", QUIET), **MORE})
+    return made
+
+
+@pytest.fixture
+def instance(tmp_path: Path, repository: Repository) -> Iterator[Instance]:
+    with Instance(tmp_path) as instance:
+        instance.reconcile(BEFORE)
+        yield instance
+
+
+def said(output: Path, name: str) -> Any:
+    """What a script brings to the page, as the page's function is called."""
+    called, value = json.loads("[" + (output / DATA / f"{name}.js").read_text()[len("gitboot(") : -len(");\n")] + "]")
+    assert called == name
+    return value
+
+
+def dates(output: Path) -> dict[str, int]:
+    folder = output / PAGE
+    return {str(each.relative_to(folder)): each.stat().st_mtime_ns for each in folder.rglob("*") if each.is_file()}
+
+
+def rows(output: Path) -> dict[str, dict[str, Any]]:
+    shards = [said(output, f"shard/{each}") for each in said(output, "fleet")["shards"]]
+    found = [dict(zip(shard["columns"], row, strict=True)) for shard in shards for row in shard["rows"]]
+    return {row["name"]: row for row in found}
+
+
+def lines(output: Path, name: str) -> dict[str, tuple[str, int]]:
+    """Return file and line of each field of a server, as the page does: by field, and maintenance if there is one."""
+    server, shared = said(output, f"server/{name}"), said(output, "location/shared")
+    file, above = said(output, f"location/{server['shard']}")[name]
+
+    def place(resource: str, at: int | str) -> tuple[str, int]:
+        if isinstance(at, int):
+            return file, above + at
+        document = shared[resource]
+        while at not in document["lines"]:
+            at = at.rpartition("/")[0]
+        return document["file"], document["lines"][at]
+
+    return {
+        f"{under + ' ' if under else ''}{field}": place(resource, at)
+        for field, _, _, _, under, resource, at in server["lines"]
+        if resource is not None
+    }
+
+
+def explained(work: Path, name: str) -> dict[str, tuple[str, int]]:
+    """Return file and line of each field that the policy sets, as `gitboot explain` shows them."""
+    done = CliRunner().invoke(cli, ["explain", name, "--path", str(work), "--records", "fresh", "-o", "json"])
+    assert done.exit_code == 0, done.output
+    reasons = json.loads(done.stdout)["reasons"]
+    return {each["field"]: (each["path"], each["line"]) for each in reasons if each["path"] is not None}
+
+
+def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(repository: Repository, instance: Instance) -> None:
+    before, shards = dates(instance.output), said(instance.output, "fleet")["shards"]
+    assert (len(rows(instance.output)), len(shards) > 5) == (11, True)
+    repository.push({"servers/web07.yaml": server("web07", "role: web, rack: r1", "kernelArguments: [debug]")})
+    instance.reconcile(BEFORE)
+    now = dates(instance.output)
+    others = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+    (shard,) = (path for path in others if path.startswith("data/shard/"))
+    place = f"data/location/{Path(shard).name}"
+    assert others - {place} == {"data/server/web07.js", "data/fleet.js", shard}
+    assert "web07" in (instance.output / PAGE / shard).read_text()
+    assert lines(instance.output, "web07")["kernelArguments[1]"] == ("servers/web07.yaml", 4)
+    assert verify(instance.output) == ()
+
+
+def test_lines_of_a_shared_document_that_moved_rewrite_one_file(repository: Repository, instance: Instance) -> None:
+    policy = (repository.work / "06.yaml").read_text()
+    before = dates(instance.output)
+    repository.push({"06.yaml": f"# moved\n{policy}"})
+    instance.reconcile(BEFORE)
+    now = dates(instance.output)
+    others = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+    assert others == {"data/fleet.js", "data/location/shared.js"}
+    assert lines(instance.output, "web01")["policy"] == ("06.yaml", 5)
+    assert verify(instance.output) == ()
+
+
+def test_a_line_more_in_a_file_of_many_servers_rewrites_none_of_the_servers_below_it(
+    repository: Repository, instance: Instance
+) -> None:
+    names = [f"web{number:02}" for number in range(2, 12)]
+    together = {name: MORE[f"servers/{name}.yaml"] for name in names}
+    git(repository.work, "rm", "-q", "-r", "servers")
+    repository.push({"servers.yaml": "---\n".join(together.values())})
+    instance.reconcile(BEFORE)
+    before, line = dates(instance.output), lines(instance.output, "web11")["provision"]
+    together["web05"] = f"# another line\n{together['web05']}"
+    repository.push({"servers.yaml": "---\n".join(together.values())})
+    instance.reconcile(BEFORE)
+    now = dates(instance.output)
+    others = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+    assert {path for path in others if not path.startswith("data/location/")} == {
+        "data/fleet.js",
+        "data/server/web05.js",
+    }
+    assert lines(instance.output, "web11")["provision"] == (line[0], line[1] + 1)
+    for name in (*names, "web01"):
+        assert lines(instance.output, name).items() >= explained(repository.work, name).items(), name
+    assert verify(instance.output) == ()
+
+
+def test_the_page_has_the_lines_of_explain(repository: Repository, instance: Instance) -> None:
+    """Also of values that are not written, and of documents that share a file."""
+    more = "vars: {console: ttyS1}, kernelArguments: [debug, 'console=ttyS0'], pin: {image: flatcar-1, reason: GPU}"
+    together = "---\n".join((MORE["servers/web02.yaml"], server("web03", "role: web", more), policy("rest", "None")))
+    git(repository.work, "rm", "-q", "servers/web02.yaml", "servers/web03.yaml")
+    repository.push({"all.yaml": f"# two servers and a policy\n{together}"})
+    instance.reconcile(BEFORE)
+    for name in ("web01", "web02", "web03", "web07"):
+        found = explained(repository.work, name)
+        assert found and lines(instance.output, name).items() >= found.items(), name
+
+
+ROLLOUT = "rollout: {image: flatcar-2, percent: 0, selector: %s}"
+
+
+def test_finding_r6_the_table_has_who_waits_for_a_rollout_though_no_boot_changes(
+    repository: Repository, instance: Instance
+) -> None:
+    def waiting(more: str) -> set[str]:
+        stream = document("ImageStream", "flatcar", f"current: flatcar-1, {more}")
+        boots = profile("web", "stream: flatcar", QUIET)
+        repository.push({"stream.yaml": stream, "image.yaml": image("flatcar-2"), "04.yaml": boots})
+        instance.reconcile(BEFORE)
+        assert verify(instance.output) == ()
+        return {name for name, row in rows(instance.output).items() if row["joins"] is not None}
+
+    assert waiting("holds: []") == set()
+    plans = {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")}
+    assert len(waiting(ROLLOUT % "All")) == 11
+    assert waiting(ROLLOUT % "{servers: [web03, web07]}") == {"web03", "web07"}
+    assert waiting(ROLLOUT % "{servers: [web03]}") == {"web03"}
+    assert waiting("holds: []") == set()
+    assert {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")} == plans
+
+
+def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(
+    repository: Repository, instance: Instance
+) -> None:
+    assert lines(instance.output, "web01")["kernelArguments[0]"] == ("04.yaml", 4)
+    before = (instance.output / "ops/servers/web01.json").read_bytes()
+    repository.push({"01.yaml": server("web01", "role: web", QUIET)})
+    instance.reconcile(BEFORE)
+    assert lines(instance.output, "web01")["kernelArguments[0]"] == ("01.yaml", 4)
+    after = (instance.output / "ops/servers/web01.json").read_bytes()
+    assert json.loads(before)["plan"] == json.loads(after)["plan"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("06.yaml", policy("web", "{matchLabels: {role: web}}", "vars: {unused: a}")),
+        ("04.yaml", profile("web", "flatcar-1", f"{QUIET}, vars: {{unused: a}}")),
+    ],
+    ids=["a policy", "a profile"],
+)
+def test_a_shared_document_explains_more_though_no_decision_changes(
+    repository: Repository, instance: Instance, file: str, text: str
+) -> None:
+    plans = {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")}
+    repository.push({file: text})
+    instance.reconcile(BEFORE)
+    assert {lines(instance.output, name)["vars.unused"] for name in rows(instance.output)} == {(file, 4)}
+    assert {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")} == plans
+
+
+def test_the_page_has_both_what_a_policy_and_what_a_maintenance_says(instance: Instance) -> None:
+    found = lines(instance.output, "web01")
+    assert (found["policy"], found["repair profile"]) == (("06.yaml", 4), ("07.yaml", 4))
+    row = rows(instance.output)["web01"]
+    assert (row["windows"], row["installs"]) == (["repair"], "now")
+    (window,) = said(instance.output, "fleet")["maintenances"]
+    assert (window["name"], window["start"], window["end"]) == (
+        "repair",
+        "2026-11-20T22:00:00Z",
+        "2026-11-21T04:00:00Z",
+    )
+    assert [each["by"] for each in said(instance.output, "server/web01")["later"]] == ["repair", "web"]
+
+
+def test_a_change_that_comes_only_if_no_instance_runs_is_not_shown() -> None:
+    state = planned(*ALWAYS, maintenance("repair")).servers["web01"]
+    (_, unheard), *_ = state.later
+    assert unheard is not None and unheard.cause is Cause.UNHEARD
+    assert list(changes(state.plan, state.later)) == []
+
+
+def test_what_a_commit_changes_is_told_once_it_is_accepted_and_how_it_is_acknowledged_before(
+    repository: Repository, instance: Instance
+) -> None:
+    repository.push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [debug]")})
+    instance.reconcile(BEFORE)
+    told = instance.reconciler.status.changed
+    assert [(each.label, each.changed, each.size) for each in told] == [("", 1, 11), ("role=web", 1, 11)]
+    repository.push({"04.yaml": profile("web", "flatcar-1")})
+    instance.reconcile(BEFORE)
+    status = instance.reconciler.status
+    assert status.held is not None and status.changed == told
+    assert status.held.lines == (f"Gitboot-Ack: {status.held.digest} maxUpdatePercent",)
+    git(repository.work, "commit", "-q", "--allow-empty", "-m", f"Go\n\n{status.held.lines[0]}")
+    repository.push({"note.txt": ""})
+    instance.reconcile(BEFORE)
+    assert {each.changed for each in instance.reconciler.status.changed} == {0, 11}
+    assert {each.subject for each in instance.reconciler.status.changed} == {"Go", "Change"}
+
+
+def test_what_was_changed_is_told_after_a_start_as_well(tmp_path: Path) -> None:
+    changed = ChangedArea(commit="c0ffee", label="", size=3, changed=2, less=0, removed=0, added=0, reinstalled=1)
+    LeftStatus(tmp_path, lambda: BEFORE).write(Status(accepted="c0ffee", changed=(changed,)).facts())
+    again = LeftStatus(tmp_path, lambda: AFTER)
+    assert [each["changed"] for each in again.write(Status(accepted="c0ffee").facts())["accepted"]["changed"]] == [2]
+    unknown = again.write(Status(accepted="deadbeef").facts())["accepted"]
+    assert unknown["changed"] == []
+    later = replace(changed, commit="beef", changed=3)
+    told = again.write(Status(accepted="beef", changed=(later,)).facts())["accepted"]["lately"]
+    assert [(each["commit"], each["at"], each["changed"]) for each in told] == [
+        ("beef", "2026-11-21T21:00:00Z", 3),
+        ("c0ffee", "2026-11-20T21:00:00Z", 2),
+    ]
+
+
+def test_who_approved_a_commit_stays_with_it_when_the_next_is_accepted(tmp_path: Path) -> None:
+    changed = ChangedArea(commit="c0ffee", label="", size=3, changed=2, less=0, removed=0, added=0, reinstalled=2)
+    by = Heeded(commit="c0ffee", guard="maxReinstalls", by="ada, with gitboot approve: planned")
+    left = LeftStatus(tmp_path, lambda: BEFORE)
+    left.write(Status(accepted="c0ffee", changed=(replace(changed, subject="Install"),), acknowledged=(by,)).facts())
+    later = Status(accepted="beef", changed=(replace(changed, commit="beef"),))
+    told = LeftStatus(tmp_path, lambda: AFTER).write(later.facts())["accepted"]["lately"]
+    assert [(each["commit"], each["subject"], each["acknowledged"]) for each in told] == [
+        ("beef", "", []),
+        ("c0ffee", "Install", [{"guard": by.guard, "by": by.by}]),
+    ]
+
+
+def test_a_server_that_goes_leaves_nothing_on_the_page(repository: Repository, instance: Instance) -> None:
+    git(repository.work, "rm", "-q", "servers/web07.yaml")
+    repository.push({"note.txt": ""})
+    instance.reconcile(BEFORE)
+    assert "web07" not in rows(instance.output)
+    assert not (instance.output / DATA / "server/web07.js").exists()
+    assert verify(instance.output) == ()
+
+
+def test_the_page_goes_and_comes_by_the_fleets_outputs(repository: Repository, instance: Instance) -> None:
+    whole = {path.relative_to(instance.output) for path in (instance.output / PAGE).rglob("*.js")}
+    instance.directory.write_status(b'{"at": null}', BEFORE)
+    assert said(instance.output, "status") == {"at": None}
+    repository.push({"00.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")})
+    instance.reconcile(BEFORE)
+    instance.directory.write_status(b'{"at": null}', BEFORE)
+    assert [*(instance.output / PAGE).rglob("*")] == []
+    repository.push({"00.yaml": SHOWN})
+    instance.reconcile(BEFORE)
+    assert {path.relative_to(instance.output) for path in (instance.output / PAGE).rglob("*.js")} == whole
+    assert lines(instance.output, "web11")["policy"] == ("06.yaml", 4)
+    assert verify(instance.output) == ()

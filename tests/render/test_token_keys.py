@@ -1,0 +1,240 @@
+"""Tokens as they are published: whoever knows Git can name no path by which a machine reports or has its secrets."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterable
+from datetime import timedelta
+from hashlib import sha256
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gitboot.jsonio import Digest
+from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, File, Role, kind_of, token_in
+from gitboot.render.server_states import RenderedState
+from gitboot.render.token_keys import EarlierKey, TokenKeys
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.served_tree import AFTER, BEFORE, ENTRY, MAC, START, Fleet, get, planned, site
+
+KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
+KEYS: Final = TokenKeys(KEY)
+REPORTED: Final = "baseURL: 'http://boot.test', provisioning: {evidence: Reported, attempts: 2}"
+IGNITION_DATA: Final = '{"ignition": {"version": "3.4.0"}, "x": "{{ urls.provisioned }}"}'
+
+
+def documents(format: str = "CloudInit", *more: str, of_image: str = "") -> tuple[str, ...]:
+    return (
+        fleet(REPORTED),
+        server("web01", "role: web", "provision: 1"),
+        image("flatcar-1", f"userData: {format}{of_image}", "kernel, initrd, uki"),
+        image("memtest-7", "writesDisk: false"),
+        profile("web", "flatcar-1", f"userData: {{format: {format}, template: t}}"),
+        profile("repair", "memtest-7"),
+        policy("web", "{matchLabels: {role: web}}", often="Once"),
+        *more,
+    )
+
+
+def made(text: str, *given: str, keys: TokenKeys = KEYS, record: Record | None = None) -> Fleet:
+    return planned(*given or documents(), templates={"t": text}, keys=keys, records={"web01": record or Record()})
+
+
+def told(text: str, keys: TokenKeys = KEYS) -> str:
+    """The user data that a machine is given for its installation."""
+    found = made(text, keys=keys)
+    (path,) = [path for path in found.boot_files if "/data/" in path and path.endswith("user-data")]
+    return found.boot_files[path].content.decode()
+
+
+def tokens_in(paths: Iterable[str]) -> set[str]:
+    return {token for path in paths if (token := token_in(path)) is not None}
+
+
+PUBLIC: Final = planned(*documents(), templates={"t": "#cloud-config\n"}).servers["web01"].decision.token or Digest("")
+(NAME,) = tokens_in(made("#cloud-config\n").files)
+SAID: Final = "#cloud-config\n{{ urls.provisioned }}\n"
+
+
+def test_t6_no_path_and_nothing_that_a_machine_is_told_has_a_token_that_git_says() -> None:
+    found = made("#cloud-config\n{{ urls.provisioned }} {{ urls.failed }}\n").servers["web01"]
+    lying = [file.content.decode() for path, file in found.files.items() if path.startswith("boot/v1/")]
+    assert PUBLIC != NAME and len(lying) > 4
+    assert not [text for text in (*lying, *found.published.contents.values()) if PUBLIC in text]
+    assert not [path for path in (*found.files, *found.published.paths) if PUBLIC in path]
+    assert tokens_in(found.published.paths) == {NAME}
+
+
+def test_t6_what_is_shown_and_decided_is_the_same_with_a_key_and_without() -> None:
+    keyed, open_to_all = made(SAID).servers["web01"], made(SAID, keys=TokenKeys()).servers["web01"]
+    assert keyed.plan == open_to_all.plan and keyed.decision == open_to_all.decision
+    assert (keyed.published.plan, keyed.published.summary) == (
+        open_to_all.published.plan,
+        open_to_all.published.summary,
+    )
+    assert keyed.files.keys() != open_to_all.files.keys()
+
+
+def test_t6_the_same_key_gives_the_same_bytes_and_another_one_others() -> None:
+    first, again, other = (made(SAID, keys=TokenKeys(key)) for key in (KEY, KEY, OTHER))
+    assert first.files == again.files
+    assert not tokens_in(first.files) & tokens_in(other.files)
+
+
+def test_t6_nothing_of_a_key_is_published_or_shown() -> None:
+    keys = TokenKeys(KEY, (EarlierKey(OTHER, BEFORE, AFTER),))
+    found = made(SAID, keys=keys)
+    for key in (KEY, OTHER):
+        shown = (key, key.hex().encode(), b64encode(key)[:40])
+        assert not [path for path, file in found.files.items() if any(each in file.content for each in shown)]
+        assert not any(each.decode("latin-1") in f"{keys!r}{found.servers!r}" for each in shown)
+
+
+# However a template has written it
+
+ENCODINGS: Final = {
+    "as it is": "{{ urls.provisioned }}",
+    "in base64": "{{ urls.provisioned | b64encode }}",
+    "in base64, one byte on": "{{ ('x' ~ urls.provisioned) | b64encode }}",
+    "in base64, two bytes on": "{{ ('xy' ~ urls.provisioned ~ 'z') | b64encode }}",
+    "in base64 in base64": "{{ ('x' ~ (('yz' ~ urls.provisioned) | b64encode) ~ 'u') | b64encode }}",
+    "as a data URL": "{{ ('#!/bin/sh\\ncurl ' ~ urls.provisioned) | data_url }}",
+    "in capitals of another word": "{{ ('CURL ' ~ urls.provisioned) | b64encode }}",
+}
+
+
+@pytest.mark.parametrize("written", ENCODINGS.values(), ids=ENCODINGS)
+def test_t6_a_template_may_have_put_it_in_base64(written: str) -> None:
+    """What is told is what the template would have made of the published path itself."""
+    text = f"#cloud-config\n- {written} and {written}\n"
+    path = f"http://boot.test/v1/boot/{MAC}/provisioned/"
+    assert told(text) == told(text.replace("urls.provisioned", f"'{path}{NAME}'"))
+    assert told(text) != told(text, keys=TokenKeys())
+
+
+@given(
+    st.binary(max_size=7), st.binary(max_size=7), st.binary(max_size=7), st.binary(max_size=7), st.sampled_from("abc")
+)
+def test_t6_wherever_in_base64_a_token_stands_its_name_takes_its_place(
+    before: bytes, after: bytes, around: bytes, beyond: bytes, what: str
+) -> None:
+    token = Digest(sha256(what.encode()).hexdigest())
+    names = KEYS.names([token], BEFORE)
+    ((path, _),) = names.files({PROVISIONED.of(MAC, token): File(b"")}).items()
+
+    def written(name: str) -> bytes:
+        inner = b64encode(before + name.encode() + after)
+        return name.encode() + inner + b64encode(around + inner + beyond)
+
+    found = names.files({"boot/x": File(written(token))})["boot/x"].content
+    assert found == written(token_in(path) or "")
+
+
+# Whose it is
+
+
+def test_t6_an_endpoint_answers_and_writes_down_the_token_itself() -> None:
+    """Whoever computes it from what Git says is answered as for any other path that does not exist."""
+    with site(made(SAID)) as there, there.serve() as url:
+        script = get(url + ENTRY).text
+        (data,) = set(re.findall(r"http://boot\.test(/v1/boot/\S+/data/\S+/)", script))
+        assert PUBLIC not in script and data == f"/v1/boot/{MAC}/data/{NAME}/"
+        (report,) = re.findall(r"http://boot\.test(\S+)", get(f"{url}{data}user-data").text)
+        for kind in (PROVISIONED, FAILED):
+            assert get(f"{url}/{kind.of(MAC, PUBLIC).removeprefix('boot/')}").status_code == 404
+        assert get(url + data.replace(NAME, PUBLIC) + "user-data").status_code == 404
+        assert get(url + report).status_code == 204
+        seen = there.observed()
+    kinds = [kind_of(each.path) for each in seen]
+    assert [each.role for each in kinds if each is not None] == [Role.ENTRY, Role.DATA, Role.REPORT]
+    assert [each.digest for each in seen][1:] == [PUBLIC, PUBLIC]
+
+
+def test_t6_each_attempt_has_a_name_of_its_own() -> None:
+    attempt = InstallAttempt(key="provision/1", boots=(Seen(BEFORE, "boot/x", "10.0.0.1"),))
+    found = made(SAID, record=Record(attempts=(attempt,), offered=3)).servers["web01"]
+    assert found.plan is not None and found.plan.token is not None
+    (own,) = tokens_in(KEYS.names([found.plan.token], BEFORE).files({FAILED.of(MAC, found.plan.token): File(b"")}))
+    assert {FAILED.of(MAC, own), FAILED.of(MAC, NAME)} <= found.files.keys() and own != NAME
+    assert f"/provisioned/{own}\n" in found.files[DATA.of(MAC, own, "user-data")].content.decode()
+
+
+def test_t6_a_maintenance_has_a_name_too() -> None:
+    repair = maintenance("repair", "20T20:00 21T04:00", "networkBoot: Once", boots="web")
+    found = made(SAID, *documents("CloudInit", repair)).servers["web01"]
+    assert found.plan is not None and found.plan.data is not None
+    assert found.plan.data not in "".join((*found.files, *found.published.contents.values()))
+    data = [turns[0] for path, turns in found.published.paths.items() if path.endswith("/user-data")]
+    assert [turn.digest for turn in data if turn.content and turn.since is None] == [found.plan.data]
+
+
+# An earlier key
+
+
+def contents_at(state: RenderedState, path: str) -> str:
+    """What is answered there now; nothing where there is no such path."""
+    contents: dict[str | None, str] = {file.sha256: file.content.decode() for file in state.files.values()}
+    return contents[state.published.paths[path][0].content] if path in state.published.paths else ""
+
+
+TURNED: Final = EarlierKey(OTHER, BEFORE, START)
+AT_WORK: Final = Record(attempts=(InstallAttempt(key="provision/1", boots=(Seen(BEFORE, "boot/x", "10.0.0.1"),)),))
+
+
+@for_each("key", [OTHER, None], ids=["another key", "none yet"])
+@for_each(("minutes", "is_heard"), [(-1, False), (0, True), (59, True), (60, False)])
+def test_t6_what_was_told_a_token_by_an_earlier_key_is_heard_while_that_counts(
+    key: bytes | None, minutes: int, is_heard: bool
+) -> None:
+    (before,) = tokens_in(made(SAID, keys=TokenKeys(key)).files)
+    keys, at = TokenKeys(KEY, (EarlierKey(key, BEFORE, START),)), BEFORE + timedelta(minutes=minutes)
+    found = planned(*documents(), templates={"t": SAID}, keys=keys, now=at).servers["web01"]
+    paths = {PROVISIONED.of(MAC, before), FAILED.of(MAC, before), DATA.of(MAC, before, "user-data")}
+    assert len(paths & found.published.paths.keys()) == (3 if is_heard else 0)
+    assert {found.published.paths[path][0].digest for path in paths if is_heard} <= {PUBLIC}
+    told = {name: contents_at(found, DATA.of(MAC, name, "user-data")) for name in (before, NAME)}
+    assert (before in told[before], NAME in told[before]) == (is_heard, False), "who knows the one learns no other"
+    assert (before in told[NAME], NAME in told[NAME]) == (False, True)
+
+
+def test_t6_a_server_is_rendered_anew_when_an_earlier_key_ends() -> None:
+    keys = TokenKeys(KEY, (TURNED,))
+    turns = [
+        planned(*documents(), templates={"t": SAID}, keys=keys, now=now, records={"web01": AT_WORK}).servers["web01"]
+        for now in (BEFORE - timedelta(minutes=1), BEFORE, START)
+    ]
+    # The boot that was given is given again for a minute, and its data for two hours.
+    assert [each.refresh_at for each in turns] == [BEFORE, START, None]
+    assert all(each.transition is not None and each.transition <= (each.refresh_at or AFTER) for each in turns[:2])
+    resting = planned(*documents(), templates={"t": SAID}, keys=keys, now=BEFORE, records={"web01": Record()})
+    assert resting.servers["web01"].transition == START
+
+
+# Found by what anybody knows of a machine
+
+
+BY_UUID: Final = {
+    "it is told where": (IGNITION_DATA, "", False),
+    "its image asks by UUID": (IGNITION_DATA, ", configFrom: SystemUUID", True),
+    "it is told to": (
+        IGNITION_DATA.replace('"x":', '"y": "{{ urls.base }}/ignition/{{ server.uuid }}", "x":'),
+        "",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "of_image", "is_told"), BY_UUID.values(), ids=BY_UUID)
+def test_t6_who_asks_by_uuid_is_told_a_name_only_where_the_machine_may_ask_so(
+    text: str, of_image: str, is_told: bool
+) -> None:
+    found = made(text, *documents("Ignition/3.4", of_image=of_image)).servers["web01"]
+    said = contents_at(found, IGNITION.of(uuid_of("web01")))
+    (data,) = [path for path in found.published.paths if path.endswith("/config.ign")]
+    assert (NAME in said, PUBLIC in said) == (is_told, not is_told)
+    assert NAME in contents_at(found, data)

@@ -1,0 +1,549 @@
+"""nginx and Caddy as the published configuration has them: answers as the endpoint's, and logs that are evidence."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gitboot.fetchlog.access_logs import Ignored, Told, read
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.spool import take
+from gitboot.fetchlog.unknown_machines import UnknownMachine
+from gitboot.render.paths import TABLE, File, Role, kind_of
+from tests.helpers import fleet_of_every_path, httpx_client
+from tests.helpers.file_servers import Mirror, broken, caddy, nginx
+from tests.helpers.fleets import SEED, fleet, image, policy, profile, server
+from tests.helpers.forked_commands import captured
+from tests.helpers.served_tree import (
+    BEFORE,
+    ENTRY,
+    GRUB,
+    LOADER,
+    MAC,
+    REPAIR,
+    UUID,
+    Site,
+    connect,
+    eventually,
+    planned,
+    read_all,
+)
+
+REPORTING = (
+    fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
+    server("new01", "role: new", "provision: 1"),
+    policy("new", "{matchLabels: {role: new}}", often="Once"),
+    server("edge01", "role: edge"),
+    image("edge-1", "userData: Ignition/3.4, configFrom: SystemUUID", "uki"),
+    profile("edge", "edge-1", "httpBoot: uki, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
+    policy("edge", "{matchLabels: {role: edge}}", boots="edge"),
+)
+NOBODY = "52-54-00-00-00-99"
+FLEET = planned(*REPORTING, *SEED[1:], REPAIR)
+ARTIFACTS = "/o/mirrored"
+SIZE = 8 * 1024 * 1024  # more than fits into the buffers between two sockets
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published tree with artifacts."""
+    root = tmp_path_factory.mktemp("tree")
+    Site(root).publish(FLEET)
+    folder = root / f"boot{ARTIFACTS}"
+    folder.mkdir()
+    for name in ("linux.efi", "disc.iso", "disk.img", "vmlinuz", "config.ign", "ks.cfg", "meta-data"):
+        (folder / name).write_bytes(name.encode())
+    (folder / "large").write_bytes(bytes(SIZE))
+    (folder / ".hidden").write_bytes(b"x")
+    return root
+
+
+@pytest.fixture(scope="module")
+def endpoint(output: Path) -> Iterator[httpx.Client]:
+    with Site(output).serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=["nginx", "caddy"])
+def mirror(request: pytest.FixtureRequest, output: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
+    """A mirror of the tree by the configuration that stands in it."""
+    running = nginx if request.param == "nginx" else caddy
+    with running(output / "boot", output / "ops" / "serve", tmp_path_factory.mktemp(request.param)) as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def client(mirror: Mirror) -> Iterator[httpx.Client]:
+    with httpx_client.Client(base_url=mirror.url, headers=LOADER) as client:
+        yield client
+
+
+def test_the_page_says_what_is_to_be_set_in_each_configuration(output: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/mirrors.md").read_text()
+    site, caddyfile = ((output / f"ops/serve/{name}").read_text() for name in ("nginx.conf", "Caddyfile"))
+    taken = re.findall(r"\{\$(GITBOOT_[A-Z]+)", caddyfile)
+    told = page.partition("\n## Caddy\n")[2].partition("\n## ")[0]
+    assert (len({*taken}), {*re.findall(r"GITBOOT_[A-Z]+", told)}) == (4, {*taken})
+    assert site.count("# set: ") == 5 and "set its five lines" in page
+
+
+# Who is answered
+
+
+def test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host(output: Path, mirror: Mirror) -> None:
+    path = next(each.relative_to(output / "boot") for each in sorted((output / "boot/signed/servers").iterdir()))
+    for address, expected in (("127.0.0.1", 200), ("127.0.0.2", 403)):
+        with httpx.Client(base_url=mirror.url, transport=httpx.HTTPTransport(local_address=address)) as client:
+            answer = client.get(f"/{path}")
+            assert answer.status_code == expected
+            if expected == 200:
+                assert answer.content == (output / "boot" / path).read_bytes()
+                assert answer.headers["content-type"] == "application/json"
+            else:
+                assert (answer.content, answer.headers["cache-control"]) == (b"", "no-store")
+            assert client.get("/signed/none.json").status_code == (404 if expected == 200 else 403)
+            assert client.get(ENTRY).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["nginx", "caddy"])
+def test_the_fleets_monitors_may_read_the_list_of_all_machines_too(tmp_path: Path, kind: str) -> None:
+    networks = "[127.0.0.64/30, 'fd00:9::/64']"
+    root = tmp_path / "output"
+    Site(root).publish(
+        planned(fleet(f"baseURL: 'http://boot.test', provisioning: {{monitors: {networks}}}"), *SEED[1:]),
+        listed=datetime.now(UTC),
+    )
+    (tmp_path / kind).mkdir()
+    with (nginx if kind == "nginx" else caddy)(root / "boot", root / "ops/serve", tmp_path / kind) as mirror:
+        for address, expected in (("127.0.0.1", 200), ("127.0.0.66", 200), ("127.0.0.68", 403)):
+            with httpx.Client(base_url=mirror.url, transport=httpx.HTTPTransport(local_address=address)) as client:
+                assert client.get("/signed/timestamp.json").status_code == expected, address
+
+
+# What is answered
+
+
+SAME = ("content-type", "content-length", "cache-control")
+
+
+def _boot_files() -> list[str]:
+    return list(FLEET.boot_files)
+
+
+def is_entry(path: str) -> bool:
+    kind = kind_of(f"boot{path}")
+    return kind is not None and kind.role in (Role.ENTRY, Role.OFFER)
+
+
+def is_report(path: str) -> bool:
+    return "/provisioned/" in path or "/failed/" in path
+
+
+def test_every_file_is_served_as_by_the_endpoint(output: Path, endpoint: httpx.Client, client: httpx.Client) -> None:
+    for spooled in (output.parent / "spool").glob("*.jsonl"):
+        spooled.unlink()  # as once a tree is published that knows what was given
+    paths = [path for path in _boot_files() if not path.startswith("/signed/")]  # which only copies need
+    assert len([path for path in paths if is_report(path)]) == 2
+    for path in paths:
+        ours, theirs = endpoint.get(path), client.get(path)
+        assert theirs.content == ours.content, path
+        assert theirs.headers["last-modified"]
+        if is_report(path):
+            assert (ours.status_code, theirs.status_code) == (204, 200)
+            assert ours.headers["cache-control"] == theirs.headers["cache-control"]
+        elif is_entry(path):  # whether it writes a disk a mirror cannot tell
+            assert _same(ours)[:-1] == _same(theirs)[:-1], path
+            assert theirs.headers["cache-control"] == "no-store"
+        else:
+            assert _same(ours) == _same(theirs), path
+
+
+def _same(response: httpx.Response) -> tuple[object, ...]:
+    return (response.status_code, *(response.headers.get(name) for name in SAME))
+
+
+@pytest.mark.parametrize("path", [path for path in FLEET.boot_files if is_entry(path)])
+def test_e5_no_proxy_can_revalidate_an_entry(client: httpx.Client, path: str) -> None:
+    first = client.get(path)
+    assert ("etag" in first.headers, first.headers["cache-control"]) == (False, "no-store")
+    for name, value in (("if-modified-since", first.headers["last-modified"]), ("if-none-match", '"x"')):
+        again = client.get(path, headers={name: value})
+        assert (again.status_code, again.content) == (200, first.content)
+    whatever = client.get(path, headers={"if-none-match": "*"})
+    assert (whatever.status_code, whatever.content) in [(200, first.content), (412, b"")]
+
+
+@pytest.mark.parametrize("name", ["linux.efi", "disc.iso", "disk.img", "vmlinuz", "config.ign", "large"])
+def test_every_artifact_is_served_as_by_the_endpoint(endpoint: httpx.Client, client: httpx.Client, name: str) -> None:
+    path = f"{ARTIFACTS}/{name}"
+    for method in ("GET", "HEAD"):
+        ours, theirs = endpoint.request(method, path), client.request(method, path)
+        assert (_same(theirs), theirs.content) == (_same(ours), ours.content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content_type"),
+    [("ks.cfg", "text/plain; charset=utf-8"), ("meta-data", "text/cloud-config; charset=utf-8")],
+)
+def test_user_data_is_known_by_its_name(client: httpx.Client, name: str, content_type: str) -> None:
+    assert client.get(f"{ARTIFACTS}/{name}").headers["content-type"] == content_type
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v1",
+        "/v1/",
+        f"/v1/boot/{MAC}",
+        f"/v1/boot/{MAC}/",
+        f"/v1/boot/{MAC}/nothing",
+        f"/v1/boot/{MAC}/provisioned/",
+        f"/v1/boot/{MAC}/provisioned/{'a' * 64}",
+        "/ipxe/",
+        "/boot.ipxe/",
+        "/ops/manifest.json",
+        f"{ARTIFACTS}/.hidden",
+        f"{ARTIFACTS}/none.efi",
+        "/.gitboot.lock",
+        "/index.html",
+    ],
+)
+def test_what_is_not_there_is_one_empty_404(endpoint: httpx.Client, client: httpx.Client, path: str) -> None:
+    found = client.get(path)
+    assert (found.status_code, found.content) == (404, b"")
+    assert (found.headers["content-length"], found.headers["cache-control"]) == ("0", "no-store")
+    # The endpoint redirects /ipxe/ to the first script, and leads operators, as the tests are, from / to the page.
+    assert path in ("/", "/ipxe/") or endpoint.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_but_get_and_head_is_answered(endpoint: httpx.Client, client: httpx.Client, method: str) -> None:
+    for asked in (endpoint, client):
+        found = asked.request(method, ENTRY)
+        assert (found.status_code, found.content, found.headers["allow"]) == (405, b"", "GET, HEAD")
+
+
+def test_a_connection_stays_open_after_head(mirror: Mirror) -> None:
+    with connect(mirror.url) as client:
+        for method, last in (("HEAD", ""), ("GET", "Connection: close\r\n")):
+            client.sendall(f"{method} {ENTRY} HTTP/1.1\r\nHost: x\r\n{last}\r\n".encode())
+            if method == "HEAD":
+                assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        assert read_all(client).endswith(_content(ENTRY))
+
+
+def _content(path: str) -> bytes:
+    return FLEET.boot_files[path].content
+
+
+def test_an_entry_is_sent_whole_or_not_at_all(client: httpx.Client) -> None:
+    ignition = next(path for path in FLEET.boot_files if path.startswith("/ignition/"))
+    for path in (ENTRY, ignition):
+        found = client.get(path, headers={"range": "bytes=0-3", "accept-encoding": "gzip"})
+        assert (found.status_code, found.content) == (200, _content(path))
+    part = client.get(f"{ARTIFACTS}/large", headers={"range": "bytes=0-3"})
+    assert (part.status_code, part.content) == (206, bytes(4))
+
+
+@pytest.mark.parametrize("how", ["forbidden", "a loop of symlinks"])
+@pytest.mark.parametrize("below", [ENTRY, f"/v1/boot/{MAC}", "/v1"], ids=["file", "folder", "folder above"])
+def test_finding_m5_what_cannot_be_read_is_not_absent(output: Path, client: httpx.Client, below: str, how: str) -> None:
+    with broken(output / f"boot{below}", how):
+        found = client.get(ENTRY)
+        assert (found.status_code, found.content) == (503, b"")
+        assert (found.headers["content-length"], found.headers["cache-control"]) == ("0", "no-store")
+        assert client.get(f"/ipxe/{UUID}").status_code == (503 if below == ENTRY and how == "forbidden" else 200)
+    assert client.get(ENTRY).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("script", "own", "names"),
+    [
+        ("/unknown.ipxe", ENTRY, (f"mac={MAC}", f"uuid={UUID}&serial=&mac=")),
+        ("/unknown.grub.cfg", GRUB, (f"mac={MAC}",)),
+    ],
+)
+def test_finding_m5_a_known_machine_does_not_get_the_script_of_unknown_machines(
+    output: Path, endpoint: httpx.Client, client: httpx.Client, script: str, own: str, names: tuple[str, ...]
+) -> None:
+    for asked in (endpoint, client):
+        for name in names:
+            assert asked.get(f"{script}?{name}").content == FLEET.boot_files[own].content
+        for query in ("", f"?mac={NOBODY}", "?uuid=&serial=x&mac="):
+            found = asked.get(f"{script}{query}")
+            assert (found.content, found.headers["cache-control"]) == (_content(script), "no-cache")
+            assert "etag" in found.headers
+    with broken(output / f"boot{own}", "forbidden"):  # all names of this file, which is one
+        assert {client.get(f"{script}?{name}").status_code for name in names} == {503}
+
+
+@pytest.mark.parametrize("kind", ["nginx", "caddy"])
+def test_finding_m5_nothing_is_absent_from_a_copy_that_is_not_complete(output: Path, tmp_path: Path, kind: str) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    made = tmp_path / kind
+    made.mkdir()
+    with (nginx if kind == "nginx" else caddy)(copy, output / "ops/serve", made) as mirror:
+        asked = (ENTRY, "/unknown.ipxe", "/boot.ipxe", "/", "/nothing")
+        assert {path: httpx_client.get(f"{mirror.url}{path}").status_code for path in asked} == dict.fromkeys(
+            asked, 503
+        )
+        shutil.copytree(output / "boot/v1", copy / "v1")
+        assert httpx_client.get(f"{mirror.url}{ENTRY}").status_code == 200
+        assert httpx_client.get(f"{mirror.url}/v1/boot/{NOBODY}/boot.ipxe").status_code == 503
+        shutil.copy(output / "boot/boot.ipxe", copy)
+        assert httpx_client.get(f"{mirror.url}/v1/boot/{NOBODY}/boot.ipxe").status_code == 404
+
+
+def test_a_new_version_is_sent_at_once_and_what_is_known_is_not_sent_again(output: Path, client: httpx.Client) -> None:
+    path = "/unknown.ipxe"
+    before = client.get(path)
+    Site(output).publish(replace(FLEET, shared={**FLEET.shared, f"boot{path}": File(b"#!ipxe\n")}), commit="feed")
+    known = {"if-none-match": before.headers["etag"]}
+    after = client.get(path, headers=known)
+    assert (after.status_code, after.content) == (200, b"#!ipxe\n")
+    assert after.headers["last-modified"] != before.headers["last-modified"]
+    assert client.get(path, headers={"if-none-match": after.headers["etag"]}).status_code == 304
+    Site(output).publish(FLEET)
+
+
+# The headers of each kind of path, below each base URL of the Fleet
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published tree with a path of each kind."""
+    root = tmp_path_factory.mktemp("every") / "output"
+    root.mkdir()
+    Site(root).publish(fleet_of_every_path.FLEET)
+    return root
+
+
+@pytest.fixture(scope="module")
+def answered(every: Path) -> dict[str, httpx.Response]:
+    """Return what an endpoint answers."""
+    with Site(every).serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+        return {path: client.get(path) for path in fleet_of_every_path.PATHS}
+
+
+@pytest.fixture(scope="module", params=["nginx", "caddy"])
+def below(request: pytest.FixtureRequest, every: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
+    running = nginx if request.param == "nginx" else caddy
+    with running(every / "boot", every / "ops" / "serve", tmp_path_factory.mktemp(request.param)) as mirror:
+        yield mirror
+
+
+HEADERS = ("content-type", "content-length", "cache-control", "accept-ranges")
+
+
+def headers_of(path: str, answer: httpx.Response) -> tuple[object, ...]:
+    names = HEADERS[2:] if is_report(path) else HEADERS  # an endpoint has no body for it
+    return (*(answer.headers.get(name) for name in names), "etag" in answer.headers)
+
+
+def test_the_tree_has_a_path_of_each_kind_that_a_copy_has() -> None:
+    found = {kind_of(f"boot{path}") for path in fleet_of_every_path.FLEET.boot_files}
+    assert found == {kind for kind in TABLE if kind.role is not Role.SEALED} | {None}
+
+
+@pytest.mark.parametrize(
+    "base", ["", fleet_of_every_path.BASE, fleet_of_every_path.SITE], ids=["no path", "the Fleet's", "a site's"]
+)
+def test_finding_m9_each_kind_of_path_has_the_endpoints_headers(
+    answered: dict[str, httpx.Response], below: Mirror, base: str
+) -> None:
+    with httpx_client.Client(base_url=f"{below.url}{base}") as client:
+        for path, ours in answered.items():
+            theirs = client.get(path)
+            assert theirs.content == _every(path), path
+            assert headers_of(path, theirs) == headers_of(path, ours), path
+
+
+@pytest.mark.parametrize(
+    "base", ["", fleet_of_every_path.BASE, fleet_of_every_path.SITE], ids=["no path", "the Fleet's", "a site's"]
+)
+def test_finding_m9_each_kind_of_path_is_revalidated_and_resumed_as_at_the_endpoint(
+    tmp_path: Path, below: Mirror, base: str
+) -> None:
+    site = Site(tmp_path / "output")
+    site.publish(fleet_of_every_path.FLEET)
+    with (
+        site.serve() as url,
+        httpx_client.Client(base_url=url, headers=LOADER) as endpoint,
+        httpx_client.Client(base_url=f"{below.url}{base}") as client,
+    ):
+        for path in [path for path in fleet_of_every_path.PATHS if _every(path) and not is_report(path)]:
+            for name, value in (("if-none-match", "ETAG"), ("range", "bytes=0-0")):
+                statuses = []
+                for asked in (endpoint, client):
+                    etag = asked.get(path).headers.get("etag", '"x"')
+                    statuses.append(asked.get(path, headers={name: value.replace("ETAG", etag)}).status_code)
+                assert statuses[0] == statuses[1], (path, name)
+
+
+def _every(path: str) -> bytes:
+    return fleet_of_every_path.FLEET.boot_files[path].content
+
+
+def test_finding_m9_what_is_below_a_base_url_is_logged_and_verified_as_itself(every: Path, below: Mirror) -> None:
+    assert verified("--tree", every, f"{below.url}{fleet_of_every_path.BASE}")[1]["items"] == []
+    path = next(
+        path for path in fleet_of_every_path.PATHS if path.endswith("/boot.ipxe") and path.startswith("/v1/boot/")
+    )
+    for base in ("", fleet_of_every_path.BASE, fleet_of_every_path.SITE):
+        begins = below.log.stat().st_size
+        for asked in (path, f"/ipxe?mac={path.split('/')[3]}"):
+            assert httpx_client.get(f"{below.url}{base}{asked}", headers=LOADER).content == _every(path)
+
+        def both(begins: int = begins) -> bool:
+            return len(_observed(below, begins)) == 2
+
+        assert eventually(both)
+        assert set(_observed(below, begins)) == {f"boot{path}"}
+
+
+def _observed(mirror: Mirror, begins: int) -> list[str]:
+    """Return the paths that the lines of a log since this byte are evidence for."""
+    lines = mirror.log.read_bytes()[begins:].splitlines()
+    return [found.path for line in lines if isinstance(found := read(line), Observation)]
+
+
+@pytest.mark.parametrize("base", ["/some%20bas", "/some%20base2", "/SOME%20BASE", "/other", "/x/some%20base"])
+def test_what_is_below_no_base_url_is_absent(below: Mirror, base: str) -> None:
+    assert httpx_client.get(f"{below.url}{base}/boot.ipxe").status_code == 404
+
+
+# What is logged
+
+
+@pytest.fixture
+def logged(mirror: Mirror) -> Callable[[int], list[Told]]:
+    """What reads so many new lines of the log."""
+    begins = mirror.log.stat().st_size if mirror.log.exists() else 0
+
+    def new(count: int) -> list[Told]:
+        def lines() -> list[bytes]:
+            return mirror.log.read_bytes()[begins:].splitlines() if mirror.log.exists() else []
+
+        assert eventually(lambda: len(lines()) >= count), lines()
+        return [read(line) for line in lines()]
+
+    return new
+
+
+def test_the_fetch_of_an_entry_is_an_observation_of_its_version(
+    output: Path, client: httpx.Client, logged: Callable[[int], list[Told]]
+) -> None:
+    report = next(path for path in _boot_files() if is_report(path))
+    asked = datetime.now(UTC)
+    for path in (ENTRY, f"/ipxe/{UUID}", report):
+        client.get(f"{path}?x=/boot.ipxe")
+    answered = datetime.now(UTC)
+    for found, path in zip(logged(3), (ENTRY, f"/ipxe/{UUID}", report), strict=True):
+        assert isinstance(found, Observation)
+        assert (found.path, found.client, found.server) == (f"boot{path}", "127.0.0.1", "")
+        assert found.modified == int((output / f"boot{path}").stat().st_mtime) == int(BEFORE.timestamp())
+        assert asked - timedelta(seconds=2) < found.at <= answered  # of its clock, which counts seconds
+
+
+def test_what_is_no_whole_get_of_an_entry_is_none(
+    mirror: Mirror, client: httpx.Client, logged: Callable[[int], list[Told]]
+) -> None:
+    client.get(ENTRY)
+    client.head(ENTRY)
+    client.get(f"/v1/boot/{NOBODY}/grub.cfg")
+    client.post(ENTRY)
+    client.get(f"/v1/boot/{NOBODY}/boot.ipxe")
+    client.get("/boot.ipxe")
+    found = [type(each) if isinstance(each, UnknownMachine) else each for each in logged(6)[1:]]
+    assert found == [Ignored.METHOD, UnknownMachine, Ignored.METHOD, UnknownMachine, Ignored.PATH]
+
+
+def test_a_fetch_that_was_broken_off_is_seen_to_be(
+    output: Path, mirror: Mirror, logged: Callable[[int], list[Told]]
+) -> None:
+    entry = f"/v1/boot/{NOBODY}/boot.ipxe"
+    (output / f"boot{entry}").parent.mkdir()
+    (output / f"boot{entry}").write_bytes(bytes(SIZE))  # entries themselves fit into any buffer
+    try:
+        with connect(mirror.url, receive_buffer=4096) as client:
+            client.sendall(f"GET {entry} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        assert logged(1) == [Ignored.PART]
+    finally:
+        shutil.rmtree((output / f"boot{entry}").parent)
+
+
+# gitboot verify-mirror
+
+
+def verified(*arguments: object) -> tuple[int, dict[str, Any]]:
+    done = captured("verify-mirror", *arguments, "-o", "json")
+    found = json.loads(done.stdout)
+    return done.returncode, {"files": found["files"], "items": found["items"]}
+
+
+def test_a_mirror_by_the_published_configuration_is_as_published_and_nothing_is_spent(
+    output: Path,
+    mirror: Mirror,
+    client: httpx.Client,
+    logged: Callable[[int], list[Told]],
+) -> None:
+    assert verified("--tree", output, mirror.url) == (0, {"files": len(_boot_files()), "items": []})
+    client.get("/last")
+    assert eventually(lambda: b"/last" in mirror.log.read_bytes())
+    found = logged(1)
+    assert [each for each in found if isinstance(each, Observation)] == []
+
+
+# gitboot read-access-logs
+
+
+def test_observe_spools_what_a_mirror_logged_and_once_only(
+    mirror: Mirror, client: httpx.Client, tmp_path: Path
+) -> None:
+    client.get(ENTRY)
+    client.get("/nothing")
+    assert eventually(lambda: b"/nothing" in mirror.log.read_bytes())
+    spool = tmp_path / "spool"
+    first = json.loads(captured("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
+    taken = take(spool, {}).observations
+    assert first["observed"] + first["unclear"] == len(taken)
+    assert first["read"] == len(mirror.log.read_bytes().splitlines())
+    assert first["ignored"]["of another path"] >= 1
+    assert taken[-1].path == f"boot{ENTRY}"
+    second = captured("read-access-logs", mirror.log, "--spool", spool)
+    assert second.stdout == "0 lines read, 0 observed\n"
+
+
+def test_observe_follows_until_it_is_told_to_end(mirror: Mirror, client: httpx.Client, tmp_path: Path) -> None:
+    client.get(ENTRY)
+    assert eventually(mirror.log.exists)
+    spool = tmp_path / "spool"
+    command = [sys.executable, "-m", "gitboot", "read-access-logs", str(mirror.log), "--spool", str(spool), "--follow"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+
+        def written() -> int:
+            return sum(not each.is_open_intent for each in take(spool, {}).observations)
+
+        assert eventually(lambda: written() > 0)
+        before = written()
+        client.get(ENTRY)
+        assert eventually(lambda: written() > before)
+        process.send_signal(signal.SIGTERM)
+        summary, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert f" {written()} observed" in summary

@@ -1,0 +1,192 @@
+"""Rule R9: each field with its resource and place, and who lost by which rule."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gitboot.jsonio import facts
+from gitboot.resolve.explanation import Explanation, explain
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.provisioning_record import Record, Run
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, at, document, fleet, image, maintenance, policy, profile, repository, server
+
+NOON, NIGHT = at("20T12:00"), at("20T23:00")
+
+STREAM = document(
+    "ImageStream",
+    "flatcar",
+    "current: flatcar-1, rollout: {image: flatcar-2, percent: 0}, "
+    "holds: [{select: {matchLabels: {role: db}}, image: flatcar-0, reason: held}]",
+)
+RICH = (
+    fleet("baseURL: 'http://boot.test', sites: [{name: fra1, select: All, baseURL: 'http://fra1.test'}]"),
+    server("web01", "role: web", "kernelArguments: [from-server], vars: {console: ttyS1}, provision: 2"),
+    server("db01", "role: db"),
+    *(image(f"flatcar-{number}", "userData: CloudInit, kernelArguments: [from-image]") for number in (0, 1, 2)),
+    STREAM,
+    profile(
+        "web",
+        "stream: flatcar",
+        "kernelArguments: ['console={{ vars.console }}'], vars: {console: ttyS0}, "
+        "userData: {format: CloudInit, template: t.j2}",
+    ),
+    policy("worker", "All", "priority: 1, vars: {pool: worker}", often="Once"),
+    policy("edge", "{matchLabels: {role: web}}", "inherits: worker, kernelArguments: [from-edge]"),
+    policy("low", "All", "priority: 0"),
+    image("memtest-7", "writesDisk: false"),
+    profile("repair", "memtest-7"),
+    maintenance("tonight", "20T22:00 21T04:00"),
+    maintenance("lesser", "20T22:00 21T04:00", "priority: -1"),
+)
+
+
+def explained(
+    name: str = "web01",
+    instant: datetime = NOON,
+    documents: tuple[str, ...] = RICH,
+    record: Record | None = None,
+) -> Explanation:
+    found = repository(*documents, files={"t.j2": "#cloud-config\n"})
+    decision = decide(found).servers[name]
+    return explain(found, decision, plan(decision, instant, record))
+
+
+def table(found: Explanation) -> dict[str, tuple[str, str, str | None]]:
+    return {reason.field: (reason.value, reason.rule, reason.resource) for reason in found.reasons}
+
+
+def test_each_field_names_the_resource_that_set_it() -> None:
+    rows = table(explained())
+    assert rows["site"] == ("fra1", "-", "Fleet/test")
+    assert rows["phase"][:2] == ("Disk", "R5")
+    assert rows["policy"] == ("edge", "R3", "BootPolicy/edge")
+    assert rows["networkBoot"] == ("Once", "R3", "BootPolicy/worker")
+    assert rows["profile"] == ("web", "R3", "BootPolicy/worker")
+    assert rows["provision"] == ("2", "R5", "Server/web01")
+    assert rows["image"] == ("flatcar-1", "R4", "ImageStream/flatcar")
+    assert rows["kernelArguments[0]"] == ("from-image", "R7", "BootImage/flatcar-1")
+    assert rows["kernelArguments[1]"] == ("from-edge", "R7", "BootPolicy/edge")
+    assert rows["kernelArguments[2]"] == ("console=ttyS1", "R7", "BootProfile/web")
+    assert rows["kernelArguments[3]"] == ("from-server", "R7", "Server/web01")
+    assert rows["kernelArguments[4]"][0].startswith("ds=nocloud;s=http://fra1.test/o/")
+    assert rows["kernelArguments[4]"][2] is None  # gitboot adds it
+    assert rows["userData"] == ("t.j2", "R6", "BootProfile/web")
+    assert rows["vars.console"] == ("ttyS1", "R7", "Server/web01")
+    assert rows["vars.pool"] == ("worker", "R7", "BootPolicy/worker")
+
+
+def test_each_field_has_its_file_line_and_column() -> None:
+    places = {reason.field: (reason.path, reason.line, reason.column) for reason in explained().reasons}
+    text = RICH[1].splitlines()
+    assert places["provision"] == ("001.yaml", 4, text[3].index("provision: 2") + len("provision: ") + 1)
+    assert places["vars.console"] == ("001.yaml", 4, text[3].index("ttyS1") + 1)
+    assert places["kernelArguments[4]"] == (None, None, None)
+
+
+def test_those_that_lost_are_named_with_the_rule() -> None:
+    assert [(lost.candidate, lost.rule) for lost in explained().lost] == [
+        ("BootPolicy/low", "R3"),
+        ("BootPolicy/worker", "R3"),
+        ("Maintenance/lesser", "R2"),
+        ("Maintenance/tonight", "R2"),
+        ("BootImage/flatcar-2", "R4"),
+    ]
+
+
+def test_under_a_maintenance_the_policy_lost_and_the_reasons_are_the_maintenances() -> None:
+    found = explained(instant=NIGHT)
+    rows = table(found)
+    assert rows["maintenance"] == ("tonight", "R2", "Maintenance/tonight")
+    assert rows["window.start"][2] == "Maintenance/tonight"
+    assert rows["image"] == ("memtest-7", "R2", "BootProfile/repair")
+    assert not any(field.startswith("kernelArguments") for field in rows)
+    lost = {each.candidate: each.why for each in found.lost}
+    assert lost["BootPolicy/edge"] == "an active maintenance beats every policy"
+    assert "below 0" in lost["Maintenance/lesser"]
+
+
+def test_a_maintenance_whose_boot_was_made_is_still_explained() -> None:
+    once = (*RICH[:-2], maintenance("tonight", "20T22:00 21T04:00", "networkBoot: Once"))
+    made = Record(runs={"tonight": Run(1, at("20T22:10"))})
+    rows = table(explained(instant=NIGHT, documents=once, record=made))
+    assert rows["phase"][0] == "Disk"
+    assert rows["image"][0] == "memtest-7"
+
+
+@for_each(
+    ("case", "documents", "field", "expected"),
+    [
+        (
+            "parked",
+            (*SEED[:1], server("web01", spec="lifecycle: Parked"), *SEED[2:]),
+            "lifecycle",
+            ("Parked", "R1", "Server/web01"),
+        ),
+        (
+            "no policy",
+            (fleet("baseURL: 'http://boot.test', requirePolicy: false"), *SEED[1:-1]),
+            "phase",
+            ("no plan", "R3", None),
+        ),
+        (
+            "its policy by name",
+            (SEED[0], server("web01", spec="policy: web"), *SEED[2:]),
+            "policy",
+            ("web", "R3", "Server/web01"),
+        ),
+        (
+            "the local disk",
+            (*SEED[:4], profile("web", "", method="Disk"), *SEED[5:]),
+            "method",
+            ("Disk", "R5", "BootProfile/web"),
+        ),
+        (
+            "a maintenance of the local disk",
+            (*SEED, profile("disk", "", method="Disk"), maintenance("freeze", boots="disk")),
+            "maintenance",
+            ("freeze", "R2", "Maintenance/freeze"),
+        ),
+        (
+            "a maintenance that follows a stream",
+            (
+                *SEED,
+                document("ImageStream", "s", "current: memtest-7"),
+                profile("streamed", "stream: s"),
+                maintenance("m", boots="streamed"),
+            ),
+            "image",
+            ("memtest-7", "R2", "ImageStream/s"),
+        ),
+        (
+            "over HTTP",
+            (
+                *SEED[:2],
+                image("flatcar-1", "", "uki"),
+                SEED[3],
+                profile("web", "flatcar-1", "httpBoot: uki", method="UefiHttp"),
+                *SEED[5:],
+            ),
+            "httpBoot",
+            ("uki", "R6", "BootProfile/web"),
+        ),
+    ],
+)
+def test_what_is_said_of(
+    case: str, documents: tuple[str, ...], field: str, expected: tuple[str, str, str | None]
+) -> None:
+    assert table(explained(documents=documents))[field] == expected, case
+
+
+def test_facts_are_json_values() -> None:
+    import json
+
+    said = json.loads(json.dumps(facts(explained())))
+    assert said["server"] == "web01"
+    assert said["reasons"][0]["field"] == "site"
+    assert said["lost"][0] == {
+        "candidate": "BootPolicy/low",
+        "rule": "R3",
+        "why": "priority 0 is below 1",
+    }

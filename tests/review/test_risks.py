@@ -1,0 +1,548 @@
+"""What changed between two commits: who is who, how dangerous it is, when it counts, and what the digest is of."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from gitboot.fleet.validation import load
+from gitboot.jsonio import Digest
+from gitboot.model.boot_policy import (
+    DiskBoot,
+    HttpBoot,
+    Method,
+    NetworkBoot,
+    OverrideMode,
+    PolicyPower,
+    PolicyWait,
+    Taint,
+    TaintEffect,
+)
+from gitboot.model.server import Architecture, Firmware, Lifecycle
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.server_decision import Boot, BootFiles, Decision
+from gitboot.review.decision_changes import BecomesUnknown, ServerChange, Since, compare
+from gitboot.review.document_changes import Fate
+from gitboot.review.reinstalls import Why
+from gitboot.review.risks import Effect, Risk, When, risks
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import (
+    at,
+    decision,
+    document,
+    fleet,
+    image,
+    mac_of,
+    maintenance,
+    policy,
+    profile,
+    server,
+    snapshot,
+    uuid_of,
+)
+from tests.helpers.reviewed_changes import FLEET, Files, compared
+
+NAME = "fra1-web01"
+PATH = f"servers/{NAME}.yaml"
+
+
+def one(new: Files, old: Files = FLEET, name: str = NAME) -> ServerChange:
+    """How one server changes."""
+    return next(change for change in compared(new, old).servers if change.name == name)
+
+
+def own(spec: str, labels: str = "site: fra1, role: web") -> Files:
+    """The document of one server with something else in it."""
+    return {PATH: server(NAME, labels, spec)}
+
+
+def web(spec: str, often: str = "Once", boots: str = "web") -> Files:
+    return {"policies/web.yaml": policy("web", "{matchLabels: {role: web}}", spec, often=often, boots=boots)}
+
+
+def stream(spec: str) -> Files:
+    return {"stream.yaml": document("ImageStream", "stable", spec)}
+
+
+def window(given: str = "20T22:00 21T04:00", spec: str = "", boots: str = "bios") -> Files:
+    return {"m.yaml": maintenance("m", given, spec, boots=boots)}
+
+
+def attempts(number: int) -> Files:
+    settings = f"baseURL: 'http://boot.test', provisioning: {{evidence: Reported, attempts: {number}}}"
+    return {**FLEET, "fleet.yaml": fleet(settings)}
+
+
+def boots(number: int) -> Files:
+    return {"images/1.yaml": image("flatcar-1", f"userData: CloudInit, boots: {number}")}
+
+
+ALWAYS = {**FLEET, **web("", "Always")}
+ON_IMAGE_CHANGE = {**FLEET, **web("", "OnImageChange")}
+NEVER = {**FLEET, **web("", "Never")}
+
+
+# Risk classes
+
+
+@for_each(
+    ("what", "new", "expected"),
+    [
+        ("an image by stream under Once", stream("current: flatcar-2"), {Risk.IMAGE, Risk.USER_DATA}),
+        (
+            "a kernel argument of the profile",
+            {"profiles/db.yaml": profile("db", "flatcar-1", "kernelArguments: [debug]")},
+            {Risk.KERNEL_ARGUMENTS},
+        ),
+        ("user data", {"userdata/web.j2": "#cloud-config\n"}, {Risk.USER_DATA}),
+        (
+            "a pool",
+            {"policies/a.yaml": policy("a", "{servers: [fra1-web01]}", "inherits: web")},
+            {Risk.POOL_MOVE, Risk.USER_DATA},
+        ),
+        ("a node label", web("nodeLabels: {a: b}"), {Risk.POOL_MOVE}),
+        ("the override", web("override: None"), {Risk.OVERRIDE_ONLY, Risk.LESS}),
+        ("the override and provision", {**own("provision: 2"), **web("override: None")}, {Risk.REINSTALL}),
+        ("diskBoot", web("diskBoot: Hdd"), {Risk.OVERRIDE_ONLY}),
+        ("override and an argument", web("override: None, kernelArguments: [a]"), {Risk.KERNEL_ARGUMENTS}),
+        ("parked", own("provision: 1, lifecycle: Parked"), {Risk.WITHDRAWN, Risk.BOOT, Risk.LESS}),
+        ("removed", {PATH: None}, {Risk.WITHDRAWN}),
+        ("provision lowered", own("provision: 0"), {Risk.BOOT, Risk.LESS}),
+        ("provision raised", own("provision: 2"), {Risk.REINSTALL}),
+        ("a maintenance that writes no disk", window(boots="repair"), {Risk.MAINTENANCE}),
+        (
+            "a maintenance that writes disks",
+            window(),
+            {Risk.MAINTENANCE, Risk.REINSTALL, Risk.BECOMES_UNKNOWN},
+        ),
+        ("networkBoot to Never", web("", "Never"), {Risk.BOOT, Risk.LESS}),
+        (
+            "restrict",
+            {"fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound, serving: {restrict: true}")},
+            {Risk.BOOT},
+        ),
+        ("the outputs", {"fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}, {Risk.OUTPUTS}),
+        (
+            "an image that is edited",
+            {"images/1.yaml": image("flatcar-1", "userData: CloudInit", "kernel")},
+            {Risk.IMAGE, Risk.MUTATED_IMAGE},
+        ),
+    ],
+)
+def test_a_change_has_these_risks(what: str, new: Files, expected: set[Risk]) -> None:
+    name = "fra1-db01" if "of the profile" in what else NAME
+    assert one(new, name=name).risks == expected
+
+
+def test_new_servers_are_installs_where_they_want_a_first_boot() -> None:
+    old = {path: text for path, text in FLEET.items() if path != PATH}
+    assert one({PATH: FLEET[PATH]}, old).risks == {Risk.ADDED, Risk.INSTALL}
+    assert one(own("provision: 0"), old).risks == {Risk.ADDED}
+
+
+# Every part of a decision, with another value: each has to be seen by some class.
+BOOT: dict[str, Any] = {
+    "profile": "other",
+    "image": "other",
+    "version": "other",
+    "method": Method.VIRTUAL_MEDIA,
+    "http_boot": HttpBoot.UKI,
+    "writes_disk": False,
+    "config_from": None,
+    "files": BootFiles(kernel=None, initrds=(), rootfs=None, uki=None, iso=None, loader=None),
+    "kernel_arguments": ("other",),
+    "user_data": None,
+    "node_labels": {"other": "x"},
+    "node_taints": (Taint(key="other", effect=TaintEffect.NO_SCHEDULE),),
+    "entries": {"ipxe": "other"},
+    "templates": {"other": Digest("0" * 64)},
+    "boots": 2,
+}
+POLICY: dict[str, Any] = {
+    "policy": "other",
+    "network_boot": NetworkBoot.ALWAYS,
+    "override": OverrideMode.NONE,
+    "disk_boot": DiskBoot.HDD,
+    "power": PolicyPower.ON,
+    "wait_for": PolicyWait.POWER_OFF,
+    "attempts": 2,
+}
+MAINTENANCE: dict[str, Any] = {
+    "start": at("01T00:00"),
+    "end": at("30T00:00"),
+    "priority": 9,
+    "network_boot": NetworkBoot.ONCE,
+    "override": OverrideMode.NONE,
+    "run": 7,
+    "power": "other",
+    "max_unavailable": "9",
+    "max_unavailable_per": "rack",
+}
+SERVER: dict[str, Any] = {
+    "server": "other",
+    "uuid": uuid_of("other"),
+    "macs": (mac_of("other"),),
+    "serial": "OTHER",
+    "architecture": Architecture.AARCH64,
+    "firmware": Firmware.BIOS,
+    "lifecycle": Lifecycle.PARKED,
+    "restrict": True,
+    "base_url": "http://other.test",
+    "provision": 0,
+    "replaces": uuid_of("other"),
+    "stopped": True,
+}
+
+
+def _decision() -> Decision:
+    documents = [str(text) for path, text in {**FLEET, **window()}.items() if path.endswith(".yaml")]
+    return decision(NAME, *documents, files={"userdata/web.j2": str(FLEET["userdata/web.j2"])})
+
+
+def test_every_part_of_a_decision_is_seen_by_a_class() -> None:
+    before = _decision()
+    assert before.policy is not None
+    assert before.policy.boot is not None
+    (m,) = before.maintenances
+    after = [replace(before, **{name: value}) for name, value in SERVER.items()]
+    after += (replace(before, policy=replace(before.policy, **{name: value})) for name, value in POLICY.items())
+    boots = [replace(before.policy.boot, **{name: value}) for name, value in BOOT.items()]
+    after += (replace(before, policy=replace(before.policy, boot=boot)) for boot in [*boots, None])
+    after += (replace(before, maintenances=(replace(m, **{name: value}),)) for name, value in MAINTENANCE.items())
+    after += (replace(before, maintenances=(replace(m, boot=boot),)) for boot in (before.policy.boot, None))
+    for each in after:
+        assert each.digest != before.digest
+        assert risks(before, each, ()), each
+        assert risks(each, before, ()), each
+
+
+def test_the_parts_above_are_all_that_a_boot_has() -> None:
+    assert set(BOOT) == {each.name for each in fields(Boot)}
+
+
+# Reinstalls
+
+
+@for_each(
+    ("what", "old", "new", "expected"),
+    [
+        ("provision raised under Once", FLEET, own("provision: 2"), {Why.PROVISION}),
+        ("provision raised under OnImageChange", ON_IMAGE_CHANGE, own("provision: 2"), {Why.PROVISION}),
+        ("provision raised under Always", ALWAYS, own("provision: 2"), set()),
+        ("provision raised under Never", NEVER, own("provision: 2"), set()),
+        ("provision lowered", FLEET, own("provision: 0"), set()),
+        ("attempts raised", attempts(1), attempts(2), {Why.ATTEMPTS}),
+        ("attempts lowered", attempts(2), attempts(1), set()),
+        ("attempts raised under Always", {**attempts(1), **web("", "Always")}, attempts(2), set()),
+        ("boots of the image raised", FLEET, boots(2), {Why.BOOTS}),
+        ("boots of the image lowered", {**FLEET, **boots(2)}, boots(1), set()),
+        ("another image under Once", FLEET, stream("current: flatcar-2"), set()),
+        ("by the stream", ON_IMAGE_CHANGE, stream("current: flatcar-2"), {Why.IMAGE}),
+        ("by a rollout", ON_IMAGE_CHANGE, stream("current: flatcar-1, rollout: {image: flatcar-2}"), {Why.IMAGE}),
+        (
+            "by a hold",
+            ON_IMAGE_CHANGE,
+            stream("current: flatcar-1, holds: [{select: All, image: flatcar-2, reason: a}]"),
+            {Why.IMAGE},
+        ),
+        ("by a pin", ON_IMAGE_CHANGE, own("provision: 1, pin: {image: flatcar-2, reason: a}"), {Why.IMAGE}),
+        (
+            "by the profile",
+            ON_IMAGE_CHANGE,
+            {"profiles/web.yaml": profile("web", "flatcar-2")},
+            {Why.IMAGE},
+        ),
+        ("another image that writes no disk", ON_IMAGE_CHANGE, web("", "OnImageChange", "repair"), set()),
+        ("another image under Always", ALWAYS, stream("current: flatcar-2"), {Why.IMAGE}),
+        ("networkBoot Once to Always", FLEET, web("", "Always"), {Why.NETWORK_BOOT}),
+        ("networkBoot Never to Once", NEVER, web(""), {Why.NETWORK_BOOT}),
+        ("networkBoot Once to Never", FLEET, web("", "Never"), set()),
+        (
+            "another policy",
+            FLEET,
+            {"policies/a.yaml": policy("a", "{servers: [fra1-web01]}", "inherits: web")},
+            set(),
+        ),
+        ("a profile whose image writes disks", {**FLEET, **web("", "Once", "repair")}, web(""), {Why.WRITES_DISK}),
+        (
+            "back from being parked",
+            {**FLEET, **own("provision: 1, lifecycle: Parked")},
+            own("provision: 1"),
+            {Why.POLICY},
+        ),
+        ("a maintenance", FLEET, window(), {Why.MAINTENANCE}),
+        ("a maintenance that writes no disk", FLEET, window(boots="repair"), set()),
+        ("its image", {**FLEET, **window(boots="repair")}, window(), {Why.MAINTENANCE}),
+        (
+            "its run",
+            {**FLEET, **window(spec="networkBoot: Once")},
+            window(spec="networkBoot: Once, run: 2"),
+            {Why.MAINTENANCE},
+        ),
+        ("its window", {**FLEET, **window()}, window("20T22:00 21T05:00"), {Why.MAINTENANCE}),
+        ("its reason", {**FLEET, **window()}, window(spec="reason: another"), set()),
+        ("its end", {**FLEET, **window()}, {"m.yaml": None}, set()),
+        (
+            "what hid it",
+            {**FLEET, **window(), "h.yaml": maintenance("h", "20T22:00 21T04:00", "priority: 1")},
+            {"h.yaml": None},
+            {Why.UNCOVERED},
+        ),
+        ("what hid the policy", {**FLEET, "h.yaml": maintenance("h")}, {"h.yaml": None}, {Why.UNCOVERED}),
+        ("an override after None", {**FLEET, **web("override: None")}, web(""), {Why.OVERRIDE}),
+        ("an override after None under Never", {**NEVER, **web("override: None", "Never")}, web("", "Never"), set()),
+        ("another override", ALWAYS, web("override: Once", "Always"), set()),
+        ("its override after None", {**FLEET, **window(spec="override: None")}, window(), {Why.OVERRIDE}),
+        ("a kernel argument", FLEET, web("kernelArguments: [debug]"), set()),
+    ],
+)
+def test_a_reinstall_is_a_disk_writing_boot_that_could_not_be_asked_for(
+    what: str, old: Files, new: Files, expected: set[Why]
+) -> None:
+    found = {change.name: change for change in compared(new, old).servers}
+    asked = found[NAME].reinstalls if NAME in found else ()
+    assert {each.why for each in asked} == expected
+    assert (Risk.REINSTALL in found[NAME].risks if NAME in found else False) == bool(expected)
+
+
+# Who is who
+
+
+def machine(name: str, uuid: str, mac: str = "", serial: str = "", bmc: str = "") -> Files:
+    spec = f"uuid: {uuid_of(uuid)}, architecture: x86_64, firmware: UEFI, provision: 1, "
+    spec += f"interfaces: [{{mac: '{mac or mac_of(uuid)}'}}]"
+    spec += f", serial: {serial}" if serial else ""
+    spec += f", bmc: {{address: 'https://{bmc}', credentials: a}}" if bmc else ""
+    return {f"servers/{name}.yaml": document("Server", name, spec, "role: web")}
+
+
+TAG = "4J8VM72"
+MAC = "52:54:00:00:00:01"
+
+
+@pytest.mark.parametrize(
+    ("what", "old", "new"),
+    [
+        ("the same UUID under another name", machine("a", "1"), {"servers/a.yaml": None, **machine("b", "1")}),
+        ("another UUID under the same name", machine("a", "1"), machine("a", "2")),
+        ("the same MAC", machine("a", "1", mac=MAC), {"servers/a.yaml": None, **machine("b", "2", mac=MAC)}),
+        (
+            "the same serial",
+            machine("a", "1", serial="S1A"),
+            {"servers/a.yaml": None, **machine("b", "2", serial="S1A")},
+        ),
+        ("the same BMC", machine("a", "1", bmc="x"), {"servers/a.yaml": None, **machine("b", "2", bmc="x")}),
+    ],
+)
+def test_it_is_the_same_server_by(what: str, old: Files, new: Files) -> None:
+    changes = compared(new, {**FLEET, **old})
+    (change,) = changes.servers
+    assert (change.fate, Risk.IDENTITY in change.risks, change.reinstalls) == (Fate.EDITED, True, ())
+    assert (changes.before, changes.after, changes.unchanged) == (23, 23, 22)
+
+
+def test_a_name_that_another_machine_takes_says_less_than_a_uuid() -> None:
+    old = {**FLEET, **machine("a", "1"), **machine("b", "2")}
+    changes = compared({**machine("a", "2"), **machine("b", "1")}, old)
+    assert [(change.old and change.old.server, change.name) for change in changes.servers] == [("b", "a"), ("a", "b")]
+
+
+@pytest.mark.parametrize("taker", ["b", "new"])
+@pytest.mark.parametrize(
+    ("why", "mark", "other"),
+    [(Why.MAC, {"mac": MAC}, {"mac": "52:54:00:00:00:02"}), (Why.SERIAL, {"serial": "4J8VM72"}, {})],
+)
+def test_a_machine_that_is_found_as_another_server_may_be_reinstalled(
+    taker: str, why: Why, mark: dict[str, str], other: dict[str, str]
+) -> None:
+    old = {**FLEET, **machine("a", "1", **mark), **machine("b", "2")}
+    left = machine("a", "1", **other)
+    found = {
+        change.name: change
+        for change in compared({**left, **machine(taker, "2" if taker == "b" else "3", **mark)}, old).servers
+    }
+    assert [(each.why, each.old) for each in found[taker].reinstalls] == [(why, "a")]
+    assert Risk.REINSTALL in found[taker].risks
+    assert found["a"].reinstalls == ()
+    never = {"policies/web.yaml": policy("web", "{matchLabels: {role: web}}", often="Never")}
+    assert not any(
+        change.reinstalls for change in compared({**left, **machine("b", "2", **mark)}, {**old, **never}).servers
+    )
+
+
+def test_nothing_in_common_is_one_server_less_and_one_more() -> None:
+    changes = compared({"servers/a.yaml": None, **machine("b", "2")}, {**FLEET, **machine("a", "1")})
+    assert [change.fate for change in changes.servers] == [Fate.REMOVED, Fate.ADDED]
+
+
+def test_a_bmc_that_is_another_is_told_though_no_decision_is() -> None:
+    changes = compared(machine("a", "1", bmc="y"), {**FLEET, **machine("a", "1", bmc="x")})
+    assert changes.nothing
+    assert changes.moved_bmcs == ("a",)
+
+
+# When
+
+
+@for_each(
+    ("what", "old", "new", "expected"),
+    [
+        ("an image under Once", FLEET, stream("current: flatcar-2"), {When.NEXT_INSTALL}),
+        ("an image under OnImageChange", ON_IMAGE_CHANGE, stream("current: flatcar-2"), {When.NEXT_BOOT}),
+        ("an image under Always", ALWAYS, stream("current: flatcar-2"), {When.NEXT_BOOT}),
+        ("an image under Never", NEVER, stream("current: flatcar-2"), {When.DORMANT}),
+        ("an override", FLEET, web("override: None"), {When.NOW}),
+        ("parked", FLEET, own("provision: 1, lifecycle: Parked"), {When.NOW}),
+        ("removed", FLEET, {PATH: None}, {When.NOW}),
+        ("provision raised", FLEET, own("provision: 2"), {When.NEXT_BOOT}),
+        (
+            "a pool alone",
+            FLEET,
+            {"a.yaml": policy("a", "{servers: [fra1-web01]}", "inherits: web")},
+            {When.NEXT_INSTALL},
+        ),
+        ("networkBoot", FLEET, web("", "Never"), {When.NEXT_BOOT}),
+        ("a maintenance", FLEET, window(), {When.WINDOW}),
+        ("a maintenance that goes", {**FLEET, **window()}, {"m.yaml": None}, {When.WINDOW}),
+        ("the outputs", FLEET, {"fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}, {When.NOW}),
+    ],
+)
+def test_a_change_takes_effect(what: str, old: Files, new: Files, expected: set[When]) -> None:
+    assert {effect.when for effect in one(new, old).effects} == expected
+
+
+def test_a_window_is_told_as_it_will_be() -> None:
+    (effect,) = one(window("20T22:00 21T05:00"), {**FLEET, **window()}).effects
+    assert effect == Effect(When.WINDOW, at("20T22:00"), at("21T05:00"), "m")
+
+
+# The digest
+
+
+def test_the_digest_is_of_decisions_and_not_of_how_they_came_about() -> None:
+    one_way = compared(own("provision: 1, kernelArguments: [debug]"))
+    with_notes = {PATH: f"# Looks at CHG-7.\n{own('provision: 1, kernelArguments: [debug]')[PATH]}"}
+    assert compared(with_notes).digest == one_way.digest
+    assert compared(with_notes, {**FLEET, "images/3.yaml": image("unused-3")}).digest == one_way.digest
+
+
+@for_each(
+    ("what", "new"),
+    [
+        ("another server", {"servers/fra1-web02.yaml": server("fra1-web02", "site: fra1, role: web", "provision: 2")}),
+        ("more of the same server", own("provision: 3")),
+        ("a server less", {"servers/fra1-web02.yaml": None}),
+        ("a server more", {"servers/new.yaml": server("new", "role: web")}),
+        ("unknown servers", {"fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound")}),
+        ("outputs", {"fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}),
+        ("a BMC", own("provision: 2, bmc: {address: 'https://bmc2', credentials: a}")),
+        ("proof", {"fleet.yaml": fleet("baseURL: 'http://boot.test', provisioning: {monitors: [10.0.0.0/8]}")}),
+    ],
+)
+def test_any_further_change_is_another_digest(what: str, new: Files) -> None:
+    first = own("provision: 2")
+    assert compared({**first, **new}).digest != compared(first).digest
+
+
+def test_the_bmc_of_a_new_server_is_part_of_what_is_looked_at() -> None:
+    one, other = (compared(machine("new", "1", bmc=bmc)) for bmc in ("x", "y"))
+    assert [change.pair for change in one.servers] == [change.pair for change in other.servers]
+    assert one.digest != other.digest
+    assert (one.moved_bmcs, other.moved_bmcs) == ((), ())
+
+
+# What DHCP is told is in no decision
+
+DHCP = "baseURL: 'http://boot.test', outputs: [ipxe, dhcp-kea]"
+
+
+def addressed(address: str, mac: str = MAC) -> Files:
+    """One server with an address."""
+    nic = f"uuid: {uuid_of('1')}, architecture: x86_64, firmware: UEFI, provision: 1, interfaces: "
+    nic += f"[{{mac: '{mac}', addresses: [{address}]}}]"
+    return {"servers/a.yaml": document("Server", "a", nic, "role: web")}
+
+
+def test_what_proves_an_installation_and_who_makes_it_is_no_mere_presentation() -> None:
+    for spec in ("monitors: [10.0.0.0/8]", f"ledger: {uuid_of('other')}"):
+        found = compared({"fleet.yaml": fleet(f"baseURL: 'http://boot.test', provisioning: {{{spec}}}")})
+        assert (found.nothing, found.servers) == (False, ())
+
+
+def test_an_address_counts_where_dhcp_is_published() -> None:
+    old = {**FLEET, **addressed("10.0.0.1/24")}
+    assert compared(addressed("10.0.0.2/24"), old).nothing
+    found = compared(addressed("10.0.0.2/24"), {**old, "fleet.yaml": fleet(DHCP)})
+    assert (found.nothing, found.servers) == (False, ())
+    assert found.shared is not None
+    assert list(found.shared.new["hosts"]) == ["a"]  # type: ignore[call-overload]
+
+
+def test_a_site_counts_where_dhcp_is_published() -> None:
+    site = "sites: [{{name: {name}, select: {{matchLabels: {{site: fra1}}}}, baseURL: 'http://fra1.test'}}]"
+    one, other = ({"fleet.yaml": fleet(f"{DHCP}, {site.format(name=name)}")} for name in ("x", "y"))
+    assert not compared(other, {**FLEET, **one}).nothing
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "found"),
+    [
+        ((1, 2), (BecomesUnknown(Since.MOVED, "fra1"),)),
+        ((1, 1), ()),  # one instance acts for both
+        ((None, None), ()),
+        ((None, 2), ()),  # who acted for the first is not said
+    ],
+)
+def test_who_comes_to_a_site_with_an_instance_of_its_own_is_unknown_there(
+    ledgers: tuple[int | None, int | None], found: tuple[BecomesUnknown, ...]
+) -> None:
+    named = [f", ledger: {uuid_of(str(each))}" if each is not None else "" for each in ledgers]
+    sites = ", ".join(
+        f"{{name: {name}, baseURL: 'http://{name}.test', select: {{matchLabels: {{site: {name}}}}}{ledger}}}"
+        for name, ledger in zip(("ams2", "fra1"), named, strict=True)
+    )
+    old, new = (
+        {
+            **{path: text for path, text in FLEET.items() if "servers" not in path},
+            "fleet.yaml": fleet(f"baseURL: 'http://boot.test', sites: [{sites}]"),
+            "servers/a.yaml": server("a", f"role: web, site: {site}", "provision: 1"),
+        }
+        for site in ("ams2", "fra1")
+    )
+    (change,) = compared(new, old).servers
+    assert change.unknown == found
+    assert (Risk.BECOMES_UNKNOWN in change.risks) == bool(found)
+
+
+def test_addresses_of_other_servers_are_no_part_of_the_digest() -> None:
+    """A rebase onto another server's document keeps an acknowledgement."""
+    old = {**FLEET, "fleet.yaml": fleet(DHCP), **addressed("10.0.0.1/24")}
+    rebased = {**old, **machine("new", "2")}
+    assert compared(addressed("10.0.0.2/24"), old).digest == compared(addressed("10.0.0.2/24"), rebased).digest
+
+
+def test_an_edited_image_counts_though_no_decision_follows_from_it() -> None:
+    def edited(spec: str) -> Files:
+        return {"images/1.yaml": image("flatcar-1", f"userData: {spec}")}
+
+    old = {**FLEET, "images/1.yaml": image("flatcar-1", "userData: Ignition/3.4")}
+    old = {**old, "profiles/web.yaml": profile("web", "stream: stable")}
+    one, other = compared(edited("Ignition/3.5"), old), compared(edited("Ignition/3.6"), old)
+    assert one.nothing
+    assert [found.mutated for found in one.images] == [True]
+    assert len({one.digest, other.digest, compared({}, old).digest}) == 3
+
+
+def test_the_way_back_is_another_digest() -> None:
+    there, back = compared(own("provision: 2")), compared(own("provision: 1"), {**FLEET, **own("provision: 2")})
+    assert there.digest != back.digest
+
+
+def test_a_commit_without_one_before_it_is_all_new() -> None:
+    repository = load(snapshot(files={path: str(text) for path, text in FLEET.items()}))
+    changes = compare(None, decide(repository), None, repository)
+    assert changes.first
+    assert {change.fate for change in changes.servers} == {Fate.ADDED}
+    assert len(changes.servers) == changes.after == 22

@@ -1,0 +1,211 @@
+"""What an instance takes does not grow with the commits that it has seen, nor what an answer takes with the fleet."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from gitboot.bmc.step_runner import Job, Outcome, Result
+from gitboot.controller.instance_state import Fetched
+from gitboot.fleet.identities import BmcAccess
+from gitboot.model.scalars import SystemUuid
+from tests.helpers.configuration import give_credentials
+from tests.helpers.fleets import at, fleet, image, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import Bench
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository
+
+NOON = at("20T12:00")
+MOST_PACKS = 51  # of the clone; more are made one
+MOST_BYTES = 768  # a commit: of one that were held there would be more
+ONCE = 32 * 1024  # of what is only made once it is needed, a little in each part
+FULL = 64  # commits until what is kept of the newest ones takes no more memory
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a process and its clone take."""
+
+    descriptors: int
+    memory: int
+
+
+def test_memory_descriptors_and_packs_stay_as_they_are_over_many_commits(tmp_path: Path, lives: int) -> None:
+    repository = Repository.create(tmp_path / "git")
+    names = [f"web{number:02}" for number in range(20)]
+    repository.push({f"{name}.yaml": server(name, "role: web") for name in names})
+    repository.push(
+        {"all.yaml": "---\n".join((fleet(), image("flatcar-1"), profile("web", "flatcar-1"), policy("web")))}
+    )
+    part, found = (
+        lives * 2,
+        [],
+    )  # of three: what is made once, or grows in steps as the table of interned words, is in one
+    with in_process(tmp_path, repository.bare, initial="adopt") as parts:
+        reconcile(parts)
+        tracemalloc.start()
+        try:
+            for number in range(FULL + 3 * part):
+                newest = change(repository, names, number)
+                reconcile(parts)
+                if number >= FULL and (number - FULL) % part == part - 1:
+                    found.append(taken())
+        finally:
+            tracemalloc.stop()
+        assert parts.reconciler.status.applied == newest
+    first, second, third = found
+    assert third.descriptors <= first.descriptors
+    assert min(second.memory - first.memory, third.memory - second.memory) < ONCE + MOST_BYTES * part
+    assert len(list((tmp_path / "state").rglob("*.pack"))) <= MOST_PACKS
+
+
+def change(repository: Repository, names: list[str], number: int) -> str:
+    """By turns a server, and what nobody boots."""
+    if number % 4 == 3:
+        return repository.push({"README.md": f"commit {number}\n"})
+    name = names[number % len(names)]
+    return repository.push({f"{name}.yaml": server(name, "role: web", f"kernelArguments: [note={number}]")})
+
+
+def reconcile(parts: Parts) -> None:
+    parts.source.fetch()
+    parts.reconciler.reconcile(NOON, fetched=Fetched(), wait=True)
+    parts.events.clear()
+
+
+def taken() -> Taken:
+    """What is left once the caches, which are bounded, are emptied."""
+    for each in (*gc.get_objects(), *of_modules()):
+        if isinstance(each, functools._lru_cache_wrapper):
+            each.cache_clear()
+    gc.collect()
+    return Taken(descriptors=len(os.listdir("/proc/self/fd")), memory=tracemalloc.get_traced_memory()[0])
+
+
+def of_modules() -> Iterator[object]:
+    """What gitboot's modules and their classes hold: the collector lists nothing that was there before the tests."""
+    for module in [each for name, each in sys.modules.items() if name.partition(".")[0] == "gitboot"]:
+        for value in vars(module).values():
+            yield value
+            if isinstance(value, type):
+                yield from (getattr(each, "__func__", each) for each in vars(value).values())
+
+
+# What one answer takes
+
+
+@dataclass
+class Answering:
+    """BMCs that answer when a test says so."""
+
+    asked: dict[SystemUuid, Job] = field(default_factory=dict)
+    answers: dict[SystemUuid, Result] = field(default_factory=dict)
+
+    def submit(self, jobs: tuple[Job, ...]) -> frozenset[SystemUuid]:
+        self.asked |= {job.uuid: job for job in jobs}
+        return frozenset(job.uuid for job in jobs)
+
+    def forget(self, uuids: frozenset[SystemUuid]) -> None:
+        for uuid in uuids:
+            self.asked.pop(uuid, None)
+
+    def fingerprint(self, bmc: BmcAccess) -> str | None:
+        return bmc.credentials
+
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
+        given, self.answers = self.answers, {}
+        return given
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def answer(self, outcome: Outcome, **more: Any) -> None:
+        """One of those that are asked has answered."""
+        job = self.asked.pop(min(self.asked))
+        self.answers[job.uuid] = Result(server=job.server, uuid=job.uuid, outcome=outcome, message="", **more)
+
+
+def steps(act: Callable[[], object]) -> int:
+    """How many lines are run by it: what walks over all servers runs some for each, on any machine."""
+    counted = 0
+
+    def trace(_: FrameType, event: str, __: object) -> Any:
+        nonlocal counted
+        counted += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return counted
+
+
+def steps_of_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
+    """What it takes to reconcile where each server has a BMC that is asked, and one of them answers."""
+    bmc = "bmc: {{address: 'https://{}.bmc.test', system: /redfish/v1/Systems/1, credentials: rack}}"
+    give_credentials(folder, password="correct horse")
+    with Bench(folder, credentials=folder) as bench:
+        bench.bmcs.bmcs = bmcs = Answering()
+
+        def reconcile() -> object:
+            return bench.instance.reconciler.reconcile(bench.now)
+
+        names = [f"web{number:03}" for number in range(servers)]
+        bench.decide(
+            *(fleet(), image("flatcar-1"), profile("web", "flatcar-1"), policy("web", often="Once")),
+            *(server(name, "role: web", f"provision: 1, {bmc.format(name)}") for name in names),
+        )
+        reconcile()
+        reconcile()
+        assert len(bmcs.asked) == servers
+        bmcs.answer(Outcome.UNCHANGED)
+        reconcile()  # the first of its kind makes what the others find made
+        yield "none", steps(reconcile)
+        bmcs.answer(Outcome.UNCHANGED)
+        yield "one", steps(reconcile)
+        bmcs.answer(Outcome.WAITING, answered=False)
+        yield "one that failed", steps(reconcile)
+
+
+def steps_of_fetches(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
+    """What it takes to reconcile where a server has fetched its installer, and its record says so."""
+    with Bench(folder) as bench:
+        names = [f"web{number:03}" for number in range(servers)]
+        bench.decide(
+            *(fleet(), image("flatcar-1"), profile("web", "flatcar-1"), policy("web", often="Once")),
+            *(server(name, "role: web", "provision: 1") for name in names),
+        )
+        bench.reconcile()
+        for name in names[:3]:  # the first make what the others find made
+            bench.fetch(bench.servers[name].plan)
+            yield f"a fetch of {name}", steps(lambda: bench.instance.reconciler.reconcile(bench.now))
+            record = bench.knowledge.record(SystemUuid(uuid_of(name)))
+            assert record is not None and record.provision == 1
+
+
+@pytest.mark.parametrize("steps_of", [steps_of_answers, steps_of_fetches])
+def test_what_one_server_does_takes_as_much_whatever_the_size_of_the_fleet(
+    tmp_path: Path, steps_of: Callable[[Path, int], Iterator[tuple[str, int]]]
+) -> None:
+    found = []
+    for servers in (20, 120):
+        (folder := tmp_path / str(servers)).mkdir()
+        found.append(dict(steps_of(folder, servers)))
+    few, many = found
+    assert {what: count - few[what] for what, count in many.items() if count > few[what] + MOST_STEPS} == {}
+
+
+MOST_STEPS = 99  # of a hundred servers more: not one for each

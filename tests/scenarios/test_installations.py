@@ -1,0 +1,750 @@
+"""Sequences in which an instance once installed a machine twice, stranded one, or kept a window open."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gitboot.endpoint.boot_responses import Answers
+from gitboot.endpoint.served_files import PublishedTree
+from gitboot.errors import SourceError
+from gitboot.fetchlog.log_entries import Observation, Outcome
+from gitboot.fleet.revision import Revision
+from gitboot.ledger import instance_tables
+from gitboot.model.scalars import parse_uuid
+from gitboot.publish.manifest import STATUS
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from gitboot.review.guards import Limits
+from gitboot.status.events import Event
+from gitboot.status.instance_status import Held
+from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_bench import Bench
+from tests.helpers.instance_doubles import note_fetch
+from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_process import Repository
+
+INSTALLS = (Phase.NETWORK, Cause.PENDING)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Bench(tmp_path) as bench:
+        yield bench
+
+
+def seed(spec: str = "provision: 1", *more: str, often: str = "Once") -> tuple[str, ...]:
+    """web01, which is installed once, and profiles for maintenances: repair writes no disk, bios does."""
+    return (
+        SEED[0],
+        server("web01", "role: web", spec),
+        *(image("flatcar-1"), image("bios-2"), image("memtest-7", "writesDisk: false")),
+        *(profile("web", "flatcar-1"), profile("bios", "bios-2"), profile("repair", "memtest-7")),
+        policy("web", "{matchLabels: {role: web}}", often=often),
+        *more,
+    )
+
+
+def boot(bench: Bench, *documents: str) -> None:
+    """The machine boots what these documents make of it, and a minute passes."""
+    bench.decide(*documents)
+    bench.fetch(bench.plan())
+    bench.plan()
+    bench.wait(minutes=2)
+
+
+def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
+    assert plan is not None
+    return plan.phase, plan.cause
+
+
+BOARD = uuid_of("a new board")
+
+
+# What a maintenance leaves
+
+
+@pytest.mark.parametrize("often", ["networkBoot: Once", "networkBoot: Always"])
+def test_e12_a_wipe_leaves_unknown_what_is_installed(bench: Bench, often: str) -> None:
+    wipe = maintenance("wipe", "20T12:10 20T14:00", often, boots="bios")
+    boot(bench, *seed())
+    bench.now = at("20T12:10")
+    boot(bench, *seed("provision: 1", wipe))
+    assert bench.record is not None
+    assert (bench.record.overwritten_by, bench.record.provision) == ("wipe", 1)
+    bench.now = at("20T14:00")
+    assert shown(bench.plan()) == (Phase.DISK, Cause.OVERWRITTEN)
+    assert (bench.condition("RecordsKnown") or (None,))[:2] == (False, "UnknownServers")
+    assert bench.instance.reconciler.status.records == {"Unknown": 1}
+    bench.decide(*seed("provision: 2", wipe))
+    assert shown(bench.plan()) == INSTALLS
+    bench.fetch(bench.plan())
+    bench.plan()
+    assert bench.record is not None
+    assert (bench.record.overwritten_by, bench.record.provision) == (None, 2)
+
+
+@pytest.mark.parametrize(("outcome", "overwritten_by"), [(None, "wipe"), (Outcome.WITHHELD, None)])
+def test_a_wipe_at_each_boot_that_was_perhaps_served_leaves_unknown_what_is_installed(
+    bench: Bench, outcome: Outcome | None, overwritten_by: str | None
+) -> None:
+    """Its endpoint was killed before it recorded an outcome. No offer is used up, so a machine gets it again."""
+    boot(bench, *seed())
+    bench.now = at("20T12:10")
+    bench.decide(*seed("provision: 1", maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Always", boots="bios")))
+    plan = bench.plan()
+    assert plan is not None and plan.offer is None
+    path = "boot/v1/boot/m/boot.ipxe"
+    intent = Observation(
+        server=plan.server, path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, intent="one"
+    )
+    bench.observe(intent)
+    if outcome is not None:
+        bench.observe(replace(intent, outcome=outcome))
+    bench.plan()
+    assert bench.record is not None and bench.record.overwritten_by == overwritten_by
+
+
+def test_finding_m2_a_wipe_that_a_mirror_may_have_sent_to_a_machine_leaves_unknown_what_is_installed(
+    bench: Bench,
+) -> None:
+    boot(bench, *seed())
+    bench.now = at("20T12:10")
+    bench.decide(*seed("provision: 1", maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Always", boots="bios")))
+    bench.plan()
+    path = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/grub.cfg"
+    modified = int(bench.now.timestamp())
+    bench.observe(
+        Observation(server="", path=path, modified=modified, client="10.0.0.7", at=bench.now, intent="a line's")
+    )
+    bench.plan()
+    assert bench.record is not None and bench.record.overwritten_by == "wipe"
+
+
+def test_e12_what_a_wipe_leaves_is_known_after_a_restart(tmp_path: Path) -> None:
+    documents = seed("provision: 1", maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Once", boots="bios"))
+    with Bench(tmp_path) as bench:
+        boot(bench, *seed())
+        bench.now = at("20T12:10")
+        boot(bench, *documents)
+        before = bench.record
+    with Bench(tmp_path) as bench:
+        bench.now = at("20T14:00")
+        bench.decide(*documents)
+        assert shown(bench.plan()) == (Phase.DISK, Cause.OVERWRITTEN)
+        assert bench.record == before
+
+
+def test_e12_what_was_installed_after_a_wipe_stands_when_the_wipe_is_heard_of_later(bench: Bench) -> None:
+    wipe = maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Once", boots="bios")
+    boot(bench, *seed())
+    bench.now = at("20T12:10")
+    bench.decide(*seed("provision: 1", wipe))
+    wiping = bench.plan()
+    bench.now = at("20T14:00")
+    boot(bench, *seed("provision: 2", wipe))
+    bench.fetch(wiping, at=at("20T12:10"))
+    bench.plan()
+    assert bench.record is not None
+    assert (bench.record.overwritten_by, sorted(bench.record.runs)) == (None, ["wipe"])
+
+
+def test_e12_a_new_board_is_not_wiped_once_more_in_the_same_window(bench: Bench) -> None:
+    """A run is the server's, whichever board is in it: nobody has asked for another one."""
+    wipe = maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Once", boots="bios")
+    boot(bench, *seed())
+    bench.now = at("20T12:10")
+    boot(bench, *seed("provision: 1", wipe))
+    bench.now = at("20T12:30")
+    on_board = f"provision: 2, replaces: {uuid_of('web01')}"
+
+    def board(job: str) -> list[str]:
+        return [each.replace(f"uuid: {uuid_of('web01')}", f"uuid: {BOARD}") for each in seed(on_board, job)]
+
+    bench.decide(*board(wipe))
+    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    bench.decide(*board(wipe.replace("Once", "Once, run: 2")))
+    assert shown(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    bench.decide(*board(wipe))
+    bench.now = at("20T14:00")
+    assert shown(bench.plan()) == INSTALLS
+
+
+# When a maintenance is made again
+
+
+def test_e17_a_maintenance_whose_name_is_used_again_next_quarter_runs(bench: Bench) -> None:
+    boot(bench, *seed())
+    bench.now = at("20T22:00")
+    boot(bench, *seed("provision: 1", maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
+    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    bench.now = at("28T22:00")
+    boot(bench, *seed("provision: 1", maintenance("repair", "28T22:00 29T04:00", "networkBoot: Once")))
+    assert bench.told("MaintenanceBooted") == ["MaintenanceBooted"] * 2
+    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    bench.now = at("29T04:00")
+    assert shown(bench.plan()) == (Phase.DISK, Cause.PROVISIONED)
+
+
+@pytest.mark.parametrize(
+    ("windows", "again"),
+    [
+        (("20T23:30 21T04:00",), False),  # it begins later, before the one in which it ran is over
+        (("20T22:00 21T08:00", "21T04:00 21T08:00"), False),  # lengthened, then shortened from the front
+        (("20T22:00 20T23:00", "20T23:00 21T04:00"), False),  # shortened, then moved to where it lay before
+    ],
+)
+def test_e17_a_window_that_is_moved_asks_for_no_second_run(bench: Bench, windows: tuple[str, ...], again: bool) -> None:
+    bench.now = at("20T22:00")
+    boot(bench, *seed("provision: 0", maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
+    for window in windows:
+        bench.decide(*seed("provision: 0", maintenance("repair", window, "networkBoot: Once")))
+        bench.plan()
+    bench.now = at("21T07:00") if "08:00" in windows[-1] else at("20T23:30")
+    assert (shown(bench.plan())[0] is Phase.MAINTENANCE) == again
+
+
+def test_e17_a_run_counts_for_the_window_that_stood_when_it_was_made(bench: Bench) -> None:
+    """The plan is the same in both windows, and so is its digest."""
+    bench.decide(*seed("provision: 0", maintenance("repair", "20T13:00 20T14:00", "networkBoot: Once")))
+    bench.plan()
+    bench.now = at("20T13:30")
+    boot(bench, *seed("provision: 0", maintenance("repair", "20T13:30 20T18:00", "networkBoot: Once")))
+    bench.now = at("20T17:00")
+    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert bench.record is not None
+    assert bench.record.runs["repair"].end == at("20T18:00")
+
+
+# What a commit brings, and takes away: over a real repository, with the guards that an instance has by itself
+
+IMAGES = (image("flatcar-1"), image("bios-2"), image("memtest-7", "writesDisk: false"))
+PROFILES = (profile("web", "flatcar-1"), profile("bios", "bios-2"), profile("repair", "memtest-7"))
+ONCE = policy("web", often="Once")
+NAMES = tuple(f"web{number:02}" for number in range(12))
+
+
+def servers(*names: str, spec: str = "provision: 1") -> str:
+    return "---\n".join(server(name, spec=spec) for name in names or NAMES)
+
+
+@dataclass
+class World:
+    """An instance that follows a repository, on a clock that the test moves."""
+
+    parts: Parts
+    repository: Repository
+    now: datetime
+
+    def push(self, *documents: str, message: str = "Change") -> str:
+        """Push a fleet of these documents, and let the instance see it."""
+        text = "---\n".join((fleet(), *IMAGES, *PROFILES, *documents))
+        commit = self.repository.push({"fleet.yaml": text}, message)
+        self.turn()
+        return commit
+
+    def turn(self, **passed: float) -> None:
+        self.now += timedelta(seconds=1, **passed)
+        self.parts.source.fetch()
+        self.parts.reconciler.reconcile(self.now)
+
+    def plan(self, name: str) -> BootPlan | None:
+        return self.parts.reconciler.standing.plans.servers[name].plan
+
+    def install(self, *names: str) -> None:
+        """Their machines fetch what they boot now, and two minutes pass."""
+        self.fetch(*names)
+        self.turn(minutes=2)
+
+    def fetch(self, *names: str) -> None:
+        """Their machines fetch what they boot now."""
+        for name in names:
+            plan = self.plan(name)
+            assert plan is not None
+            path = f"boot/v1/boot/{name}/boot.ipxe"
+            fetched = Observation(server=name, path=path, digest=plan.digest, client="10.0.0.7", at=self.now)
+            note_fetch(self.parts.spool, fetched)
+
+    @property
+    def applied(self) -> str | None:
+        return self.parts.reconciler.status.applied
+
+    @property
+    def held(self) -> Held | None:
+        return self.parts.reconciler.status.held
+
+    def condition(self, type: str) -> tuple[bool, str] | None:
+        found = (each for each in self.parts.reconciler.status.conditions if each.type == type)
+        return next(((each.status, each.reason) for each in found), None)
+
+    def request(self, what: str, **given: object) -> None:
+        """Leave a request, as the command line does, and let it be carried out."""
+        instance_tables.give(self.parts.ledger, self.now, "ada", what, given)
+        self.turn()
+
+    @contextmanager
+    def restarted(self, folder: Path, *, evaluates: bool = True, site: str | None = None) -> Iterator[World]:
+        """Another process over a copy of what this one has left behind."""
+        copy = folder / "copy"
+        for name in ("state", "output"):
+            shutil.copytree(folder / name, copy / name, symlinks=True)
+        with in_process(copy, self.repository.bare, limits=Limits(), evaluates=evaluates, site=site) as parts:
+            yield World(parts, self.repository, self.now)
+
+    def told(self, type: str) -> list[Event]:
+        return [event for event in self.parts.events if event.type == type]
+
+
+def held_digest(world: World) -> str:
+    assert world.held is not None
+    return world.held.digest
+
+
+@contextmanager
+def world_of(folder: Path, limits: Limits, *documents: str, initial: str | None = "fresh") -> Iterator[World]:
+    repository = Repository.create(folder / "git")
+    with in_process(folder, repository.bare, limits=limits, initial=initial) as parts:
+        world = World(parts, repository, at("20T12:00"))
+        world.push(*documents)
+        yield world
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Twelve servers that are installed, with guards that let all of them come at once."""
+    with world_of(tmp_path, Limits(), servers(), ONCE) as made:
+        made.install(*NAMES)
+        yield made
+
+
+def test_e11_servers_that_move_in_from_another_repository_are_not_installed(world: World) -> None:
+    names = [f"moved{number:02}" for number in range(49)]
+    commit = world.push(servers(), servers(*names, spec="provision: 3"), servers("new"), ONCE)
+    assert (world.applied, world.held) == (commit, None)
+    assert {shown(world.plan(name)) for name in names} == {(Phase.DISK, Cause.UNKNOWN)}
+    assert shown(world.plan("new")) == INSTALLS
+    (event,) = world.told("ServerUnknown")
+    assert "and 44 more: it came with provision 3" in event.message
+
+
+def test_e11_the_number_that_counts_is_the_one_that_a_server_came_with(tmp_path: Path, world: World) -> None:
+    """Introduced at 1 and raised since, both in one poll; and the other way round."""
+    world.repository.push({"more.yaml": servers("raised") + "---\n" + servers("lowered", spec="provision: 3")})
+    world.repository.push({"more.yaml": servers("raised", "lowered", spec="provision: 2")})
+    world.turn()
+    assert world.held is not None  # the raise
+    assert {name for name in world.parts.reconciler.standing.plans.servers if name not in NAMES} == {
+        "raised",
+        "lowered",
+    }
+    assert shown(world.plan("raised")) == (Phase.DISK, Cause.WITHHELD)  # its first number would install it
+    assert shown(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
+
+
+def test_e11_no_machine_is_new_that_came_with_a_higher_number_in_the_same_poll(tmp_path: Path, world: World) -> None:
+    """Also where it was gone in between."""
+    world.repository.push({"more.yaml": servers("lowered", spec="provision: 3")})
+    world.repository.push({"more.yaml": "# nobody\n"})
+    world.repository.push({"more.yaml": servers("lowered", spec="provision: 1")})
+    world.turn()
+    assert world.held is None
+    assert shown(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (f"replaces: {uuid_of('web00')}, provision: 2", INSTALLS),
+        (f"replaces: {uuid_of('web00')}, provision: 1", (Phase.DISK, Cause.UNKNOWN)),
+        (f"replaces: {uuid_of('nobody')}, provision: 2", (Phase.DISK, Cause.UNKNOWN)),
+        ("provision: 1", (Phase.DISK, Cause.UNKNOWN)),
+    ],
+)
+def test_e12_a_board_that_was_replaced_is_installed_as_its_document_says(
+    tmp_path: Path, said: str, expected: tuple[Phase, Cause]
+) -> None:
+    unlimited = Limits(max_reinstalls=10)
+    with world_of(tmp_path, unlimited, servers("web00", "web01"), ONCE) as world:
+        world.install("web00", "web01")
+        board = servers("web00", spec=said).replace(f"uuid: {uuid_of('web00')}", f"uuid: {BOARD}")
+        commit = world.push(board, servers("web01"), ONCE)
+        assert (world.applied, shown(world.plan("web00"))) == (commit, expected)
+        assert bool(world.told("ServerUnknown")) == (expected != INSTALLS)
+        assert shown(world.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
+
+
+def test_e12_what_a_board_replaces_may_be_said_later(tmp_path: Path) -> None:
+    with world_of(tmp_path, Limits(max_reinstalls=10), servers("web00"), ONCE) as world:
+        world.install("web00")
+        for said, expected in (
+            ("provision: 1", (Phase.DISK, Cause.UNKNOWN)),
+            (f"provision: 2, replaces: {uuid_of('web00')}", INSTALLS),
+        ):
+            world.push(servers("web00", spec=said).replace(f"uuid: {uuid_of('web00')}", f"uuid: {BOARD}"), ONCE)
+            assert shown(world.plan("web00")) == expected
+
+
+OPEN = maintenance("m", "20T10:00 20T18:00", boots="bios")
+TO_DISK = policy("web", boots="disk", often="Once")
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "after"),
+    [
+        ("a policy becomes Never", (ONCE,), (policy("web", often="Never"),)),
+        ("a policy boots another profile, which is Disk", (ONCE,), (profile("disk", "", method="Disk"), TO_DISK)),
+        ("Always becomes Once", (policy("web"),), (ONCE,)),
+        ("an override goes", (policy("web", "All", "override: Once"),), (policy("web", "All", "override: None"),)),
+        ("a window is ended early", (ONCE, OPEN), (ONCE, OPEN.replace("18:00", "12:30"))),
+        ("a window is narrowed", (ONCE, OPEN), (ONCE, OPEN.replace("10:00", "13:00"))),
+        ("a maintenance is deleted", (ONCE, OPEN), (ONCE,)),
+    ],
+)
+def test_e16_less_is_never_held(tmp_path: Path, what: str, before: tuple[str, ...], after: tuple[str, ...]) -> None:
+    with world_of(tmp_path, Limits(), servers(), *before) as world:
+        world.install(*NAMES)
+        commit = world.push(servers(), *after)
+        assert (world.applied, world.held) == (commit, None), what
+
+
+def test_e16_parking_is_never_held(world: World) -> None:
+    commit = world.push(servers(spec="provision: 1, lifecycle: Parked"), ONCE)
+    assert (world.applied, world.held) == (commit, None)
+
+
+def test_e20_servers_that_come_back_under_always_count_as_reinstalled(world: World) -> None:
+    few = servers(*NAMES[1:])
+    assert world.push(few, ONCE) == world.applied
+    before = world.applied
+    always = policy("back", "{servers: [web00]}", "priority: 1")
+    world.push(servers(), ONCE, always)
+    assert world.held is not None
+    assert (world.applied, world.held.guards) == (before, ("maxReinstalls",))
+    window = maintenance("m", "20T10:00 20T18:00", select="{servers: [web00]}", boots="bios")
+    world.push(servers(), ONCE, window)
+    assert (world.applied, world.held.guards) == (before, ("maxReinstalls",))
+    assert world.push(servers(), ONCE) == world.applied  # as it is installed
+
+
+def test_e20_the_same_in_one_poll(world: World) -> None:
+    few, always = servers(*NAMES[1:]), policy("back", "{servers: [web00]}", "priority: 1")
+    texts = ["---\n".join((fleet(), *IMAGES, *PROFILES, *each)) for each in ((few, ONCE), (servers(), ONCE, always))]
+    first = world.repository.push({"fleet.yaml": texts[0]})
+    world.repository.push({"fleet.yaml": texts[1]})
+    world.turn()
+    assert world.held is not None
+    assert (world.applied, world.held.guards) == (first, ("maxReinstalls",))
+
+
+def test_e20_a_crash_after_the_ledger_has_a_commit_makes_its_servers_no_old_ones(tmp_path: Path, world: World) -> None:
+    """The clone is told later which commit is accepted; by then the ledger has seen what came with it."""
+
+    def fail(revision: Revision) -> None:
+        raise SourceError("the disk is full")
+
+    world.parts.source.accept = fail  # type: ignore[method-assign]
+    commit = world.push(servers(), servers("new"), ONCE)
+    assert str(uuid_of("new")) in world.parts.reconciler.standing.knowledge.machines
+    with world.restarted(tmp_path) as again:
+        again.turn()
+        assert (again.applied, again.held) == (commit, None)
+        assert shown(again.plan("new")) == INSTALLS
+
+
+def test_e21_a_maintenance_that_hid_an_installer_cannot_go_unseen(tmp_path: Path) -> None:
+    window = maintenance("m", "20T10:00 20T18:00")
+    with world_of(tmp_path, Limits(), servers(), policy("web"), window) as world:
+        before = world.applied
+        world.push(servers(), policy("web"))
+        assert world.held is not None
+        assert (world.applied, "maxReinstalls" in world.held.guards) == (before, True)
+
+
+def test_e23_a_pool_move_of_an_installed_server_is_no_reinstallation(world: World) -> None:
+    other = policy("other", "{servers: [web00]}", "priority: 1, nodeLabels: {pool: other}", often="Once")
+    commit = world.push(servers(), ONCE, other)
+    assert (world.applied, world.held) == (commit, None)
+    assert shown(world.plan("web00")) == (Phase.DISK, Cause.PROVISIONED)
+
+
+def test_e24_a_fleet_alone_on_a_new_ledger_is_accepted(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    commit = repository.push({"fleet.yaml": fleet()})
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        world = World(parts, repository, at("20T12:00"))
+        world.turn()
+        assert (world.applied, world.held) == (commit, None)
+        second = world.push(servers(), ONCE, message="The first servers")
+        assert (world.applied, world.held) == (second, None)
+        assert {shown(world.plan(name)) for name in NAMES} == {INSTALLS}
+
+
+# Standing back, and stopping
+
+BASE = "baseURL: 'http://boot.test'"
+DISK = (Phase.DISK, Cause.STOPPED)
+
+
+def files(spec: str, *more: str) -> dict[str, str]:
+    """A fleet with this said in its Fleet, of servers that are to be installed."""
+    wanting = servers(spec="provision: 1")
+    return {"fleet.yaml": "---\n".join((fleet(f"{BASE}{spec}"), *IMAGES, *PROFILES, wanting, ONCE, *more))}
+
+
+@pytest.fixture
+def wanting(tmp_path: Path) -> Iterator[World]:
+    """Twelve servers that are to be installed, whose windows need no acknowledgement."""
+    with world_of(tmp_path, Limits(max_update_percent=100), servers(), ONCE) as made:
+        yield made
+
+
+def test_e15_a_typo_in_the_ledgers_name_is_held_and_obeyed_and_taking_it_back_needs_nothing(wanting: World) -> None:
+    window = maintenance("m", "20T10:00 20T18:00")
+    before = wanting.push(servers(), ONCE, window)
+    assert shown(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    wanting.repository.push(files(f", provisioning: {{ledger: {uuid_of('typo')}}}", window))
+    wanting.turn()
+    assert wanting.held is not None
+    assert (wanting.applied, wanting.held.guards) == (before, ("allowTakeover",))
+    assert wanting.condition("LedgerNamed") == (False, "StandsBack")
+    assert shown(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)  # it writes no disk
+    wanting.turn(hours=6)
+    assert shown(wanting.plan("web00")) == DISK  # its own windows end
+    assert wanting.parts.reconciler.standing.schedule.may_set is False
+    wanting.repository.push(files("", window))
+    wanting.turn()
+    assert wanting.held is None
+    assert wanting.condition("LedgerNamed") is None
+    assert shown(wanting.plan("web00")) == INSTALLS
+
+
+def test_e15_another_instance_takes_over_once_somebody_has_looked(tmp_path: Path, wanting: World) -> None:
+    ours = wanting.parts.reconciler.standing.knowledge.facts.identity
+    wanting.repository.push(files(f", provisioning: {{ledger: {ours}}}"))
+    wanting.turn()
+    assert wanting.held is None
+    with in_process(tmp_path / "other", wanting.repository.bare, limits=Limits()) as parts:
+        other = World(parts, wanting.repository, wanting.now)
+        other.turn()
+        assert other.condition("LedgerNamed") == (False, "AnotherLedger")
+        theirs = parts.reconciler.standing.knowledge.facts.identity
+        wanting.repository.push(files(f", provisioning: {{ledger: {theirs}}}"))
+        for each in (wanting, other):
+            each.turn()
+            assert each.held is not None
+            assert each.held.guards == ("allowTakeover",)
+        digest = held_digest(other)
+        assert shown(wanting.plan("web00")) == DISK
+        assert other.parts.reconciler.standing.plans.servers == {}
+        wanting.repository.push({}, f"Hand over\n\nGitboot-Ack: {digest} allowTakeover")
+        for each in (wanting, other):
+            each.turn()
+            assert each.held is None
+        assert wanting.condition("LedgerNamed") == (False, "StandsBack")
+        assert (other.condition("LedgerNamed"), shown(wanting.plan("web00"))) == (None, DISK)
+        assert len(other.parts.reconciler.standing.plans.servers) == len(NAMES)
+
+
+@pytest.mark.parametrize("how", ["accepted", "held", "invalid"])
+def test_e16_stopped_is_obeyed_at_once(tmp_path: Path, wanting: World, how: str) -> None:
+    before = wanting.applied
+    said = files(", stopped: smoke in fra1")
+    if how == "held":  # an image in use was edited
+        said["fleet.yaml"] = said["fleet.yaml"].replace("assets:flatcar-1/kernel", "assets:flatcar-1/vmlinuz")
+    commit = wanting.repository.push({**said, **({"bad.yaml": "kind: Nothing\n"} if how == "invalid" else {})})
+    wanting.turn()
+    assert wanting.applied == (commit if how == "accepted" else before)
+    assert {shown(wanting.plan(name)) for name in NAMES} == {DISK}
+    assert wanting.condition("BootsOffered") == (False, "StoppedByFleet")
+    with wanting.restarted(tmp_path, evaluates=False) as again:  # the newest commit is still being evaluated
+        again.turn()
+        assert {shown(again.plan(name)) for name in NAMES} == {DISK}
+
+
+def test_e16_going_on_is_held_and_lists_what_would_boot(wanting: World) -> None:
+    wanting.repository.push(files(", stopped: smoke in fra1"))
+    wanting.turn()
+    wanting.repository.push(files(""))
+    wanting.turn()
+    assert wanting.held is not None
+    assert "maxReinstalls" in wanting.held.guards
+    assert "12 servers would boot by it at once: web00, web01" in wanting.told("Held")[-1].message
+    assert {shown(wanting.plan(name)) for name in NAMES} == {DISK}
+
+
+def test_e16_stop_and_start_from_a_shell(tmp_path: Path, wanting: World) -> None:
+    window = maintenance("m", "20T10:00 20T18:00", select="{servers: [web11]}")
+    wanting.push(servers(), ONCE, window)
+    wanting.request("stop", reason="smoke in fra1", everything=False)
+    assert {shown(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
+    assert shown(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert wanting.condition("BootsOffered") == (False, "Stopped")
+    wanting.request("stop", reason="all of it", everything=True)
+    assert shown(wanting.plan("web11")) == (Phase.DISK, Cause.ALL_STOPPED)
+    with wanting.restarted(tmp_path) as again:
+        again.turn()
+        assert {shown(again.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.ALL_STOPPED)}
+        again.request("start")
+        assert {shown(again.plan(name)) for name in NAMES[:11]} == {INSTALLS}
+        assert again.condition("BootsOffered") == (True, "Offered")
+
+
+SOLES = '{"fra1":"0123"}'  # the host's spool, by site
+CLAIMS = {
+    "the instance let another host claim a site": ("spool/.forwarded/soles", SOLES, "of fra1 alone"),
+    "this host claimed a site": ("spool/.endpoints/sole", '{"giver":"01","site":"fra1"}', "of fra1 alone"),
+    "this host was about to give its claim back": ("spool/.endpoints/sole.left", '{"site":"fra1"}', "of fra1 alone"),
+    "the file is damaged": ("spool/.forwarded/soles", "{", "of a site alone"),
+    "fetches were recorded in another folder then": ("state/spool/.forwarded/soles", SOLES, "of fra1 alone"),
+}
+
+
+@pytest.mark.parametrize("case", CLAIMS)
+def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_deleted(
+    tmp_path: Path, wanting: World, case: str
+) -> None:
+    name, content, told = CLAIMS[case]
+    wanting.push(servers(), ONCE, maintenance("m", "20T10:00 20T18:00", select="{servers: [web11]}"))
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+    wanting.turn()
+    assert {shown(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
+    assert shown(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert wanting.condition("BootsOffered") == (False, "SoleClaim")
+    (event,) = wanting.told("BootsStopped")
+    assert told in event.message and event.message.endswith(f"then delete {file}")
+    (condition,) = (each for each in wanting.parts.reconciler.status.conditions if each.type == "BootsOffered")
+    assert (condition.remedy or "").startswith(f"rsync -a 'HOST:DIRECTORY/*.jsonl' {wanting.parts.spool}/ && rm {file}")
+    wanting.request("stop", reason="smoke", everything=False)
+    wanting.request("start")
+    assert f"still withheld: another host served the one-time boots {told}" in wanting.told("Requested")[-1].message
+    wanting.turn(hours=8)  # the window ends as usual
+    assert shown(wanting.plan("web11")) == DISK
+    file.unlink()
+    wanting.turn()
+    assert {shown(wanting.plan(name)) for name in NAMES} == {INSTALLS}
+    assert wanting.condition("BootsOffered") == (True, "Offered")
+
+
+def test_fetches_that_are_copied_into_the_spool_a_second_time_change_no_record(wanting: World) -> None:
+    wanting.fetch(*NAMES[:3])
+    fetches = b"".join(file.read_bytes() for file in sorted(wanting.parts.spool.glob("*.jsonl")))
+    assert fetches.count(b"\n") == 3
+    wanting.turn(minutes=2)
+    before, events = wanting.parts.reconciler.standing.knowledge.records, len(wanting.parts.events)
+    assert all(before[parse_uuid(uuid_of(name))].provision == 1 for name in NAMES[:3])
+    (wanting.parts.spool / "1-0123456789abcdef.jsonl").write_bytes(fetches)
+    wanting.turn(minutes=5)
+    assert wanting.parts.reconciler.standing.knowledge.records == before
+    assert {event.type for event in wanting.parts.events[events:]} <= {"Published"}
+
+
+def test_a_claim_that_has_ended_withholds_nothing(wanting: World) -> None:
+    (folder := wanting.parts.spool / ".forwarded").mkdir(parents=True)
+    (folder / "soles").write_text("{}")
+    wanting.turn()
+    assert wanting.condition("BootsOffered") == (True, "Offered")
+
+
+# A word for what is installed at every boot
+
+
+@pytest.mark.parametrize(
+    ("what", "text", "code"),
+    [
+        ("a policy", policy("web", "All", "reinstall: Never"), "GB2018"),
+        (
+            "a maintenance's defaults",
+            maintenance("m", "20T10:00 20T18:00", boots="bios").replace(", reinstall: EveryBoot", ""),
+            "GB2018",
+        ),
+        ("a maintenance without an end", maintenance("m", "20T10:00 -", "networkBoot: Once", boots="bios"), "GB2019"),
+    ],
+)
+def test_e18_what_would_install_at_every_boot_is_refused_and_the_last_commit_goes_on(
+    world: World, what: str, text: str, code: str
+) -> None:
+    before = world.applied
+    world.push(servers(), *([] if what == "a policy" else [ONCE]), text)
+    assert [problem.code for problem in world.parts.reconciler.status.problems] == [code]
+    assert (world.applied, world.condition("CommitAccepted")) == (before, (False, "Invalid"))
+    assert {shown(world.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.PROVISIONED)}
+
+
+# An endpoint without its instance
+
+
+def answered(folder: Path, name: str, instant: datetime) -> str:
+    """What an endpoint over the tree that is left behind answers a server's loader then.
+
+    The status has the clock of this host, which the test does not move, so the endpoint compares its clock with none.
+    """
+    status = folder / "output" / STATUS
+    facts = json.loads(status.read_text())
+    status.write_text(json.dumps({**facts, "clock": None}))
+    tree = PublishedTree(folder / "output", clock=lambda: instant)
+    path = f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe"
+    answer = Answers(tree).find(path, lambda: "10.0.0.7", instant)
+    assert answer is not None
+    text = bytes(answer.reply.body).decode()
+    return next((each for each in ("memtest-7", "bios-2", "flatcar-1") if f"assets/{each}" in text), "disk")
+
+
+def test_e14_every_window_that_an_endpoint_opens_is_ended_by_it(tmp_path: Path) -> None:
+    nights = [
+        maintenance(f"night{day}", f"{day}T22:00 {day + 1}T04:00", "networkBoot: Always", select="{servers: [web00]}")
+        for day in range(20, 27)
+    ]
+    with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
+        world.install("web00")
+        world.push(servers("web00"), ONCE, *nights)
+        world.now = at("20T23:00")
+        world.turn()
+    opened = [answered(tmp_path, "web00", at(f"{day}T23:00")) for day in range(20, 27)]
+    assert opened[:3] == ["memtest-7"] * 3
+    ended = {answered(tmp_path, "web00", at(f"{day}T04:00")) for day in range(21, 28)}
+    assert ended == {"disk"}
+    assert answered(tmp_path, "web00", at("20T23:00") + timedelta(hours=720)) == "disk"
+
+
+@pytest.mark.parametrize(
+    ("window", "instant", "boots"),
+    [
+        ("20T10:00 -", "20T12:40", "memtest-7"),
+        ("20T10:00 -", "20T13:00", "disk"),
+        ("20T10:00 -", "21T13:00", "disk"),
+        ("20T12:30 -", "20T12:40", "memtest-7"),
+        ("20T12:30 -", "20T13:15", "disk"),
+        ("20T13:30 -", "20T14:00", "disk"),  # it would be opened by nobody who is alive
+    ],
+)
+def test_e14_a_maintenance_without_an_end_ends_without_its_instance(
+    tmp_path: Path, window: str, instant: str, boots: str
+) -> None:
+    with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
+        world.install("web00")
+        world.push(servers("web00"), ONCE, maintenance("m", window))
+    assert answered(tmp_path, "web00", at(instant)) == boots
+
+
+def test_e14_a_maintenance_without_an_end_goes_on_while_the_instance_is_alive(tmp_path: Path) -> None:
+    with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
+        world.install("web00")
+        world.push(servers("web00"), ONCE, maintenance("m", "20T13:30 -"))
+        while world.now < at("20T19:00"):
+            due = world.parts.reconciler.reconcile(world.now)
+            assert due is not None
+            assert due > world.now
+            late = due + timedelta(minutes=30)  # what it does at that instant has time
+            if due > at("20T13:30"):
+                assert answered(tmp_path, "web00", late) == "memtest-7"
+            world.now = due
+            world.parts.reconciler.reconcile(due)
+            assert answered(tmp_path, "web00", due) == ("memtest-7" if due >= at("20T13:30") else "disk")

@@ -1,0 +1,339 @@
+"""The paths that only an installation asks for, its data and its reports: from user data to observation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+
+import httpx
+import pytest
+from starlette.types import Message
+
+from gitboot.endpoint.connections import TOO_LARGE, Bodies
+from gitboot.render.server_states import RenderedState, server_state
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import Decisions
+from tests.helpers import httpx_client
+from tests.helpers.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.served_tree import BEFORE, LOADER, START, Fleet, Site
+from tests.helpers.served_tree import site as new_site
+
+PENDING, INSTALLED = Record(), Record(provision=1, image="flatcar-1")
+CONSUMED = Record(consumed_at=BEFORE - timedelta(hours=1), consumed_key="provision/1")
+REPORTED = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
+SERVER = server("web01", "role: web", "provision: 1")
+ONCE = policy("web", "{matchLabels: {role: web}}", often="Once")
+WEB = (
+    image("flatcar-1", "userData: Ignition/3.4"),
+    profile("web", "flatcar-1", "userData: {format: Ignition/3.4, template: t}"),
+)
+TEMPLATES = {"t": '{"ignition": {"version": "3.4.0"}, "x": "{{ urls.provisioned }}"}'}
+MAC = mac_of("web01").replace(":", "-")
+ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
+
+
+def decisions(*documents: str, settings: str = REPORTED, web01: str = SERVER, often: str = ONCE) -> Decisions:
+    return decided(settings, web01, *WEB, SEED[3], SEED[5], often, *documents, files=TEMPLATES)
+
+
+def state(found: Decisions, record: Record | None = PENDING) -> RenderedState:
+    return server_state(found, found.servers["web01"], record, BEFORE)
+
+
+def reports(state: RenderedState) -> list[str]:
+    return [path for path in sorted(state.files) if "/provisioned/" in path]
+
+
+(PATH,) = reports(state(decisions()))
+FAILED = PATH.replace("provisioned", "failed")
+DATA = PATH.replace("provisioned", "data") + "/config.ign"
+ASKED = PATH.removeprefix("boot")
+TOKEN = PATH.rpartition("/")[2]
+
+
+def test_user_data_names_the_path_that_the_tree_has() -> None:
+    boot = state(decisions()).decision.policy
+    assert boot and boot.boot and boot.boot.user_data
+    assert f"http://boot.test{ASKED}" in boot.boot.user_data.files["config.ign"]
+    assert f"boot/v1/boot/{MAC}/provisioned/{TOKEN}" == PATH
+    assert state(decisions()).files[PATH].content == b""
+
+
+def test_the_system_that_is_installed_asks_for_its_user_data_where_nobody_else_does() -> None:
+    planned = state(decisions())
+    assert f"ignition.config.url=http://boot.test{DATA.removeprefix('boot')} " in planned.files[ENTRY].content.decode()
+    boot = planned.decision.policy
+    assert boot and boot.boot and boot.boot.user_data
+    assert planned.files[DATA].content.decode() == boot.boot.user_data.files["config.ign"]
+    assert planned.entries[DATA] == TOKEN
+
+
+def test_what_is_booted_each_time_shares_its_user_data_with_others() -> None:
+    diskless = image("flatcar-1", "userData: Ignition/3.4, writesDisk: false")
+    always = policy("web", "{matchLabels: {role: web}}")
+    found = decided(REPORTED, SERVER, diskless, WEB[1], SEED[3], SEED[5], always, files=TEMPLATES)
+    planned = state(found)
+    assert "/o/" in planned.files[ENTRY].content.decode()
+    assert not [path for path in planned.files if "/data/" in path]
+
+
+@pytest.mark.parametrize(
+    ("record", "is_there"),
+    [
+        pytest.param(PENDING, True, id="pending"),
+        pytest.param(replace(INSTALLED, provisioned_at=BEFORE - timedelta(minutes=119)), True, id="just installed"),
+        pytest.param(replace(INSTALLED, provisioned_at=BEFORE - timedelta(minutes=120)), False, id="two hours later"),
+        pytest.param(None, False, id="unknown"),
+    ],
+)
+def test_user_data_is_there_for_as_long_as_the_installation_may_ask(record: Record | None, is_there: bool) -> None:
+    assert (DATA in state(decisions(), record).files) == is_there
+
+
+def test_there_is_one_for_each_nic_that_may_boot() -> None:
+    interfaces = f'[{{mac: "{mac_of("web01")}"}}, {{mac: "{mac_of("b")}"}}, {{mac: "{mac_of("c")}", boot: false}}]'
+    several = SERVER.replace(f'[{{mac: "{mac_of("web01")}"}}]', interfaces)
+    assert several != SERVER
+    found = reports(state(decisions(web01=several)))
+    assert len(found) == 2
+    assert {path.rpartition("/")[2] for path in found} == {TOKEN}
+
+
+def test_it_is_another_for_each_server_number_and_image() -> None:
+    raised = state(decisions(web01=server("web01", "role: web", "provision: 2")))
+    other = SERVER.replace(uuid_of("web01"), uuid_of("web02"))
+    assert len({PATH, *reports(raised), *reports(state(decisions(web01=other)))}) == 3
+    renamed = (image("flatcar-2", "userData: Ignition/3.4"), WEB[1].replace("flatcar-1", "flatcar-2"))
+    changed = decided(REPORTED, SERVER, *renamed, SEED[3], SEED[5], ONCE, files=TEMPLATES)
+    assert reports(state(changed)) != [PATH]
+
+
+@pytest.mark.parametrize(
+    ("found", "record"),
+    [
+        pytest.param(decisions(settings=SEED[0]), PENDING, id="evidence Fetched"),
+        pytest.param(decisions(often=policy("web", "{matchLabels: {role: web}}")), PENDING, id="networkBoot Always"),
+        pytest.param(decisions(web01=server("web01", spec="lifecycle: Parked")), PENDING, id="parked"),
+    ],
+)
+def test_there_is_none_where_nothing_is_to_be_reported(found: Decisions, record: Record | None) -> None:
+    assert reports(state(found, record)) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "record"),
+    [
+        pytest.param(decisions(), INSTALLED, id="provisioned"),
+        pytest.param(decisions(), None, id="nothing is known"),
+        pytest.param(decisions(maintenance("m", "20T20:00 20T23:00")), PENDING, id="in a maintenance"),
+        pytest.param(decisions(), CONSUMED, id="consumed for longer than evidence may take"),
+    ],
+)
+def test_an_installer_is_heard_whatever_its_machine_boots_by_then(found: Decisions, record: Record | None) -> None:
+    planned = state(found, record)
+    assert reports(planned) == [PATH]
+    assert planned.entries[PATH] == TOKEN
+
+
+def test_under_another_evidence_the_decision_is_the_same() -> None:
+    assert decisions().servers == decisions(settings=SEED[0]).servers
+
+
+# At the endpoint
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    ours = state(decisions(maintenance("repair", "20T22:00 20T23:00")))
+    with new_site(Fleet(servers={"web01": ours}, shared={})) as made:
+        yield made
+
+
+@pytest.fixture
+def client(site: Site) -> Iterator[httpx.Client]:
+    with site.serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+        yield client
+
+
+def test_a_report_is_answered_204_and_observed(site: Site, client: httpx.Client) -> None:
+    found = client.get(ASKED)
+    assert (found.status_code, found.content, found.headers["cache-control"]) == (204, b"", "no-store")
+    assert not {"content-length", "etag", "transfer-encoding"} & set(found.headers)
+    (observed,) = site.observed()
+    assert (observed.server, observed.path, observed.client, observed.at) == ("web01", PATH, "127.0.0.1", BEFORE)
+    assert (observed.is_report, observed.digest, observed.modified) == (True, TOKEN, None)
+
+
+def test_the_fetch_of_the_entry_is_no_report(site: Site, client: httpx.Client) -> None:
+    client.get(f"/v1/boot/{MAC}/boot.ipxe")
+    assert [observed.is_report for observed in site.observed()] == [False]
+
+
+@pytest.mark.parametrize("mac", [MAC.upper(), MAC.replace("-", ":"), MAC.replace("-", "")])
+def test_any_notation_of_the_mac_will_do(site: Site, client: httpx.Client, mac: str) -> None:
+    assert client.get(f"/v1/boot/{mac}/provisioned/{TOKEN}").status_code == 204
+    assert [observed.path for observed in site.observed()] == [PATH]
+
+
+def test_each_report_is_heard_whatever_the_client_has_kept(site: Site, client: httpx.Client) -> None:
+    assert client.get(ASKED, headers={"if-none-match": "*"}).status_code == 204
+    assert len(site.observed()) == 1
+
+
+def test_a_head_is_never_evidence(site: Site, client: httpx.Client) -> None:
+    assert client.head(ASKED).status_code == 204
+    assert site.observed() == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/v1/boot/{MAC}/provisioned/{'a' * 64}",
+        f"/v1/boot/{MAC}/provisioned/{TOKEN.upper()}",
+        f"/v1/boot/{MAC}/provisioned/{TOKEN}/",
+        f"/v1/boot/{MAC}/provisioned/",
+        f"/v1/boot/{MAC}/provisioned",
+        f"/v1/boot/{mac_of('b')}/provisioned/{TOKEN}",
+        f"/v1/boot/x/provisioned/{TOKEN}",
+        f"/provisioned/{TOKEN}",
+    ],
+)
+def test_everything_else_is_the_one_404(site: Site, client: httpx.Client, path: str) -> None:
+    found, nothing = client.get(path), client.get("/nothing")
+    assert found.status_code == 404
+    assert {**found.headers, "date": ""} == {**nothing.headers, "date": ""}
+    assert site.observed() == []
+
+
+def test_it_is_answered_before_in_and_after_a_maintenance(site: Site, client: httpx.Client) -> None:
+    for now in (BEFORE, START, at("20T23:00")):
+        site.now = now
+        assert client.get(ASKED).status_code == 204
+    assert [observed.digest for observed in site.observed()] == [TOKEN] * 3
+
+
+def test_data_is_answered_and_observed_as_the_start_of_the_installation(site: Site, client: httpx.Client) -> None:
+    found = client.get(DATA.removeprefix("boot"))
+    assert (found.status_code, found.headers["content-type"]) == (200, "application/vnd.coreos.ignition+json")
+    assert found.headers["cache-control"] == "no-store"
+    (observed,) = site.observed()
+    assert (observed.path, observed.digest, observed.is_start, observed.is_report) == (DATA, TOKEN, True, False)
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        pytest.param(state(decisions(web01=server("web01", "role: web", "provision: 2"))), id="provision was raised"),
+        pytest.param(state(decisions(), None), id="it became unknown"),
+        pytest.param(state(decisions(web01=server("web01", spec="lifecycle: Parked"))), id="it was parked"),
+    ],
+)
+def test_an_installation_that_has_begun_goes_on_whatever_is_committed_meanwhile(
+    site: Site, client: httpx.Client, now: RenderedState
+) -> None:
+    assert DATA not in now.files
+    for _ in range(2):
+        site.publish(Fleet(servers={"web01": now}, shared={}), at=BEFORE)
+        found = client.get(DATA.removeprefix("boot"))
+        assert (found.status_code, found.headers["cache-control"]) == (200, "no-store")
+        assert found.headers["content-type"] == "application/vnd.coreos.ignition+json"
+    assert [(each.path, each.digest, each.is_start) for each in site.observed()] == [(DATA, TOKEN, True)] * 2
+    later = BEFORE + timedelta(days=7)
+    site.publish(Fleet(servers={"web01": now}, shared={}), at=later)
+    assert client.get(DATA.removeprefix("boot")).status_code == 404
+
+
+def test_the_last_word_of_an_installation_is_heard_whatever_is_committed_meanwhile(
+    site: Site, client: httpx.Client
+) -> None:
+    now = Fleet(servers={"web01": state(decisions(web01=server("web01", "role: web", "provision: 2")))}, shared={})
+    for at_ in (BEFORE, BEFORE + timedelta(days=6)):
+        site.publish(now, at=at_)
+        assert client.post(FAILED.removeprefix("boot"), content=b"no disk\n").status_code == 204
+        assert client.get(ASKED).status_code == 204
+    found = [(each.path, each.digest, each.log) for each in site.observed()]
+    assert found == [(FAILED, TOKEN, "no disk"), (PATH, TOKEN, None)] * 2
+    assert client.post(FAILED.removeprefix("boot").replace(TOKEN, "b" * 64), content=b"x").status_code == 405
+    site.publish(now, at=BEFORE + timedelta(days=7))
+    assert client.post(FAILED.removeprefix("boot"), content=b"no disk\n").status_code == 405
+    assert site.observed() == []
+
+
+def test_a_window_that_opens_leaves_the_data_there(site: Site, client: httpx.Client) -> None:
+    site.now = START
+    assert client.get(DATA.removeprefix("boot")).status_code == 200
+
+
+def test_a_success_may_be_posted_as_well_as_asked_for(site: Site, client: httpx.Client) -> None:
+    assert client.post(ASKED, content=b"{}").status_code == 204
+    assert [(each.path, each.digest) for each in site.observed()] == [(PATH, TOKEN)]
+
+
+@pytest.mark.parametrize("path", [ENTRY, DATA, "boot/boot.ipxe", "boot/nothing"])
+def test_only_an_installers_word_may_be_posted(site: Site, client: httpx.Client, path: str) -> None:
+    found = client.post(path.removeprefix("boot"), content=b"x")
+    assert (found.status_code, found.content) == (405, b"")
+    assert site.observed() == []
+
+
+def test_a_failure_is_posted_with_the_last_lines_of_a_log(site: Site, client: httpx.Client) -> None:
+    log = b"".join(b"line %d\n" % number for number in range(10_000)) + b"no \x1b[31mdisk\tfound \xff\n"
+    assert client.post(FAILED.removeprefix("boot"), content=log).status_code == 204
+    (observed,) = site.observed()
+    assert (observed.is_failure, observed.is_report, observed.digest, observed.server) == (True, False, TOKEN, "web01")
+    assert observed.log is not None
+    lines = observed.log.splitlines()
+    assert (len(lines), lines[-2], lines[-1]) == (20, "line 9999", "no \\u001b[31mdisk found \ufffd")
+
+
+def test_a_log_in_pieces_is_one_log(site: Site, client: httpx.Client) -> None:
+    assert client.post(FAILED.removeprefix("boot"), content=iter([b"one\n", b"two\n"])).status_code == 204
+    assert [observed.log for observed in site.observed()] == ["one\ntwo"]
+
+
+def test_a_failure_without_a_log_may_be_fetched(site: Site, client: httpx.Client) -> None:
+    assert client.get(FAILED.removeprefix("boot")).status_code == 204
+    assert [(observed.is_failure, observed.log) for observed in site.observed()] == [(True, None)]
+
+
+def test_a_log_without_an_end_is_not_read_to_it(site: Site, client: httpx.Client) -> None:
+    with suppress(httpx.TransportError):  # it may not be heard, as it is still talking
+        assert client.post(FAILED.removeprefix("boot"), content=b"x" * 1_200_000).status_code == 413
+    assert site.observed() == []
+
+
+@pytest.mark.parametrize("sizes", [(1_200_000,), (1_000_000, 200_000), (600_000, 600_000, 1)])
+def test_a_log_is_too_large_in_however_many_pieces_it_comes(sizes: tuple[int, ...]) -> None:
+    pieces = [{"type": "http.request", "body": b"x" * size, "more_body": True} for size in sizes]
+    pieces[-1]["more_body"] = False
+
+    async def receive() -> Message:
+        return pieces.pop(0)
+
+    assert asyncio.run(Bodies().read(receive, None, 1024 * 1024, lambda _: None)) is TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("giver", "records"),
+    [
+        pytest.param(None, False, id="the endpoint has no spool"),
+        pytest.param("0" * 32, True, id="the tree's instance reads another spool"),
+    ],
+)
+@pytest.mark.parametrize("path", [ASKED, FAILED.removeprefix("boot")])
+def test_a_report_that_no_instance_will_read_is_answered_503(giver: str | None, records: bool, path: str) -> None:
+    with new_site(None) as site:
+        site.publish(Fleet(servers={"web01": state(decisions())}, shared={}), giver=giver)
+        with site.serve(records=records) as url:
+            for answer in (httpx_client.post(url + path, content=b"x"), httpx_client.get(url + path)):
+                assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert httpx_client.head(url + path).status_code == 204, "HEAD reports nothing"
+        assert site.observed() == []
+
+
+def test_a_report_is_answered_503_until_a_tree_is_published() -> None:
+    with new_site(None) as site, site.serve() as url:
+        assert httpx_client.post(url + ASKED).status_code == 503

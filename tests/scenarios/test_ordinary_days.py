@@ -1,0 +1,429 @@
+"""Ordinary days, with real processes: nothing has to be switched off to get work done, and nothing boots twice."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gitboot.cli.main import Exit
+from tests.endpoint.test_server_workers import served
+from tests.helpers import httpx_client
+from tests.helpers.configuration import configured
+from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server
+from tests.helpers.git_servers import free_port, program
+from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.instance_with_bmcs import Rack, condition, typed, until_condition
+from tests.helpers.redfish_double.double import Machine
+
+IPXE = {"user-agent": "iPXE/1.21.1"}
+PROXY = "127.0.0.2"
+REASON = ("--reason", "INC-4711")
+ONCE = ("Once", "Pxe")
+FRESH = ("records", "begin", "fresh", "--yes")
+
+
+@dataclass
+class Client:
+    """A machine that boots from the network: its loader, its system, its installer."""
+
+    name: str
+    url: str
+    address: str | None = None  # that a proxy in front of the endpoint says it has
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        if self.address is None:
+            return httpx_client.get(f"{self.url}{path}", headers=headers)
+        with httpx_client.Client(transport=httpx.HTTPTransport(local_address=PROXY)) as proxy:
+            return proxy.get(f"{self.url}{path}", headers={**headers, "x-forwarded-for": self.address})
+
+    @property
+    def entry(self) -> str:
+        return f"/v1/boot/{mac_of(self.name).replace(':', '-')}/boot.ipxe"
+
+    def loads(self) -> str:
+        """What its loader is given."""
+        found = self.get(self.entry, **IPXE)
+        assert found.status_code == 200
+        return found.text
+
+    def is_given_its_boot(self) -> bool:
+        return "\nkernel " in self.loads()
+
+    def starts(self, script: str) -> None:
+        """The system that a script boots asks for its user data."""
+        found = re.search(r"ds=nocloud;s=http://boot\.test(\S+?)['\"\s]", script)
+        assert found is not None, script
+        for name in ("meta-data", "user-data"):
+            assert self.get(found[1] + name, **{"user-agent": "Cloud-Init/24.4"}).status_code == 200
+
+
+def documents(*names: str, evidence: str = "Fetched", **spec: Any) -> dict[str, str]:
+    """A fleet whose servers are installed once, by an image that asks for user data."""
+    settings = f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"
+    pool = (
+        image("flatcar-1", ", ".join(["userData: CloudInit", *(f"{key}: {value}" for key, value in spec.items())])),
+        profile("web", "flatcar-1", "userData: {format: CloudInit, template: user-data.j2}"),
+        policy("web", often="Once"),
+    )
+    servers = (server(name, "role: web", "provision: 1") for name in names)
+    return {"fleet.yaml": "---\n".join((fleet(settings), *servers, *pool)), "user-data.j2": "#cloud-config\n"}
+
+
+@contextmanager
+def instance_of(folder: Path, files: dict[str, str], *arguments: str, fresh: bool = True) -> Iterator[Instance]:
+    """An instance that follows these files, on a ledger of which it is said that nothing is installed."""
+    repository = Repository.create(folder / "git")
+    repository.push(files)
+    with running(repository.bare, folder, *arguments) as instance:
+        if fresh:
+            done = typed(*FRESH, "--state", folder / "state")
+            assert done.code == 0, done
+        yield instance
+
+
+def steps(instance: Instance) -> dict[str, int]:
+    found: dict[str, int] = instance.status()["records"]
+    return found
+
+
+# E7: entries are given, and what they name is nowhere
+
+
+def test_e7_entries_whose_kernels_are_nowhere_are_no_installations(tmp_path: Path) -> None:
+    names = [f"web{number:02}" for number in range(8)]
+    with instance_of(tmp_path, documents(*names), *configured(step_minutes=0.05)) as instance:
+        clients = [Client(name, instance.url) for name in names]
+        eventually(lambda: steps(instance) == {"Pending": 8})
+        assert all(each.is_given_its_boot() for each in clients)
+        eventually(lambda: steps(instance) == {"Attempted": 8})
+        eventually(lambda: "and 5 more" in condition(instance, "BootsProven")["message"])
+        found = until_condition(instance, "BootsProven", status=False, reason="Overdue")
+        assert re.search(r"web00 \(attempted: 127\.0\.0\.1 fetched boot/v1/boot/\S+ at 20", found["message"])
+        remedy = f"gitboot records set {' '.join(names)} provisioned "  # each step has its own three seconds
+        eventually(lambda: condition(instance, "BootsProven")["remedy"].startswith(remedy))
+        script = next(each for each in clients if each.name == "web03").loads()
+        assert 'gitboot_records{known="Attempted"} 8.0' in instance.get("/metrics").text
+        asked = instance.get("/api/v1/servers?step=Attempted&limit=2").json()
+        assert [item["step"] for item in asked["items"]] == ["Attempted", "Attempted"]
+        clients[3].starts(script)  # its kernel was found at last
+        eventually(lambda: steps(instance) == {"Attempted": 7, "Provisioned": 1})
+        one = instance.get("/api/v1/servers/web03").json()
+        assert (one["step"], one["provisioned"]["evidence"]) == ("Provisioned", "Fetched")
+        assert one["provisioned"]["attempts"][0]["started"]["path"].endswith("-data")
+
+
+# R4: an installation that has begun is not green
+
+
+def installing(instance: Instance, name: str) -> tuple[str, str] | None:
+    """Return the state and the last step of an installation, once the API's document and its list agree."""
+
+    def seen() -> list[Any]:
+        items = instance.get("/api/v1/servers").json()["items"]
+        listed = next(each["installing"] for each in items if each["name"] == name)
+        one = instance.get(f"/api/v1/servers/{name}").json()["installing"]
+        return [one] if listed == one else []
+
+    (one,) = eventually(seen)
+    return (one["state"], one["step"]) if one is not None else None
+
+
+@pytest.mark.parametrize("evidence", ["Reported", "Fetched"])
+def test_finding_r4_an_installation_is_visible_from_its_first_fetch_on(tmp_path: Path, evidence: str) -> None:
+    """The page of the tree, `status`, `plan`, the API and the metrics show it, with its last step and the time."""
+    files = documents("web01", evidence=evidence)
+    files["fleet.yaml"] = files["fleet.yaml"].replace(
+        "'http://boot.test'", "'http://boot.test', outputs: [ipxe, pages]", 1
+    )
+    with instance_of(tmp_path, files) as instance:
+        web01 = Client("web01", instance.url)
+        eventually(lambda: steps(instance) == {"Pending": 1})
+        script = web01.loads()
+        assert "\nkernel " in script
+        eventually(lambda: installing(instance, "web01") == ("Installing", "Attempted"))
+        message = re.compile(r"Installing since 20\S+Z; last step: boot fetched at\s+20\S+Z")
+        status = ("status", "--state", tmp_path / "state")
+        eventually(lambda: message.search(typed(*status).out))
+        assert "no boot waits for evidence" not in typed(*status).out
+        plan = ("plan", tmp_path / "git" / "fleet.git", "--records", tmp_path / "output" / "ops" / "records")
+        eventually(lambda: message.search(typed(*plan).out))
+        web01.starts(script)
+        ended = ("Installing" if evidence == "Reported" else "Served", "Started")
+        eventually(lambda: installing(instance, "web01") == ended)
+        counted = f'gitboot_servers_installing{{state="{ended[0]}",step="{ended[1]}"}} 1.0'
+        eventually(lambda: counted in instance.get("/metrics").text)
+        shards = tmp_path / "output" / "ops" / "pages" / "data" / "shard"
+        eventually(lambda: f'"state":"{ended[0]}"' in "".join(each.read_text() for each in shards.glob("*.js")))
+        assert not web01.is_given_its_boot(), "it boots its disk"
+        if evidence == "Fetched":
+            eventually(lambda: installing(instance, "web01") is None)
+        else:
+            assert installing(instance, "web01") == ended
+
+
+# E13: BMCs lose what was set
+
+
+@pytest.mark.parametrize("many", [6])
+def test_e13_a_rack_that_lost_its_overrides_is_healed_by_one_order(tmp_path: Path, many: int) -> None:
+    with Rack(tmp_path) as rack:
+        blades = [rack.add(f"web{number:02}", provision=1) for number in range(many)]
+        rack.push()
+        with rack.running(records="fresh") as instance:
+            eventually(lambda: all(blade.override == ONCE for blade in blades))
+            eventually(lambda: len([each for each in instance.events if each["type"] == "OverrideConfirmed"]) == many)
+            for blade in blades:
+                blade.machine.restart_bmc(forgets=True)
+            rack.said("bmc", "apply")
+            found = until_condition(instance, "BootsProven", status=False, reason="NeedsOperator")
+            eventually(
+                lambda: (
+                    "and 3 more"
+                    in until_condition(instance, "BootsProven", status=False, reason="NeedsOperator")["message"]
+                )
+            )
+            got = rack.bmc_get()
+            assert {each["needsAPerson"] for each in got.values()} == {True}
+            assert all("gitboot records set " in each["hint"] for each in got.values())
+            found = until_condition(instance, "BootsProven", status=False, reason="NeedsOperator")
+            order = found["remedy"].replace("provisioned", "pending").split(" --state")[0].split()[1:]
+            assert order == ["records", "set", *(blade.name for blade in blades), "pending"]
+            rack.said(*order, "--yes", *REASON)
+            eventually(lambda: all(blade.override == ONCE for blade in blades))
+            until_condition(instance, "BootsProven", status=True, reason="Proven")
+            assert [blade.times_set for blade in blades] == [2] * many
+
+
+# Loaders, networks, hosts
+
+
+def test_two_nics_and_an_entry_that_is_asked_for_again_are_one_boot(tmp_path: Path) -> None:
+    """The first NIC's loader finds the kernel answered 503 and comes back; the second NIC asks as well."""
+    with instance_of(tmp_path, documents("web01")) as instance:
+        web01 = Client("web01", instance.url)
+        eventually(lambda: steps(instance) == {"Pending": 1})
+        assert web01.is_given_its_boot()
+        eventually(lambda: steps(instance) == {"Attempted": 1})
+        assert [web01.is_given_its_boot() for _ in range(2)] == [True, True]
+        web01.starts(web01.loads())
+        eventually(lambda: steps(instance) == {"Provisioned": 1})
+        eventually(lambda: not web01.is_given_its_boot())
+        (attempt,) = instance.get("/api/v1/servers/web01").json()["provisioned"]["attempts"]
+        assert (attempt["number"], len(attempt["boots"])) == (1, 1)
+
+
+def test_an_installer_that_boots_twice_gets_its_second_boot_and_no_third(tmp_path: Path) -> None:
+    with instance_of(tmp_path, documents("web01", boots=2)) as instance:
+        web01 = Client("web01", instance.url)
+        eventually(lambda: steps(instance) == {"Pending": 1})
+        web01.starts(web01.loads())
+        eventually(lambda: steps(instance) == {"Started": 1})
+        web01.starts(eventually(lambda: "/data/" in (script := web01.loads()) and script))
+        eventually(lambda: steps(instance) == {"Provisioned": 1})
+        eventually(lambda: not web01.is_given_its_boot())
+        (attempt,) = instance.get("/api/v1/servers/web01").json()["provisioned"]["attempts"]
+        assert len(attempt["boots"]) == 2
+
+
+def test_an_installer_that_fails_says_so_and_is_tried_as_often_as_the_fleet_says(tmp_path: Path) -> None:
+    files = documents("web01", evidence="Reported, attempts: 2")
+    files["user-data.j2"] = "#cloud-config\nfailed: {{ urls.failed }}\n"
+    with instance_of(tmp_path, files) as instance:
+        web01 = Client("web01", instance.url)
+        eventually(lambda: steps(instance) == {"Pending": 1})
+        for number in (1, 2):
+            eventually(lambda: web01.is_given_its_boot())
+            eventually(lambda: steps(instance) == {"Attempted": 1})
+            token = re.search(r"/data/([0-9a-f]{64})/", web01.loads())
+            assert token is not None
+            path = web01.entry.replace("boot.ipxe", f"failed/{token[1]}")
+            log = f"attempt {number}\n\x1b[31mno disk\n".encode()
+            assert httpx_client.post(f"{instance.url}{path}", content=log).status_code == 204
+            eventually(lambda: steps(instance) == ({"Pending": 1} if number == 1 else {"Failed": 1}))  # noqa: B023
+        assert not web01.is_given_its_boot()
+        found = until_condition(instance, "BootsProven", status=False, reason="Failed")
+        assert "[31mno disk" in found["message"] and "\x1b" not in found["message"]
+        attempts = instance.get("/api/v1/servers/web01").json()["provisioned"]["attempts"]
+        assert [each["failed"]["log"].splitlines()[0] for each in attempts] == ["attempt 1", "attempt 2"]
+
+
+def test_machines_behind_one_address_are_told_apart(tmp_path: Path) -> None:
+    """NAT, or a container whose gateway is all that it sees: who fetched is known by what was fetched."""
+    names = ("web01", "web02", "web03")
+    with instance_of(tmp_path, documents(*names), *configured(trusted_proxies=[PROXY])) as instance:
+        clients = {name: Client(name, instance.url, "192.0.2.1") for name in names}
+        eventually(lambda: steps(instance) == {"Pending": 3})
+        for name in ("web03", "web01"):
+            clients[name].starts(clients[name].loads())
+        eventually(lambda: steps(instance) == {"Pending": 1, "Provisioned": 2})
+        eventually(lambda: [name for name in names if clients[name].is_given_its_boot()] == ["web02"])
+
+
+def test_a_proxy_near_the_machines_keeps_no_boot(tmp_path: Path) -> None:
+    with instance_of(tmp_path, documents("web01")) as instance, proxied(instance.url, tmp_path / "proxy") as url:
+        web01 = Client("web01", url)
+        eventually(lambda: steps(instance) == {"Pending": 1})
+        script = web01.loads()
+        assert "\nkernel " in script
+        web01.starts(script)
+        eventually(lambda: steps(instance) == {"Provisioned": 1})
+        eventually(lambda: not web01.is_given_its_boot())
+
+
+def test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_is_not_trusted(tmp_path: Path) -> None:
+    with instance_of(tmp_path, documents("web01")) as instance, forwarding(instance.url, tmp_path / "proxy") as url:
+        assert httpx_client.get(f"{url}/api/v1/servers").status_code == 404
+        found = until_condition(instance, "ProxiesNamed", status=False, reason="Unnamed")
+        assert found["remedy"].startswith('trusted-proxies = ["127.0.0.2"]  # ')
+        assert 'trusted-proxies = ["127.0.0.2"]' in found["message"]
+
+
+def test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address(tmp_path: Path) -> None:
+    arguments = ("--operators", "127.0.0.1/32", *configured(trusted_proxies=[PROXY]))
+    with (
+        instance_of(tmp_path, documents("web01"), *arguments) as instance,
+        forwarding(instance.url, tmp_path / "proxy") as url,
+        httpx_client.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3")) as stranger,
+    ):
+        invented = {"x-forwarded-for": "127.0.0.1"}
+        assert httpx_client.get(f"{url}/api/v1/servers").status_code == 200
+        assert stranger.get(f"{url}/api/v1/servers").status_code == 404
+        assert stranger.get(f"{url}/api/v1/servers", headers=invented).status_code == 404
+        assert stranger.get(f"{instance.url}/api/v1/servers", headers=invented).status_code == 404
+        assert condition(instance, "ProxiesNamed").get("remedy", "").find(PROXY) == -1
+
+
+def test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_a_stop(tmp_path: Path) -> None:
+    with instance_of(tmp_path, documents("web01")) as instance:
+        done = typed("stop-installs", "--state", tmp_path / "state", *REASON)
+        assert done.code == 0, done
+        eventually(lambda: "INC-4711" in httpx_client.get(f"{instance.url}/readyz").text)
+        by_a_stranger = httpx_client.get(f"{instance.url}/readyz", headers={"host": "boot.test"})
+        assert by_a_stranger.text in ("ready\n", "not ready\n")
+
+
+@contextmanager
+def forwarding(url: str, folder: Path) -> Iterator[str]:
+    """nginx as another user before an endpoint; it asks from 127.0.0.2 and appends to X-Forwarded-For."""
+    text = f"""user nobody nogroup; daemon off; pid {folder}/pid; error_log stderr; events {{}}
+        http {{ access_log off; server {{ listen 127.0.0.1:PORT; location / {{
+          proxy_pass {url}; proxy_bind 127.0.0.2; proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+        }} }} }}"""
+    with nginx(text, folder) as found:
+        yield found
+
+
+@contextmanager
+def proxied(url: str, folder: Path) -> Iterator[str]:
+    """nginx before an endpoint, which keeps what it is allowed to keep."""
+    text = f"""user root; daemon off; pid {folder}/pid; error_log stderr; events {{}}
+        http {{
+          access_log off; proxy_cache_path {folder}/cache keys_zone=near:1m; proxy_temp_path {folder}/temp;
+          client_body_temp_path {folder}/body; fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u;
+          scgi_temp_path {folder}/s;
+          server {{ listen 127.0.0.1:PORT; location / {{
+            proxy_pass {url}; proxy_cache near; proxy_cache_valid any 10m; proxy_cache_revalidate on;
+            proxy_set_header X-Forwarded-For $remote_addr; proxy_bind 127.0.0.2;
+          }} }}
+        }}"""
+    with nginx(text, folder) as found:
+        yield found
+
+
+@contextmanager
+def nginx(text: str, folder: Path) -> Iterator[str]:
+    """Run nginx with a configuration in which PORT stands for a free port; return its base URL."""
+    folder.mkdir()
+    port = str(free_port())
+    (folder / "nginx.conf").write_text(text.replace("PORT", port))
+    process = subprocess.Popen([program("nginx", "nginx"), "-c", str(folder / "nginx.conf")], stderr=subprocess.PIPE)
+    try:
+        eventually(lambda: httpx_client.get(f"http://127.0.0.1:{port}/healthz").status_code == 200)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_a_timer_that_runs_gitboot_once_and_an_endpoint_beside_it(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push(documents("web01"))
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    places = ("--out", tmp_path / "output", "--state", tmp_path / "state", "--spool", spool)
+
+    def passes() -> None:
+        done = typed("run", repository.bare, *places, "--once")
+        assert done.code in (Exit.FINE, Exit.PARTIAL), done
+
+    passes()
+    assert typed(*FRESH, "--state", tmp_path / "state").code == 0
+    passes()
+    with served(tmp_path / "output", "--spool", str(spool)) as (url, _):
+        web01 = Client("web01", url)
+        script = web01.loads()
+        assert "\nkernel " in script
+        passes()
+        assert "1 Attempted" in typed("status", "--state", tmp_path / "state").out
+        web01.starts(script)
+        passes()
+        assert "1 Provisioned" in typed("status", "--state", tmp_path / "state").out
+        assert not web01.is_given_its_boot()
+        web01.get("/healthz", **{"x-forwarded-for": "192.0.2.1"})
+        eventually(lambda: any("127.0.0.1" in each.read_text() for each in spool.glob("*.report")))
+        done = typed("run", repository.bare, *places, "--once")
+        assert done.code == Exit.FINE, "a client that claims to be another fails no timer"
+        assert "ProxiesNamed" in typed("status", "--state", tmp_path / "state").out
+
+
+def test_a_bmc_whose_board_has_no_uuid_is_set_and_its_machine_is_installed(tmp_path: Path) -> None:
+    with Rack(tmp_path) as rack:
+        web = rack.add("web01", provision=1)
+        web.machine.uuid, web.machine.serial = "00000000-0000-0000-0000-000000000000", "To be filled by O.E.M."
+        rack.push()
+        with rack.running(records="fresh") as instance:
+            eventually(lambda: web.override == ONCE)
+            eventually(lambda: any(each["type"] == "OverrideConfirmed" for each in instance.events))
+            installs(instance, web.machine)
+            eventually(lambda: steps(instance) == {"Provisioned": 1})
+            eventually(lambda: any(each["type"] == "MachineUnproven" for each in instance.events))
+            assert [each for each in instance.status()["conditions"] if not each["status"]] == []
+
+
+def installs(instance: Instance, machine: Machine) -> None:
+    machine.run_through()
+    assert Client(machine.name, instance.url).is_given_its_boot()
+
+
+def test_a_diskless_fleet_boots_while_nobody_has_said_what_is_installed(tmp_path: Path) -> None:
+    files = documents("web01", "web02", writesDisk="false")
+    files["fleet.yaml"] = files["fleet.yaml"].replace("networkBoot: Once", "networkBoot: Always")
+    with instance_of(tmp_path, files, fresh=False) as instance:
+        until_condition(instance, "RecordsKnown", status=False, reason="NewLedger")
+        for _ in range(3):
+            assert all(Client(name, instance.url).is_given_its_boot() for name in ("web01", "web02"))
+
+
+def test_monitors_may_look_at_everything(tmp_path: Path) -> None:
+    files = documents("web01", evidence="Fetched, monitors: [192.0.2.0/24]")
+    with instance_of(tmp_path, files, *configured(trusted_proxies=[PROXY])) as instance:
+        eventually(lambda: steps(instance) == {"Pending": 1})
+        web01, monitor = (Client("web01", instance.url, address) for address in ("10.0.0.7", "192.0.2.9"))
+        data = f"/v1/boot/{mac_of('web01').replace(':', '-')}/data/"
+        published = next((tmp_path / "output" / "boot").glob(f"{data[1:]}*/user-data"))
+        for path in (web01.entry, data + str(published.relative_to(published.parents[1])), "/healthz"):
+            monitor.get(path)
+        script = web01.loads()
+        assert "\nkernel " in script
+        web01.starts(script)
+        eventually(lambda: steps(instance) == {"Provisioned": 1})
+        (attempt,) = instance.get("/api/v1/servers/web01").json()["provisioned"]["attempts"]
+        assert [each["client"] for each in attempt["boots"]] == ["10.0.0.7"]

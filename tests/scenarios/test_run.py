@@ -1,0 +1,360 @@
+"""The main job as its users have it: a process, a repository, HTTP, a BMC."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gitboot.cli.commands.run import _LONGEST_END_S
+from tests.helpers import httpx_client
+from tests.helpers.configuration import configured, give_credentials
+from tests.helpers.fleets import SEED, image, mac_of, maintenance, naming, policy, profile, server, uuid_of
+from tests.helpers.forked_commands import Command, start
+from tests.helpers.instance_process import Instance, Repository, evaluators, eventually, ledger_in, running
+from tests.helpers.instance_with_bmcs import Rack
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.faults import Hang
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+from tests.helpers.served_tree import LOADER
+
+ROOT = Path(__file__).parents[2]
+ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+BY_UUID = f"/ipxe/{uuid_of('web01')}"
+
+
+def images_in(script: str) -> str:
+    """The image that an entry boots, by its kernel's URL; "disk" for the local-disk entry."""
+    found = re.findall(r"^kernel .*/assets/([^/]+)/", script, re.MULTILINE)
+    return found[0] if found else "disk"
+
+
+def fleet_files(*documents: str) -> dict[str, str]:
+    return {"fleet.yaml": "---\n".join(documents)}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push(fleet_files(*SEED))
+    return made
+
+
+def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path, repository: Repository) -> None:
+    """The seed problem: a workload and a maintenance match one server, and the maintenance stays in Git.
+
+    Its end finds the instance with a commit at its evaluator that takes longer than the window.
+    """
+    answers: list[tuple[datetime, datetime, str]] = []
+
+    def ask(instance: Instance, path: str, end: datetime) -> None:
+        with httpx_client.Client(base_url=instance.url, headers=LOADER) as client:
+            while datetime.now(UTC) < end + timedelta(seconds=1):
+                sent = datetime.now(UTC)
+                body = client.get(path).text
+                answers.append((sent, datetime.now(UTC), images_in(body)))
+                time.sleep(0.02)
+
+    with running(repository.bare, tmp_path) as instance:
+        for patience in (timedelta(seconds=5), timedelta(minutes=1), timedelta(minutes=4)):  # what a machine needs
+            start = datetime.now(UTC).replace(microsecond=0) + patience
+            end = start + patience
+            window = f"{start:%Y-%m-%dT%H:%M:%S} {end:%Y-%m-%dT%H:%M:%S}"
+            commit = repository.push(fleet_files(*SEED, maintenance("repair", window)))
+            eventually(lambda: instance.status()["applied"]["commit"] == commit)  # noqa: B023 - called at once
+            if datetime.now(UTC) < start - patience / 2:
+                break
+        static = tmp_path / "output" / "boot" / ENTRY[1:]
+        with ThreadPoolExecutor(2) as pool:
+            asking = pool.map(ask, [instance] * 2, [ENTRY, BY_UUID], [end] * 2)
+            eventually(lambda: images_in(static.read_text()) == "memtest-7")
+            (evaluator,) = evaluators(instance.process.pid)
+            os.kill(evaluator, signal.SIGSTOP)
+            commit = repository.push({"late.yaml": server("web02", "role: web")})
+            list(asking)
+        eventually(lambda: images_in(static.read_text()) == "flatcar-1")
+        assert instance.status()["applied"]["commit"] != commit
+        os.kill(evaluator, signal.SIGCONT)
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+    inside = [image for sent, received, image in answers if start <= sent and received < end]
+    before = [image for sent, received, image in answers if received < start]
+    after = [image for sent, received, image in answers if end <= sent]
+    assert (set(before), set(inside), set(after)) == ({"flatcar-1"}, {"memtest-7"}, {"flatcar-1"})
+
+
+def test_a_pushed_commit_is_served_without_waiting_for_the_poll(tmp_path: Path, repository: Repository) -> None:
+    with running(repository.bare, tmp_path, "--poll", "3600", *configured(max_reinstalls=9)) as instance:
+        assert images_in(instance.get(ENTRY).text) == "flatcar-1"
+        for number in (2, 3, 4):
+            documents = (*SEED, image(f"flatcar-{number}"), profile("next", f"flatcar-{number}"))
+            pool = policy("next", "All", "priority: 1", boots="next")
+            commit = repository.push(fleet_files(*documents, pool))
+            eventually(lambda: images_in(instance.get(ENTRY).text) == f"flatcar-{number}")  # noqa: B023
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+        static = (tmp_path / "output" / "boot" / ENTRY[1:]).read_text()
+        assert static == instance.get(ENTRY).text
+
+
+def test_a_commit_in_a_work_tree_is_served_without_waiting_for_the_poll(tmp_path: Path, repository: Repository) -> None:
+    with running(repository.work, tmp_path, "--poll", "3600") as instance:
+        commit = repository.push(fleet_files(*SEED, maintenance("repair")))
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+        assert images_in(instance.get(ENTRY).text) == "memtest-7"
+
+
+def test_an_invalid_commit_leaves_the_last_accepted_one_served_after_a_restart_too(
+    tmp_path: Path, repository: Repository
+) -> None:
+    good = repository.push(fleet_files(*SEED))
+    tie = policy("web2", "{matchLabels: {role: web}}")
+
+    def check(instance: Instance) -> None:
+        status = eventually(lambda: instance.status() if instance.status()["attempted"]["commit"] == bad else None)
+        assert status["applied"]["commit"] == good
+        (problem,) = status["attempted"]["problems"]
+        assert (problem["path"], problem["code"]) == ("policies/web2.yaml", "GB2011")
+        assert (problem["line"], problem["column"]) == (4, 16)
+        assert images_in(instance.get(ENTRY).text) == "flatcar-1"
+
+    with running(repository.bare, tmp_path) as instance:
+        bad = repository.push({"policies/web2.yaml": tie})
+        check(instance)
+    with running(repository.bare, tmp_path) as instance:
+        check(instance)
+
+
+def test_with_nothing_accepted_yet_a_bad_commit_is_not_served_and_not_the_end(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "kind: Fleet\n"})
+    with running(repository.bare, tmp_path, ready=False) as instance:
+        eventually(lambda: instance.status()["attempted"]["problems"])
+        assert instance.get("/healthz").status_code == 200
+        assert instance.get("/readyz").status_code == 503
+        assert instance.get(ENTRY).status_code == 503
+        repository.push(fleet_files(*SEED))
+        eventually(lambda: instance.get("/readyz").status_code == 200)
+        assert images_in(instance.get(ENTRY).text) == "flatcar-1"
+
+
+@pytest.mark.parametrize("written", ["{0}:{1}", "{0}-{1}", "bare", "dots", "UPPER"])
+def test_an_entry_is_found_in_every_notation_of_its_mac(
+    tmp_path_factory: pytest.TempPathFactory, shared_instance: Instance, written: str
+) -> None:
+    colons = mac_of("web01")
+    spelt = {
+        "{0}:{1}": colons,
+        "{0}-{1}": colons.replace(":", "-"),
+        "bare": colons.replace(":", ""),
+        "dots": ".".join(re.findall("....", colons.replace(":", ""))),
+        "UPPER": colons.upper(),
+    }[written]
+    assert shared_instance.get(f"/v1/boot/{spelt}/boot.ipxe").text == shared_instance.get(ENTRY).text
+    assert shared_instance.get(f"/v1/boot/{spelt}/boot.ipxe").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def shared_instance(tmp_path_factory: pytest.TempPathFactory) -> object:
+    folder = tmp_path_factory.mktemp("shared")
+    repository = Repository.create(folder / "git")
+    repository.push(fleet_files(*SEED))
+    with running(repository.bare, folder) as instance:
+        yield instance
+
+
+def test_unknown_machines_and_files_get_one_and_the_same_404(shared_instance: Instance) -> None:
+    paths = [
+        "/v1/boot/52-54-00-00-00-01/boot.ipxe",
+        "/v1/boot/nonsense/boot.ipxe",
+        ENTRY.replace("boot.ipxe", "other"),
+        "/ipxe/4c4c4544-0000-4a10-8056-b9c04f4d3732",
+        "/nothing",
+    ]
+    answers = [shared_instance.get(path) for path in paths]
+    assert {answer.status_code for answer in answers} == {404}
+    assert {answer.content for answer in answers} == {b""}
+    ignored = {"date"}
+    heads = [{k: v for k, v in answer.headers.items() if k not in ignored} for answer in answers]
+    assert all(head == heads[0] for head in heads)
+
+
+def test_the_api_lists_servers_with_their_plans(shared_instance: Instance) -> None:
+    (item,) = shared_instance.get("/api/v1/servers").json()["items"]
+    assert (item["name"], item["uuid"], item["phase"], item["image"]) == (
+        "web01",
+        uuid_of("web01"),
+        "Network",
+        "flatcar-1",
+    )
+
+
+def test_a_second_instance_on_the_same_state_refuses_and_says_who_has_it(
+    tmp_path: Path, repository: Repository
+) -> None:
+    with running(repository.bare, tmp_path) as instance:
+        second = subprocess.run(
+            [
+                *(sys.executable, "-m", "gitboot", "run", str(repository.bare), "--once"),
+                *("--out", str(tmp_path / "other"), "--state", str(tmp_path / "state")),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert second.returncode == 64
+        assert f"process {instance.process.pid}" in second.stderr
+
+
+def passes(instance: Instance) -> int:
+    """How often it has reconciled."""
+    line = "\ngitboot_reconcile_duration_seconds_count "
+    return int(float(instance.get("/metrics").text.partition(line)[2].partition("\n")[0]))
+
+
+def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
+    """Once with UefiHttp or Pxe: set, consumed by a reset, proven by the fetch, and never set again."""
+    machine = Machine("web01", uuid=uuid_of("web01"), system="1", post_s=1)
+    credentials = tmp_path / "credentials"
+    give_credentials(credentials, "bmc", password="calvin")
+    with RedfishServer(Service(machine, credentials={"root": "calvin"})) as bmc:
+        spec = f"provision: 1, bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
+        documents = (SEED[0], server("web01", "role: web", spec), *SEED[2:-1], policy("web", often="Once"))
+        repository = Repository.create(tmp_path / "git")
+        named = naming(ledger_in(tmp_path / "state"), documents[0])
+        repository.push(fleet_files(named, *documents[1:]))
+        with running(repository.bare, tmp_path, "--credentials", str(credentials), records="fresh") as instance:
+
+            def event(type: str) -> bool:
+                return any(each["type"] == type for each in instance.events)
+
+            def override() -> tuple[object, object]:
+                shown = machine.system()["Boot"]
+                return shown["BootSourceOverrideEnabled"], shown["BootSourceOverrideTarget"]
+
+            eventually(lambda: override() == ("Once", "Pxe"))
+            eventually(lambda: event("OverrideConfirmed"))
+            # Somebody else's fetch does not count: the override still stands.
+            instance.get(ENTRY)
+            eventually(lambda: event("FetchIgnored"))
+            assert images_in(instance.get(ENTRY).text) == "flatcar-1"
+            # The machine resets, boots from the network once and fetches its entry.
+            machine.reset()
+            machine.run_through()
+            assert override()[0] == "Disabled"
+            assert images_in(instance.get(ENTRY).text) == "flatcar-1"
+            eventually(lambda: event("Provisioned"))
+            writes = len(machine.writes)
+            repository.push({"note.txt": "not YAML, and no change to any server"})
+            eventually(lambda: instance.status()["applied"]["commit"] == instance.status()["attempted"]["commit"])
+            passed = passes(instance)
+            for number in range(1, 3):  # two passes, each of which would have had it set
+                instance.process.send_signal(signal.SIGUSR1)
+                eventually(lambda number=number: passes(instance) >= passed + number)  # type: ignore[misc]
+        assert len(machine.writes) == writes
+        assert "calvin" not in str(instance.events)
+
+
+def test_another_hash_seed_time_zone_and_locale_give_the_same_bytes(tmp_path: Path, repository: Repository) -> None:
+    trees = []
+    for number, environment in enumerate(
+        (
+            {"PYTHONHASHSEED": "1", "TZ": "UTC", "LC_ALL": "C"},
+            {"PYTHONHASHSEED": "77", "TZ": "Asia/Kolkata", "LC_ALL": "C.UTF-8"},
+        )
+    ):
+        out = tmp_path / f"out{number}"
+        command = ["render", str(repository.bare), "--out", str(out), "--at", "2026-11-20T12:00:00Z"]
+        subprocess.run(
+            [sys.executable, "-m", "gitboot", *command],
+            check=True,
+            env={**os.environ, **environment},
+            capture_output=True,
+        )
+        trees.append(
+            {
+                str(path.relative_to(out)): path.read_bytes()
+                for path in sorted(out.rglob("*"))
+                if path.is_file() and ".gitboot" not in path.parts
+            }
+        )
+    assert trees[0] == trees[1]
+    assert len(trees[0]) > 8
+
+
+def test_signals_in_their_thousands_hold_nothing_up(tmp_path: Path, repository: Repository) -> None:
+    """A handler runs between any two steps of the main thread, which may hold a lock just then."""
+    with running(repository.bare, tmp_path, "--poll", "3600") as instance:
+        for number in range(12000):
+            instance.process.send_signal(signal.SIGUSR1 if number % 2 else signal.SIGHUP)
+        eventually(lambda: instance.get("/readyz").status_code == 200)
+
+
+def test_an_end_in_good_order_is_overtaken_by_no_alarm() -> None:
+    script = """
+import atexit, signal
+atexit.register(lambda: print(signal.getitimer(signal.ITIMER_REAL)[0]))  # which is called last
+from gitboot.cli.terminal import end_by_signal
+end_by_signal(lambda: print(signal.getitimer(signal.ITIMER_REAL)[0] > 0), within_s=60)
+signal.raise_signal(signal.SIGTERM)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "0.0"]), done
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_what_never_ends_is_ended_some_seconds_after_a_signal(number: signal.Signals) -> None:
+    script = f"""
+import signal, threading
+from gitboot.cli.terminal import end_by_signal
+end_by_signal(lambda: None, within_s=0.1)
+signal.raise_signal({number:d})
+threading.Event().wait()
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
+    assert _LONGEST_END_S < 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_ends_an_instance_while_its_bmcs_hang(tmp_path: Path, number: signal.Signals) -> None:
+    with ExitStack() as stack:
+        rack = stack.enter_context(Rack(tmp_path))
+        blades = [rack.add(name, provision=1) for name in ("web01", "db01")]
+        for blade in blades:
+            blade.bmc.fault(Hang(), times=9)
+        rack.push()
+        instance = stack.enter_context(rack.running(records="fresh"))
+        eventually(lambda: all(blade.bmc.service.requests for blade in blades))
+        instance.process.send_signal(number)
+        assert instance.process.wait(120) == 0
+
+
+@pytest.mark.parametrize("typed", ["--version", "validate", "validate {missing}", "nonsense"])
+def test_a_command_that_tests_fork_is_as_one_that_is_started(tmp_path: Path, typed: str) -> None:
+    arguments = typed.format(missing=tmp_path / "missing").split()
+    script = f"import sys; sys.path.append({str(ROOT)!r}); "
+    script += f"from tests.helpers.forked_commands_client import pass_on; pass_on({start()!r})"
+    ran = [
+        subprocess.run(
+            [sys.executable, *command, *arguments], capture_output=True, text=True, cwd=ROOT / "example-repo"
+        )
+        for command in (("-IS", "-c", script), ("-m", "gitboot"))
+    ]
+    assert len({(each.returncode, each.stdout, each.stderr) for each in ran}) == 1, ran
+    assert ran[0].stdout or ran[0].stderr
+
+
+def test_a_command_that_tests_fork_ends_by_the_signal_that_it_is_sent(tmp_path: Path, repository: Repository) -> None:
+    places = ["--out", str(tmp_path / "output"), "--state", str(tmp_path / "state")]
+    command = Command(["run", str(repository.bare), *places], os.environ)
+    assert command.poll() is None
+    command.kill()
+    assert command.wait(60) == -signal.SIGKILL == command.poll()

@@ -1,0 +1,149 @@
+"""Running instances at the edges: a ledger that takes nothing, and a Fleet that names another one; BMCs that count."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+from socket import gethostname
+
+import pytest
+
+from gitboot.cli.main import Exit, exit_of
+from gitboot.errors import LockedByAnother
+from gitboot.fetchlog.spool import files
+from tests.helpers.fleets import uuid_of
+from tests.helpers.instance_process import Instance, eventually, running
+from tests.helpers.instance_with_bmcs import BASE_URL, Rack, boots, condition, typed, until_condition
+from tests.helpers.postgresql import PostgresServer, postgresql
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    with Rack(tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def server_stopped(server: PostgresServer) -> Iterator[None]:
+    """The ledger's PostgreSQL is down, as long as the block runs."""
+    server.stop(signal.SIGQUIT)
+    yield
+    server.start()
+
+
+@contextmanager
+def ledger_locked(rack: Rack) -> Iterator[None]:
+    """A local user holds a lock on the ledger, as long as the block runs."""
+    with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def passes(instance: Instance) -> None:
+    """Wait for two more reconciles that find the ledger as it is."""
+    before = len(failures(instance))
+    eventually(lambda: len(failures(instance)) >= before + 2)
+
+
+def failures(instance: Instance) -> list[str]:
+    return [event["message"] for event in instance.events if event["type"] == "LedgerFailed"]
+
+
+def test_e3_while_the_ledger_takes_nothing_nothing_is_set_and_nothing_forgotten(rack: Rack) -> None:
+    takes_nothing(rack, lambda: ledger_locked(rack), "locked")
+
+
+def test_e3_the_same_where_its_postgresql_is_down_which_one_instance_has_at_a_time(rack: Rack) -> None:
+    with postgresql() as server:
+        rack.address = server.address()
+        ledger = ("--ledger", rack.address.url)
+        takes_nothing(rack, lambda: server_stopped(server), "the ledger cannot be (read|written)", *ledger)
+        with rack.running(*ledger) as first:
+            eventually(lambda: first.status()["records"] == {"Pending": 1, "Provisioned": 1})
+            places = ("--out", rack.folder / "other", "--state", rack.folder / "elsewhere")
+            done = typed("run", rack.repository.bare, *places, *ledger, "--once")
+            assert done.code == exit_of(LockedByAnother(""))
+            assert f"is in use by the instance {gethostname()}:{rack.state}" in done.err
+
+
+def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]], why: str, *ledger: str) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    spool = rack.folder / "spool"
+    with rack.running("--spool", spool, "--accept-filesystem", "tmpfs", *ledger, records="fresh") as instance:
+        eventually(lambda: web.stands)
+        with failing():
+            web.machine.run_through()
+            is_given = "flatcar-1" in instance.get(web.entry).text
+            assert is_given is not bool(ledger), "where hosts share a ledger, it is recorded there what is given"
+            assert bool([path for path in files(spool) if path.read_bytes()]) is is_given
+            new = rack.add("web02", provision=1)
+            rack.push("One more server")
+            until_condition(instance, "LedgerWritable", status=False, reason="Failed")
+            passes(instance)
+            assert (web.times_set, new.times_set) == (1, 0), "no intent stands recorded"
+            assert instance.status()["records"] == {"Pending": 1}
+            kept = [path for path in files(spool) if web.entry.encode() in path.read_bytes()]
+            assert bool(kept) is is_given, "nothing is forgotten"
+            assert re.search(why, failures(instance)[-1])
+        until_condition(instance, "LedgerWritable", status=True, reason="Writable")
+        eventually(lambda: new.stands)
+        eventually(lambda: "flatcar-1" in instance.get(web.entry).text)  # it is, by now or within its grace
+        eventually(lambda: instance.status()["records"] == {"Pending": 1, "Provisioned": 1})
+        assert (web.times_set, new.times_set) == (1, 1)
+
+
+def test_e15_of_two_instances_the_one_that_is_named_acts_and_a_typo_leaves_neither_acting(
+    rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web = rack.add("web01", provision=1)
+    rack.push()
+    theirs = ("--credentials", str(rack.credentials), "--poll", "3600")
+    with rack.running(records="fresh") as one:
+        eventually(lambda: web.stands)
+        ours = one.status()["ledger"]
+        rack.settings = f"{BASE_URL}, provisioning: {{ledger: {ours}}}"
+        rack.push("Name this one")
+        until_condition(one, "CommitAccepted", status=True, reason="Valid")
+        with running(rack.repository.bare, tmp_path / "two", *theirs, ready=False) as two:
+            eventually(lambda: (tmp_path / "two/state/status.json").exists())
+            until_condition(two, "LedgerNamed", status=False, reason="AnotherLedger")
+            refused = typed("records", "begin", "fresh", "--yes", "--state", tmp_path / "two/state")
+            assert (refused.code, f"the Fleet names {ours}, and this instance has" in refused.err) == (Exit.USAGE, True)
+            rack.settings = f"{BASE_URL}, provisioning: {{ledger: {uuid_of('typo')}}}"
+            rack.push("Name nobody")
+            until_condition(one, "LedgerNamed", status=False, reason="StandsBack")
+            eventually(lambda: not web.stands), "what it has set is withdrawn while it stands back"
+            assert (boots(one, web), web.times_set) == ("disk", 1)
+            assert one.get("/readyz").status_code == 200, "machines are answered as before, but for installers"
+            assert two.get(web.entry).status_code == 503
+            rack.settings = f"{BASE_URL}, provisioning: {{ledger: {two.status()['ledger']}}}"
+            named = rack.push("Name the other")
+            for instance, state in ((one, rack.state), (two, tmp_path / "two/state")):
+                approve(instance, state, named)
+            until_condition(two, "RecordsKnown", status=False, reason="NewLedger")
+            assert web.times_set == 1, "a new ledger knows nothing"
+            assert typed("records", "begin", "fresh", "--yes", "--state", tmp_path / "two/state").code == 0
+            eventually(lambda: web.stands)
+            eventually(lambda: boots(two, web) == "flatcar-1")
+            assert web.times_set == 2
+            assert (condition(one, "LedgerNamed")["reason"], boots(one, web)) == ("StandsBack", "disk")
+
+
+def approve(instance: Instance, state: Path, commit: str) -> None:
+    """Let an instance take note that who acts is another by a commit; what came before it may be held, too."""
+
+    def held() -> str | None:
+        attempted = instance.status()["attempted"]
+        found = attempted["held"] if attempted["commit"] == commit else None
+        return found["digest"] if found is not None and "allowTakeover" in found["guards"] else None
+
+    digest = eventually(held)
+    done = typed("approve", digest, "--guard", "allowTakeover", "--reason", "handed over", "--state", state)
+    assert done.code == 0, done
+    eventually(lambda: instance.status()["attempted"]["held"] is None)

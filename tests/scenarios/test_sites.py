@@ -1,0 +1,746 @@
+"""Instances for one site each, from one repository: each acts for its own servers, and nobody's are installed twice."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gitboot.cli.commands.provisioning_records import read_hand_over, taken
+from gitboot.cli.main import Exit, cli
+from gitboot.controller.instance.assembly import looked_at
+from gitboot.controller.instance_state import Fetched
+from gitboot.controller.operator_requests import RECORDS
+from gitboot.errors import InvalidRepository, SourceError, UsageError
+from gitboot.evaluator.client import assembled
+from gitboot.evaluator.evaluation import CommitPair, Evaluator
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.process import told
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fleet.validation import load
+from gitboot.jsonio import Digest
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.provisioning_record import record_facts
+from gitboot.resolve.server_plan import Cause, Phase
+from tests.evaluator.test_evaluation_properties import (
+    EDITS,
+    LAWS,
+    History,
+    Tree,
+    evaluated,
+    in_full,
+    on_page,
+    sent,
+    tree_of,
+)
+from tests.helpers.cases import for_each
+from tests.helpers.configuration import give_credentials
+from tests.helpers.fleet_strategies import GeneratedFleet, fleets
+from tests.helpers.fleets import at, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
+from tests.helpers.instance_doubles import note_fetch
+from tests.helpers.instance_in_process import in_process
+from tests.helpers.instance_process import Repository
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import GENERIC
+from tests.helpers.redfish_double.server import RedfishServer
+from tests.helpers.redfish_double.service import Service
+from tests.scenarios.test_installations import INSTALLS, World, held_digest, shown
+
+SITES: Final = ("ams2", "fra1")
+UNKNOWN: Final = (Phase.DISK, Cause.UNKNOWN)
+BOOTS: Final = (image("flatcar-1"), profile("web", "flatcar-1"), policy("web", "All", often="Once"))
+
+
+def placed(**where: str) -> tuple[str, ...]:
+    """Servers that are to be installed, each with its site."""
+    return tuple(server(name, f"site: {site}", "provision: 1") for name, site in sorted(where.items()))
+
+
+def fleet_of(ledgers: Mapping[str, str], evidence: str = "Fetched", sites: Collection[str] = SITES) -> str:
+    """A Fleet of both sites, of which these name ledgers."""
+    said = (
+        f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test'"
+        f"{f', ledger: {ledgers[site]}' if site in ledgers else ''}}}"
+        for site in sites
+    )
+    provisioning = f"provisioning: {{evidence: {evidence}}}"
+    return fleet(f"baseURL: 'http://boot.test', {provisioning}, sites: [{', '.join(said)}]")
+
+
+@dataclass
+class Country:
+    """A repository, and an instance for each of its sites, of which nothing is installed yet."""
+
+    repository: Repository
+    instances: Mapping[str, World]
+
+    def push(self, *servers: str, ledgers: Mapping[str, str] | None = None, message: str = "Change") -> None:
+        documents = fleet_of(self.ledgers if ledgers is None else ledgers), *BOOTS, *servers
+        self.repository.push({"fleet.yaml": "---\n".join(documents)}, message)
+        self.turn()
+
+    def turn(self) -> None:
+        for each in self.instances.values():
+            each.turn()
+
+    @property
+    def ledgers(self) -> dict[str, str]:
+        instances = self.instances.items()
+        return {site: each.parts.reconciler.standing.knowledge.facts.identity for site, each in instances}
+
+    def planned(self, site: str) -> dict[str, tuple[Phase, Cause]]:
+        servers = self.instances[site].parts.reconciler.standing.plans.servers
+        return {name: shown(each.plan) for name, each in servers.items()}
+
+
+@pytest.fixture
+def country(tmp_path: Path) -> Iterator[Country]:
+    repository = Repository.create(tmp_path / "git")
+    with ExitStack() as stack:
+        parts = {
+            site: stack.enter_context(in_process(tmp_path / site, repository.bare, initial="fresh", site=site))
+            for site in SITES
+        }
+        instances = {site: World(each, repository, at("20T12:00")) for site, each in parts.items()}
+        yield Country(repository, instances)
+
+
+def published(folder: Path) -> set[str]:
+    return {path.stem for path in (folder / "output/ops/servers").glob("*.json")}
+
+
+def test_each_acts_for_its_own_servers(country: Country, tmp_path: Path) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    assert [country.planned(site) for site in SITES] == [{"web01": INSTALLS}, {"web02": INSTALLS}]
+    assert [published(tmp_path / site) for site in SITES] == [{"web01"}, {"web02"}]
+    country.push(*placed(web01="ams2", web02="fra1", web03="fra1"))
+    assert [published(tmp_path / site) for site in SITES] == [{"web01"}, {"web02", "web03"}]
+    assert country.planned("fra1")["web03"] == INSTALLS, "one that is new at all is new there"
+
+
+def test_a_server_that_changes_its_site_is_unknown_there_until_somebody_says_what_it_has(country: Country) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    country.instances["ams2"].install("web01")
+    country.push(*placed(web01="fra1", web02="fra1"))
+    assert country.planned("ams2") == {}
+    assert country.planned("fra1")["web01"] == UNKNOWN
+    (event,) = country.instances["fra1"].told("ServerUnknown")
+    assert event.facts["servers"] == ["web01"]
+    assert "or, where another site had it, with gitboot records take-over" in event.message
+    (known,) = [
+        each for each in country.instances["fra1"].parts.reconciler.status.conditions if each.reason == "UnknownServers"
+    ]
+    assert "or with gitboot records take-over, where another site had it" in known.message
+    assert known.remedy is not None and known.remedy.endswith("# or: pending; or: take-over FILE, from another site")
+    country.push(*placed(web01="ams2", web02="fra1"))
+    assert country.planned("ams2")["web01"] == UNKNOWN, (
+        "its first ledger does not know what the other one has made of it"
+    )
+    (event,) = country.instances["ams2"].told("ServerUnknown")
+    assert "the ledger saw this machine before, and nothing is recorded of it" in event.message
+
+
+def test_a_server_that_goes_and_comes_again_at_another_site_is_not_new_there(country: Country) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    country.instances["ams2"].install("web01")
+    country.push(*placed(web02="fra1"))
+    country.push(*placed(web02="fra1"), message="Something else")
+    country.push(*placed(web01="fra1", web02="fra1"))
+    assert country.planned("fra1")["web01"] == UNKNOWN
+    assert [each.facts["servers"] for each in country.instances["fra1"].told("ServerUnknown")] == [["web01"]]
+
+
+def test_a_server_that_was_elsewhere_before_its_site_looks_again_is_unknown_there(country: Country) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    world = country.instances["ams2"]
+    world.install("web01")
+    for site in ("fra1", "ams2"):
+        text = "---\n".join((fleet_of(country.ledgers), *BOOTS, *placed(web01=site, web02="fra1")))
+        country.repository.push({"fleet.yaml": text}, "Change")
+    world.turn()
+    assert country.planned("ams2")["web01"] == UNKNOWN
+    assert [each.facts["servers"] for each in world.told("ServerUnknown")] == [["web01"]]
+    assert server_tables.standing(world.parts.ledger) == {uuid_of("web01")}
+
+
+def test_a_board_that_comes_with_what_another_site_had_is_not_new(country: Country) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    board = server("web01", "site: fra1", "provision: 1").replace(uuid_of("web01"), uuid_of("its new board"))
+    country.push(board, *placed(web02="fra1"))
+    assert country.planned("fra1")["web01"] == UNKNOWN
+    assert "for a new motherboard" in country.instances["fra1"].told("ServerUnknown")[0].message
+
+
+def test_however_servers_move_each_number_is_installed_once(country: Country, lives: int) -> None:
+    """Each site looks when it will; a server that is unknown stays so, for nobody says what it has."""
+    draw = random.Random(2411)
+    where, provision = dict[str, str](), dict[str, int]()
+    installed: list[tuple[str, int]] = []
+    for step in range(30 * lives):
+        for name in sorted({f"web{step // 3 + draw.randint(0, 2):03}" for _ in range(2)}):
+            provision[name] = provision.get(name, 1) + (draw.random() < 0.15)
+            where[name] = draw.choice((*SITES, *SITES, "nowhere"))
+        here = {name: site for name, site in where.items() if site in SITES}
+        servers = (server(name, f"site: {site}", f"provision: {provision[name]}") for name, site in here.items())
+        said = "---\n".join((fleet_of(country.ledgers), *BOOTS, *servers, server("other", "site: fra1")))
+        country.repository.push({"fleet.yaml": said}, "Change")
+        for site in draw.sample(SITES, draw.randint(0, 2)):
+            world = country.instances[site]
+            world.turn()
+            due = [name for name, each in country.planned(site).items() if each == INSTALLS and where[name] == site]
+            world.install(*due)
+            installed += [(name, provision[name]) for name in due]
+    assert len(installed) == len(set(installed)) > 5
+
+
+def test_a_server_that_comes_and_moves_before_anybody_looks_is_installed_by_neither(country: Country) -> None:
+    country.push(*placed(web02="fra1"))
+    texts = ["---\n".join((fleet_of(country.ledgers), *BOOTS, *placed(web01=site, web02="fra1"))) for site in SITES]
+    for text in texts:
+        country.repository.push({"fleet.yaml": text}, "Change")
+    country.turn()
+    assert country.planned("fra1")["web01"] == UNKNOWN
+
+
+def test_nobody_acts_for_a_site_that_names_no_ledger_and_of_two_the_one_that_is_named(
+    country: Country, tmp_path: Path
+) -> None:
+    servers = placed(web01="ams2", web02="fra1")
+    country.push(*servers, ledgers={})
+    assert [country.instances[site].condition("LedgerNamed") for site in SITES] == [(False, "AnotherLedger")] * 2
+    assert [published(tmp_path / site) for site in SITES] == [set(), set()]
+    with in_process(tmp_path / "two", country.repository.bare, initial="fresh", site="ams2") as parts:
+        second = World(parts, country.repository, at("20T12:00"))
+        with in_process(tmp_path / "all", country.repository.bare, initial="fresh") as others:
+            for_all = World(others, country.repository, at("20T12:00"))
+            country.push(*servers)
+            for each in (second, for_all):
+                each.turn()
+                assert each.condition("LedgerNamed") == (False, "AnotherLedger")
+                assert each.parts.reconciler.standing.plans.servers == {}
+    assert [each for each in country.instances.values() if each.held is not None] == [], "they take over from nobody"
+    assert country.planned("ams2") == {"web01": INSTALLS}
+
+
+def test_one_for_all_sites_from_which_others_take_over_is_asked(country: Country, tmp_path: Path) -> None:
+    servers = placed(web01="ams2", web02="fra1")
+    country.push(*servers, ledgers={})
+    with in_process(tmp_path / "all", country.repository.bare, initial="fresh") as parts:
+        for_all = World(parts, country.repository, at("20T12:00"))
+        for_all.turn()
+        assert shown(for_all.plan("web01")) == INSTALLS
+        country.push(*servers)
+        for_all.turn()
+        assert for_all.held is not None and for_all.held.guards == ("allowTakeover",)
+        assert for_all.condition("LedgerNamed") == (False, "StandsBack")
+        assert shown(for_all.plan("web01")) == (Phase.DISK, Cause.STOPPED)
+
+
+def said(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["records", *map(str, arguments)])
+
+
+def test_what_a_site_knows_of_a_server_is_handed_over_once_it_has_let_it_go(country: Country, tmp_path: Path) -> None:
+    old, new, file = tmp_path / "ams2/state", tmp_path / "fra1/state", tmp_path / "web01.json"
+    take = ("take-over", file, "--state", new, "--reason", "moved")
+    country.push(*placed(web01="ams2", web02="fra1"))
+    country.instances["ams2"].install("web01")
+    assert "is still this instance's" in str(said("hand-over", "web01", "--state", old).exception)
+    country.push(*placed(web01="fra1", web02="fra1"))
+    assert country.planned("fra1")["web01"] == UNKNOWN
+    file.write_text(printed := said("hand-over", "web01", "--state", old).stdout)
+    assert said("hand-over", "web01", "--state", old).stdout.splitlines()[:1] == printed.splitlines()[:1], "and again"
+    assert "handed over by this very instance" in str(
+        said("take-over", file, "--state", old, "--reason", "moved").exception
+    )
+    country.push(*placed(web01="fra1", web02="fra1"), message="Something else")
+    country.repository.push({"more": "x"}, "Something else")
+    country.instances["fra1"].turn()
+    assert "it may have been elsewhere between" in str(said(*take).exception)
+    country.turn()
+    file.write_text(said("hand-over", "web01", "--state", old).stdout)
+    given = left(said, take, country)
+    assert "web01 is provisioned: provision 1" in given
+    assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
+    assert "is not unknown here" in str(said(*take).exception), "a second time it is refused"
+    country.instances["fra1"].turn()
+    assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
+
+
+def test_a_server_that_changes_its_site_and_its_name_is_handed_over(country: Country, tmp_path: Path) -> None:
+    """And where another machine has its name here by then, it is named by its UUID."""
+    old, new, file = tmp_path / "ams2/state", tmp_path / "fra1/state", tmp_path / "web01.json"
+    country.push(*placed(web01="ams2", web02="fra1"))
+    country.instances["ams2"].install("web01")
+    (moved,) = (each.replace("name: web01", "name: shop01") for each in placed(web01="fra1"))
+    country.push(moved, *placed(web02="fra1"))
+    assert json.loads(said("hand-over", "web01", "--state", old).stdout)["uuid"] == uuid_of("web01")
+    assert str(said("hand-over", "shop01", "--state", old).exception).endswith("as it was called here, or by its UUID")
+    (follower,) = (each.replace("name: web03", "name: web01") for each in placed(web03="ams2"))
+    country.push(moved, follower, *placed(web02="fra1"))
+    assert "web01 is still this instance's" in str(said("hand-over", "web01", "--state", old).exception)
+    file.write_text(said("hand-over", uuid_of("web01"), "--state", old).stdout)
+    given = left(said, ("take-over", file, "--state", new, "--reason", "moved"), country)
+    assert "shop01 is provisioned: provision 1" in given
+    assert country.planned("fra1")["shop01"] == (Phase.DISK, Cause.PROVISIONED)
+
+
+def test_what_is_underway_or_not_heard_of_yet_is_not_handed_over(country: Country, tmp_path: Path) -> None:
+    old, world = tmp_path / "ams2/state", country.instances["ams2"]
+    reported = fleet_of(country.ledgers, "Reported")
+
+    def push(site: str) -> None:
+        text = "---\n".join((reported, *BOOTS, *placed(web01=site, web02="fra1")))
+        country.repository.push({"fleet.yaml": text}, "Change")
+        country.turn()
+
+    push("ams2")
+    world.install("web01")
+    push("fra1")
+    assert "an installation of web01 has begun here" in str(said("hand-over", "web01", "--state", old).exception)
+    fetched = Observation(
+        server="web01", path="boot/v1/boot/web01/boot.ipxe", digest=Digest("0" * 64), client="10.0.0.7", at=world.now
+    )
+    note_fetch(world.parts.spool, fetched)
+    assert "what web01 fetched last is not taken in yet" in str(said("hand-over", "web01", "--state", old).exception)
+    world.turn()
+    assert "an installation of web01 has begun here" in str(said("hand-over", "web01", "--state", old).exception)
+
+
+def test_a_site_before_the_last_one_has_nothing_to_hand_over(country: Country, tmp_path: Path) -> None:
+    """What it knew is of before the last one: that may have installed the machine."""
+    lon1 = f"{{name: lon1, select: {{matchLabels: {{site: lon1}}}}, baseURL: 'http://lon1', ledger: {uuid_of('lon1')}}}"
+    old = tmp_path / "ams2/state"
+
+    def push(site: str) -> None:
+        text = fleet_of(country.ledgers).replace("sites: [", f"sites: [{lon1}, ")
+        documents = (text, *BOOTS, *placed(web01=site, web02="fra1", web03="ams2"))
+        country.repository.push({"fleet.yaml": "---\n".join(documents)}, "Change")
+
+    push("ams2")
+    country.turn()
+    push("fra1")
+    country.turn()
+    assert json.loads(said("hand-over", "web01", "--state", old).stdout)["server"] == "web01"
+    push("lon1")
+    country.turn()
+    assert "nothing is known of web01 here either" in str(said("hand-over", "web01", "--state", old).exception)
+    for site in ("ams2", "fra1", "lon1"):  # and where it looks once for all
+        push(site)
+    country.turn()
+    assert "nothing is known of web01 here either" in str(said("hand-over", "web01", "--state", old).exception)
+
+
+def test_what_was_asked_of_an_instance_that_is_gone_is_taken_over_once_it_runs(
+    country: Country, tmp_path: Path
+) -> None:
+    """And a server that comes back is taken over by its first ledger, whatever that knew of it before."""
+    file, world = tmp_path / "web01.json", country.instances["ams2"]
+    country.push(*placed(web01="ams2", web02="fra1"))
+    world.install("web01")
+    for old, new in (SITES, SITES[::-1]):
+        country.push(*placed(web01=new, web02="fra1"))
+        file.write_text(said("hand-over", "web01", "--state", tmp_path / old / "state").stdout)
+        with looked_at(tmp_path / new / "state", at("20T12:00")) as look:
+            record = taken(read_hand_over(file), look)
+        item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
+        given = {"items": [item], "reason": "moved", "commit": look.commit.revision, "unknown": True}
+        world = country.instances[new]
+        instance_tables.give(world.parts.ledger, world.now, "ada", RECORDS, given)  # and whoever gave it is killed
+        copy = tmp_path / f"{new} again"
+        for folder in ("state", "output"):
+            shutil.copytree(tmp_path / new / folder, copy / folder, symlinks=True)
+        with in_process(copy, country.repository.bare, site=new) as parts:
+            again = World(parts, country.repository, world.now)
+            again.turn()
+            assert shown(again.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
+        assert country.planned(new)["web01"] == UNKNOWN
+        world.turn()
+        assert country.planned(new)["web01"] == (Phase.DISK, Cause.PROVISIONED)
+
+
+def left(say: Callable[..., Result], take: tuple[str | Path, ...], country: Country) -> str:
+    """What comes of a request while the instance runs, which takes it up."""
+    found: list[Result] = []
+    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the command wakes the process that runs the instance
+    try:
+        thread = Thread(target=lambda: found.append(say(*take)))
+        thread.start()
+        while thread.is_alive():
+            country.turn()
+            thread.join(0.2)
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+    return found[0].output or str(found[0].exception)
+
+
+def test_a_state_is_of_one_site_and_what_is_asked_of_it_says_of_which(country: Country, tmp_path: Path) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    with looked_at(tmp_path / "ams2/state", at("20T12:00")) as look:
+        assert (look.commit.site, [*look.commit.decisions.servers]) == ("ams2", ["web01"])
+        assert {each.name for each in look.commit.machines.values()} == {"web01"}
+    shown = CliRunner().invoke(cli, ["records", "show", "--state", str(tmp_path / "ams2/state")])
+    assert "1 server at the site ams2, for which this instance acts: 1 pending" in shown.output
+
+
+@pytest.mark.parametrize("other", ["fra1", None])
+def test_another_site_over_a_state_is_refused_before_anything_is_done(
+    tmp_path: Path, country: Country, other: str | None
+) -> None:
+    folder = tmp_path / "lon1"
+    with in_process(folder, country.repository.bare, initial="fresh", site="lon1"):
+        pass
+    with pytest.raises(UsageError) as refused, in_process(folder, country.repository.bare, site=other):
+        pass
+    assert "has acted for --site lon1, and is to act for" in str(refused.value)
+    assert "give another --state and --out" in str(refused.value)
+    with in_process(folder, country.repository.bare, site="lon1"):
+        pass
+
+
+GONE: Final = (
+    ("its servers go to another site", {"web01": "ams2", "web02": "ams2"}),
+    ("its servers go with it", {"web01": "ams2"}),
+)
+
+
+@pytest.mark.parametrize(("what", "where"), GONE, ids=[what for what, _ in GONE])
+def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_servers_go(
+    country: Country, tmp_path: Path, what: str, where: dict[str, str]
+) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    stays, goes = (country.instances[site] for site in SITES)
+    before = goes.applied
+    text = "---\n".join((fleet_of(country.ledgers, sites=("ams2",)), *BOOTS, *placed(**where)))
+    country.repository.push({"fleet.yaml": text}, "Close fra1")
+    country.turn()
+    for each in (stays, goes):
+        assert each.held is not None and each.held.guards == ("allowTakeover",), "as in CI"
+    digest = held_digest(goes)
+    assert held_digest(stays) == digest
+    assert goes.parts.reconciler.status.problems == ()
+    assert (goes.applied, goes.condition("LedgerNamed")) == (before, (False, "StandsBack"))
+    assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}
+    assert goes.parts.reconciler.standing.schedule.may_set is False
+    refused = str(said("hand-over", "web02", "--state", tmp_path / "fra1/state").exception)
+    assert refused.endswith("let it accept the one by which it stands back first")
+    country.repository.push({"bad.yaml": "kind: Nothing\n"}, "Break something else")
+    country.turn()
+    assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}, "a broken commit gives nothing back"
+    country.repository.push({"bad.yaml": "# nothing\n"}, f"Mend it\n\nGitboot-Ack: {digest} allowTakeover")
+    country.turn()
+    assert [each for each in (stays, goes) if each.held is not None] == []
+    assert goes.condition("LedgerNamed") == (False, "StandsBack")
+    assert (country.planned("fra1"), published(tmp_path / "fra1")) == ({}, set())
+    places = ("--out", tmp_path / "fra1/output", "--state", tmp_path / "fra1/state", "--site", "fra1")
+    tried = typed("run", country.repository.bare, *places, "--dry-run")
+    assert (tried.code, "GB2023" in tried.err) == (Exit.PARTIAL, False)
+    assert "the Fleet names no ledger for fra1, and this instance has" in tried.err
+    assert "nothing is set any more" in tried.err
+    with goes.restarted(tmp_path / "fra1", site="fra1") as again:
+        again.turn()
+        assert again.condition("LedgerNamed") == (False, "StandsBack")
+        assert again.parts.reconciler.status.problems == ()
+    if "web02" in where:
+        assert country.planned("ams2")["web02"] == UNKNOWN
+        assert json.loads(said("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)["site"] == "fra1"
+
+
+def test_a_site_that_was_closed_and_is_put_back_says_what_it_waits_for(country: Country) -> None:
+    goes, documents = country.instances["fra1"], (*BOOTS, *placed(web01="ams2", web02="ams2"))
+    opened, closed = (
+        "---\n".join((fleet_of(country.ledgers, sites=sites), *documents)) for sites in (SITES, ("ams2",))
+    )
+    for text in (opened, closed):
+        country.repository.push({"fleet.yaml": text}, "Change")
+        country.turn()
+    country.repository.push({}, f"Close fra1\n\nGitboot-Ack: {held_digest(goes)} allowTakeover")
+    country.turn()
+    country.repository.push({"fleet.yaml": opened, "bad.yaml": "kind: Nothing\n"}, "Put it back, and break something")
+    country.turn()
+    (found,) = (each for each in goes.parts.reconciler.status.conditions if each.type == "LedgerNamed")
+    assert found.message.startswith("the Fleet names no ledger for fra1, and this instance has")
+    assert found.message.endswith("By the newest Fleet it acts again, once that is accepted")
+
+
+def test_a_site_gets_another_name_as_a_new_site_to_which_its_servers_move(country: Country, tmp_path: Path) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    country.instances["fra1"].install("web02")
+    file, new = tmp_path / "web02.json", tmp_path / "par1/state"
+    with in_process(tmp_path / "par1", country.repository.bare, site="par1") as parts:
+        world = World(parts, country.repository, at("20T12:00"))
+        country = Country(country.repository, {**country.instances, "par1": world})
+        every = ("ams2", "fra1", "par1")
+        for sites, where in ((every, "fra1"), (("ams2", "par1"), "par1")):
+            documents = fleet_of(country.ledgers, sites=sites), *BOOTS, *placed(web01="ams2", web02=where)
+            country.repository.push({"fleet.yaml": "---\n".join(documents)}, "Change")
+            country.turn()
+        digest = held_digest(world)
+        country.repository.push({}, f"Rename it\n\nGitboot-Ack: {digest} allowTakeover")
+        country.turn()
+        assert (country.planned("fra1"), country.planned("par1")) == ({}, {"web02": UNKNOWN})
+        file.write_text(said("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)
+        given = left(said, ("take-over", file, "--state", new, "--reason", "renamed"), country)
+        assert "web02 is provisioned: provision 1" in given
+        assert country.planned("par1") == {"web02": (Phase.DISK, Cause.PROVISIONED)}
+
+
+def test_the_instance_of_a_site_whose_ledger_another_instance_has_in_a_broken_commit_stands_back(
+    country: Country,
+) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    text = "---\n".join((fleet_of({**country.ledgers, "fra1": uuid_of("another")}), *BOOTS, "kind: Nothing\n"))
+    country.repository.push({"fleet.yaml": text}, "Name another, and break something")
+    country.turn()
+    found = [each.condition("LedgerNamed") for each in country.instances.values()]
+    assert found == [None, (False, "StandsBack")]
+
+
+def test_an_instance_for_a_site_that_the_fleet_never_had_accepts_nothing(country: Country, tmp_path: Path) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    with in_process(tmp_path / "fra2", country.repository.bare, initial="fresh", site="fra2") as parts:
+        world = World(parts, country.repository, at("20T12:00"))
+        world.turn()
+        (problem,) = parts.reconciler.status.problems
+        assert (problem.code, problem.line, problem.hint) == ("GB2023", 4, "did you mean fra1?")
+        assert parts.reconciler.standing.attempt.accepted is None
+
+
+@for_each(
+    ("ledgers", "labels", "found"),
+    [
+        (SITES, "site: ams2", []),
+        (SITES, "role: web", ["GB2022 each site has its own instance, and no site selects it"]),
+        ((), "role: web", []),
+    ],
+)
+def test_each_server_is_at_one_site_where_sites_have_instances(
+    ledgers: tuple[str, ...], labels: str, found: list[str]
+) -> None:
+    said = fleet_of({site: uuid_of(site) for site in ledgers})
+    assert problems(said, *BOOTS, server("web01", labels)) == found
+
+
+def test_a_server_of_two_sites_is_nobodys() -> None:
+    said = fleet_of({site: uuid_of(site) for site in SITES}).replace("{matchLabels: {site: fra1}}", "All")
+    expected = ["GB2022 each site has its own instance, and the sites ams2, fra1 select it"]
+    assert problems(said, *BOOTS, server("web01", "site: ams2")) == expected
+
+
+def problems(*documents: str) -> list[str]:
+    try:
+        decide(load(snapshot(*documents)))
+    except InvalidRepository as error:
+        return [f"{each.code} {each.message}" for each in error.problems]
+    return []
+
+
+# What holds of every commit
+
+
+@LAWS
+@given(first=fleets(), others=st.lists(fleets(), min_size=2, max_size=4), seed=st.integers(0, 2**32))
+def test_sites_together_are_the_fleet_however_each_was_come_to(
+    first: GeneratedFleet, others: list[GeneratedFleet], seed: int
+) -> None:
+    draw, history = random.Random(seed), History({})
+    evaluator, tree = Evaluator(history.snapshot), at_sites(tree_of(first), draw)
+    known: dict[str | None, Commit] = {}
+    for other in (first, *others):
+        edited = draw.choice(EDITS)(tree, other, draw) if known else tree
+        edited = at_sites(edited, draw)
+        revision = history.commit(edited)
+        found = evaluated(evaluator, revision, known[None].revision if known else None)
+        if not isinstance(found, CommitPair):
+            continue
+        cold = evaluated(Evaluator(history.snapshot), revision, None)
+        assert isinstance(cold, CommitPair)
+        before, tree = known.get(None), edited
+        for site in (None, *SITES, "rest"):
+            now = assembled(known.get(site), revision, map(sent, told(found, site)))
+            alone = assembled(None, revision, map(sent, told(cold, site)))
+            assert in_full(now.commit) == in_full(alone.commit)
+            assert on_page(now.commit) == on_page(alone.commit)
+            if before is not None:
+                elsewhere = before.machines.keys() - known[site].machines.keys()
+                assert not {each.uuid for each in now.come} & elsewhere, "what was at another site is not new"
+                anywhere = {each.uuid for each in found.head.decided.repository.servers.values()}
+                assert {*now.moves.arrived} == elsewhere & now.commit.machines.keys()
+                if site is not None:
+                    was, is_at = sites_in(before), sites_in(known[None])
+                    moved = {uuid for uuid in was.keys() & is_at.keys() if was[uuid] != is_at[uuid]}
+                    assert {*now.moves.passed_on} == {uuid for uuid in moved if site not in (was[uuid], is_at[uuid])}
+                assert {each.uuid: each for each in now.moves.departed} == {
+                    uuid: before.machines[uuid] for uuid in elsewhere - anywhere
+                }
+            known[site] = now.commit
+        whole, parts = known[None], [known[site] for site in (*SITES, "rest")]
+        for of in ("decisions.servers", "decisions.networks", "machines", "labels", "written", "locations.servers"):
+            together = [item for part in parts for item in items(part, of)]
+            assert sorted(together, key=lambda item: item[0]) == sorted(items(whole, of), key=lambda item: item[0])
+
+
+def sites_in(commit: Commit) -> dict[str, str | None]:
+    return {uuid: commit.sites.get(each.name) for uuid, each in commit.machines.items()}
+
+
+def items(commit: Commit, of: str) -> list[tuple[str, object]]:
+    found: object = commit
+    for name in of.split("."):
+        found = getattr(found, name)
+    assert isinstance(found, Mapping)
+    return list(found.items())
+
+
+def at_sites(tree: Tree, draw: random.Random) -> Tree:
+    """The tree with three sites that share all servers among them, and some of these moved."""
+
+    def edited(text: str) -> str:
+        try:
+            document = json.loads(text)
+        except ValueError:
+            return text
+        if not isinstance(document, dict) or "spec" not in document:
+            return text
+        if document.get("kind") == "Fleet":
+            select = [{"matchLabels": {"site": site}} for site in SITES] + ["All"]
+            document["spec"]["sites"] = [
+                {"name": name, "select": each, "baseURL": f"http://{name}.test"}
+                for name, each in zip((*SITES, "rest"), select, strict=True)
+            ]
+        elif document.get("kind") == "Server" and draw.random() < 0.3:
+            document["metadata"].setdefault("labels", {})["site"] = draw.choice((*SITES, "nowhere"))
+        return json.dumps(document)
+
+    return {path: edited(text) if path.endswith(".yaml") else text for path, text in tree.items()}
+
+
+# Without the others
+
+
+def test_a_site_sets_its_own_bmcs_alone_and_withdraws_at_a_windows_end_what_it_set_while_nothing_beyond_it_answers(
+    tmp_path: Path,
+) -> None:
+    give_credentials(tmp_path / "credentials", password="correct horse")
+    names = dict(zip(("web01", "web02"), SITES, strict=True))
+    machines = {name: Machine(name, uuid=uuid_of(name), profile=GENERIC) for name in names}
+    repository, now = Repository.create(tmp_path / "git"), [at("20T12:00")]
+    with ExitStack() as stack:
+        bmcs = {
+            name: stack.enter_context(RedfishServer(Service(each, credentials={"root": "correct horse"})))
+            for name, each in machines.items()
+        }
+        parts = stack.enter_context(
+            in_process(
+                *(tmp_path / "ams2", repository.bare),
+                initial="fresh",
+                credentials=tmp_path / "credentials",
+                clock=lambda: now[0],
+                site="ams2",
+            )
+        )
+        ledger = parts.reconciler.standing.knowledge.facts.identity
+        described = (
+            server(
+                name,
+                f"site: {site}",
+                f"bmc: {{address: '{bmcs[name].url}', system: {machines[name].path}, credentials: rack}}",
+            )
+            for name, site in names.items()
+        )
+        documents = (
+            *(fleet_of({"ams2": ledger, "fra1": uuid_of("fra1")}), *BOOTS, *described),
+            *(image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7")),
+            maintenance("check", "20T11:00 20T14:00"),
+        )
+        commit = repository.push({"fleet.yaml": "---\n".join(documents)}, "Begin")
+
+        def turn(fetched: Fetched | None = None, **passed: float) -> None:
+            now[0] += timedelta(seconds=1, **passed)
+            for each in machines.values():
+                each.advance((now[0] - each.now).total_seconds())
+            parts.reconciler.reconcile(now[0], fetched=fetched, wait=True)
+
+        parts.source.fetch()
+        turn()
+        turn()
+        assert machines["web01"].writes and boot_of(machines["web01"]) != "Disabled"
+        assert machines["web02"].requests == [], "another site's BMC is not even read"
+        shutil.rmtree(repository.bare)
+        with pytest.raises(SourceError):
+            parts.source.fetch()
+        gone = Fetched(reason="SourceError", message="no route to host", failed=True)
+        turn(gone, hours=1)
+        standing = parts.reconciler.standing
+        assert (standing.publication.applied, boot_of(machines["web01"]) != "Disabled") == (commit, True)
+        turn(gone, hours=2)
+        turn(gone, minutes=1)
+        standing = parts.reconciler.standing
+        assert boot_of(machines["web01"]) == "Disabled" and standing.publication.applied == commit
+        plan = standing.plans.servers["web01"].plan
+        assert plan is not None and plan.phase is Phase.DISK
+        assert [each.status for each in standing.conditions if each.type == "SourceReady"] == [False]
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["its servers go to another site", "its servers go with it"])
+def test_what_the_instance_of_a_site_that_is_gone_has_set_is_withdrawn_before_anybody_looks(
+    tmp_path: Path, stays: bool
+) -> None:
+    give_credentials(tmp_path / "credentials", password="correct horse")
+    machine = Machine("web01", uuid=uuid_of("web01"), profile=GENERIC)
+    repository, now = Repository.create(tmp_path / "git"), [at("20T12:00")]
+    with ExitStack() as stack:
+        bmc = stack.enter_context(RedfishServer(Service(machine, credentials={"root": "correct horse"})))
+        parts = stack.enter_context(
+            in_process(
+                *(tmp_path / "ams2", repository.bare),
+                initial="fresh",
+                credentials=tmp_path / "credentials",
+                clock=lambda: now[0],
+                site="ams2",
+            )
+        )
+        ledgers = {"ams2": parts.reconciler.standing.knowledge.facts.identity, "fra1": uuid_of("fra1")}
+        access = f"bmc: {{address: '{bmc.url}', system: {machine.path}, credentials: rack}}"
+
+        def turn(documents: tuple[str, ...], message: str = "Change") -> None:
+            now[0] += timedelta(minutes=1)
+            machine.advance((now[0] - machine.now).total_seconds())
+            repository.push({"fleet.yaml": "---\n".join(documents)}, message)
+            parts.source.fetch()
+            parts.reconciler.reconcile(now[0], wait=True)
+
+        before = *BOOTS, server("web01", "site: ams2", f"provision: 1, {access}")
+        for _ in range(3):
+            turn((fleet_of(ledgers), *before))
+        assert boot_of(machine) == "Once"
+        at_fra1 = server("web01", "site: fra1", f"provision: 1, {access}") if stays else server("other", "site: fra1")
+        for _ in range(3):
+            turn((fleet_of(ledgers, sites=("fra1",)), *BOOTS, at_fra1))
+        assert parts.reconciler.status.held is not None
+        assert boot_of(machine) == "Disabled"
+        writes = len(machine.writes)
+        given = {"server": "web01", "consumed": False, "key": None, "bmc": None, "reason": "looked"}
+        instance_tables.give(parts.ledger, now[0], "ada", "resolve", {"uuid": uuid_of("web01"), **given})
+        for _ in range(2):
+            turn((fleet_of(ledgers, sites=("fra1",)), *BOOTS, at_fra1))
+        assert (boot_of(machine), len(machine.writes)) == ("Disabled", writes)
+
+
+def boot_of(machine: Machine) -> str:
+    return str(machine.system()["Boot"]["BootSourceOverrideEnabled"])

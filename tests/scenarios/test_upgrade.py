@@ -1,0 +1,353 @@
+"""Instances of older versions, as they left their files, and what the present code does with them.
+
+`upgrades/0.1.0.tar.xz` is what `gitboot run` of that version (commit dec10da) left of the fleet that its `init` makes,
+with a second server. web01 had just fetched its boot script. web02 had not.
+
+`upgrades/make.py` made `upgrades/2fefe59.tar.xz` and says what is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+import stat
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import pytest
+
+from gitboot.cli.main import Exit
+from tests.helpers.configuration import configured, give_credentials
+from tests.helpers.fleets import image, maintenance, profile
+from tests.helpers.instance_process import Instance, eventually, git
+from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.profiles import ENABLED, TARGET
+from tests.upgrades import make
+
+UPGRADES: Final = Path(make.__file__).parent
+ENTRIES: Final = {name: f"boot/v1/boot/52-54-00-12-34-{mac}/boot.ipxe" for name, mac in (("web01", 56), ("web02", 57))}
+
+
+def extracted(version: str, folder: Path) -> Path:
+    with tarfile.open(UPGRADES / f"{version}.tar.xz") as archive:
+        archive.extractall(folder, filter=_with_permissions)
+    return folder
+
+
+def _with_permissions(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """Give folders the permissions that they have in the archive, under any umask."""
+    return tarfile.data_filter(member, folder).replace(mode=member.mode)
+
+
+ENDED: Final = (0, 8)  # the latter as long as a condition names web02, whose install boot left OUTPUT
+
+
+def boot_files(left: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted((left / "output" / "boot").rglob("*")) if path.is_file()}
+
+
+# 0.1.0
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    return extracted("0.1.0", tmp_path)
+
+
+def once(left: Path, *arguments: object) -> Done:
+    places = ("--state", left / "state", "--out", left / "output", "--spool", left / "spool")
+    return typed("run", left / "fleet.git", *places, *arguments, "--once")
+
+
+NAMING: Final = configured(max_update_percent=100, max_small_group=99)  # a commit that changes each server
+
+
+def name_endpoint(left: Path) -> None:
+    """Commit a Fleet that names an endpoint."""
+    work = left / "naming"
+    git(left, "clone", "--quiet", str(left / "fleet.git"), str(work))
+    (document,) = [path for path in work.rglob("*.yaml") if "kind: Fleet" in path.read_text()]
+    text = document.read_text()
+    inline = re.sub(r"^spec: \{(?=baseURL)", "spec: {endpoint: 'http://gitboot.test', ", text, flags=re.MULTILINE)
+    block = re.sub(r"^spec:$", "spec:\n  endpoint: http://gitboot.test", text, count=1, flags=re.MULTILINE)
+    document.write_text(inline if inline != text else block)
+    git(work, "commit", "--quiet", "--all", "--message", "Name the endpoint")
+    git(work, "push", "--quiet", "origin", "HEAD:main")
+
+
+KERNEL: Final = "flatcar_production_pxe.vmlinuz"
+
+
+def installs(left: Path, server: str) -> bool:
+    return KERNEL in (left / "output" / ENTRIES[server]).read_text()
+
+
+def test_what_is_installed_stays_and_what_is_not_is_offered(left: Path) -> None:
+    assert (installs(left, "web01"), installs(left, "web02")) == (True, True)
+    done = once(left)
+    assert done.code == 8, done.err  # as long as a condition names web02
+    shown = [typed("boot-script", name, "--tree", left / "output").out for name in ENTRIES]
+    assert [KERNEL in each for each in shown] == [False, True]
+    assert (installs(left, "web01"), installs(left, "web02")) == (False, False), "OUTPUT is a copy"
+    shown = typed("records", "show", "--state", left / "state", "-o", "json").json["items"]
+    assert {each["server"]: each["record"]["provision"] for each in shown} == {"web01": 1, "web02": None}
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
+def test_finding_m2_an_upgrade_names_the_servers_whose_install_left_output(tmp_path: Path, version: str) -> None:
+    left = extracted(version, tmp_path)
+
+    def condition() -> dict[str, Any] | None:
+        found = json.loads((left / "state/status.json").read_bytes())["conditions"]
+        return next((each for each in found if each["type"] == "OneTimeBootsServed"), None)
+
+    for _ in range(2):  # a restart knows it, too
+        once(left)
+        found = condition()
+        assert found is not None
+        assert (found["status"], found["reason"]) == (False, "LeftOutput")
+        assert "of 1 server out of OUTPUT" in found["message"] and ": web02;" in found["message"]
+        assert "endpoint:" in found["remedy"] and "oneTimeBoots: Copies" in found["remedy"]
+        for text in (found["message"], found["remedy"]):  # a log in an older format does not show who fetches
+            assert "the new ops/serve/nginx.conf" in text and "Caddyfile" in text
+    name_endpoint(left)
+    once(left, *NAMING)
+    assert condition() is None
+
+
+def test_a_second_run_finds_nothing_to_do(left: Path) -> None:
+    once(left)
+    before = boot_files(left)
+    once(left)
+    assert boot_files(left) == before
+
+
+def modes(output: Path) -> set[int]:
+    """The permissions of a published tree, but for the publisher's lock."""
+    found = [path for path in [output, *output.rglob("*")] if path.name != "lock"]
+    return {stat.S_IMODE(path.stat().st_mode) for path in found}
+
+
+def output_condition(left: Path) -> bool:
+    """Whether the instance says that others cannot read OUTPUT."""
+    conditions = json.loads((left / "state/status.json").read_bytes())["conditions"]
+    return all(each["status"] for each in conditions if each["type"] == "OutputClosed")
+
+
+def test_output_stays_readable_for_everybody_until_a_group_is_named(left: Path) -> None:
+    """A web server may read it, as another user."""
+    assert once(left).code in ENDED
+    assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
+    shown = typed("doctor", "--state", left / "state", "--out", left / "output")
+    assert "everybody who has a login on this host can read" in shown.out
+    assert once(left, "--output-group", os.getegid()).code in ENDED
+    assert (modes(left / "output"), output_condition(left)) == ({0o750, 0o640}, True)
+    assert once(left).code in ENDED
+    assert (modes(left / "output"), output_condition(left)) == ({0o750, 0o640}, True), "the ledger keeps it closed"
+
+
+def test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_everybody(left: Path) -> None:
+    once(left)
+    shutil.rmtree(left / "output")
+    once(left)
+    assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
+def test_an_instance_follows_the_default_branch_if_it_contains_the_accepted_commit(
+    tmp_path: Path, version: str
+) -> None:
+    left = extracted(version, tmp_path)
+    assert "the instance follows refs/heads/main from now on" in once(left).err
+    assert "branch     refs/heads/main" in typed("status", "--state", left / "state").out
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
+def test_finding_r2_an_upgraded_instance_asks_for_a_rev_if_the_default_branch_lacks_the_accepted_commit(
+    tmp_path: Path, version: str
+) -> None:
+    left = extracted(version, tmp_path)
+    accepted = git(left / "fleet.git", "rev-parse", "main")
+    other = git(left / "fleet.git", "commit-tree", "-m", "Unrelated", "main^{tree}")
+    git(left / "fleet.git", "update-ref", "refs/heads/other", other)
+    git(left / "fleet.git", "symbolic-ref", "HEAD", "refs/heads/other")
+    assert once(left).code == Exit.SOURCE
+    status = json.loads((left / "state/status.json").read_bytes())
+    (found,) = [each for each in status["conditions"] if each["type"] == "SourceReady"]
+    assert (found["status"], found["reason"]) == (False, "BranchNotNamed")
+    assert "--rev" in found["message"] and "--rev" in found["remedy"]
+    assert (status["applied"]["commit"], status["accepted"]["commit"]) == (accepted, accepted)
+    assert once(left, "--rev", "main").code != Exit.SOURCE
+    assert "branch     main" in typed("status", "--state", left / "state").out
+
+
+# 2fefe59
+
+
+@dataclass
+class Taken:
+    """What 2fefe59 left, and its machines with their BMCs."""
+
+    folder: Path
+    machines: dict[str, Machine]
+
+    def once(self) -> Done:
+        return once(self.folder, "--credentials", self.folder / "credentials")
+
+    def provisions(self) -> dict[str, int | None]:
+        """The provision that the ledger has recorded for each server."""
+        with closing(sqlite3.connect(self.folder / "state/ledger.sqlite")) as ledger:
+            return dict(ledger.execute("SELECT server, provision FROM records"))
+
+    def is_served(self) -> bool:
+        """Return whether the endpoint has recorded that a client received a boot."""
+        return any('"outcome":"served"' in each.read_text() for each in (self.folder / "spool").glob("*.jsonl"))
+
+    def end_grace(self) -> None:
+        """Let the minute pass in which a machine may fetch its boot script again."""
+        with closing(sqlite3.connect(self.folder / "state/ledger.sqlite", isolation_level=None)) as ledger:
+            ledger.execute("UPDATE records SET grace_until = provisioned_at")
+
+    @property
+    def writes(self) -> dict[str, list[Any]]:
+        """What gitboot has written to each BMC."""
+        return {name: machine.writes for name, machine in self.machines.items()}
+
+    def offers(self) -> dict[str, bool]:
+        """Whether an endpoint would answer each server with its install boot."""
+        found = {}
+        for name in make.NAMES:
+            shown = typed("boot-script", name, "--tree", self.folder / "output")
+            found[name] = make.installs(shown.out)
+        return found
+
+    def change(self, name: str, text: str) -> None:
+        """Commit another document of a server."""
+        work = self.folder / "work"
+        git(self.folder, "clone", "--quiet", str(self.folder / "fleet.git"), str(work))
+        (work / f"{name}.yaml").write_text(text)
+        git(work, "commit", "--quiet", "--all", "--message", "Change")
+        git(work, "push", "--quiet", "origin", "HEAD:main")
+
+    @contextmanager
+    def endpoint(self) -> Iterator[Instance]:
+        """An endpoint of the present code over OUTPUT, with the fetch log."""
+        places = ("--out", str(self.folder / "output"), "--spool", str(self.folder / "spool"))
+        found = Instance.start("serve", *places, "--listen", "127.0.0.1:0")
+        reader = threading.Thread(target=found.read, daemon=True)
+        reader.start()
+        try:
+            eventually(lambda: found.url)
+            yield found
+        finally:
+            found.process.kill()
+            found.process.wait()
+            reader.join()
+            found.errors.close()
+
+
+def fetched_now(left: Path) -> Path:
+    """Date the fetch that 2fefe59 had not read five minutes back: after an hour the installation would be overdue.
+
+    It comes from another start of the machine, whose uptime says nothing of its date.
+    """
+    (spool,) = (left / "spool").glob("*.jsonl")
+    *read, unread = spool.read_text().splitlines(keepends=True)
+    now = f'{{"at":"{datetime.now(UTC) - timedelta(minutes=5):%Y-%m-%dT%H:%M:%S.%f}Z"'
+    unread = re.sub(r'"up":\["[^"]+"', f'"up":["{uuid4()}"', re.sub(r'^{"at":"[^"]+"', now, unread))
+    spool.write_text("".join(read) + unread)
+    return left
+
+
+@pytest.fixture
+def taken(tmp_path: Path) -> Iterator[Taken]:
+    give_credentials(tmp_path / "credentials", user=make.USER, password=make.PASSWORD)
+    machines = make.machines()
+    for name, machine in machines.items():
+        machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
+        if make.OVERRIDES[name] == "Disabled":
+            machine.run_through()
+    with make.bmcs(machines):
+        yield Taken(fetched_now(extracted("2fefe59", tmp_path)), machines)
+
+
+def test_a_fetch_that_2fefe59_had_not_read_changes_the_records(taken: Taken) -> None:
+    assert taken.provisions() == {"web01": None, "web02": None, "web03": 1}
+    done = taken.once()
+    assert done.code in ENDED, done.err
+    assert taken.provisions() == {"web01": 1, "web02": None, "web03": 1}
+
+
+def test_an_override_that_2fefe59_set_is_not_set_again(taken: Taken) -> None:
+    for _ in range(2):
+        done = taken.once()
+        assert done.code in ENDED, done.err
+        others = [line for line in done.err.splitlines() if "web02" in line and "OneTimeBootsMissing" not in line]
+        assert others == []  # not even as one that another instance set
+    assert taken.writes == {"web01": [], "web02": [], "web03": []}
+    assert {name: machine.override[ENABLED] for name, machine in taken.machines.items()} == make.OVERRIDES
+
+
+def test_an_override_that_2fefe59_set_is_withdrawn_when_its_server_is_parked(taken: Taken) -> None:
+    taken.change("web02", make.server("web02").replace("spec:", "spec:\n  lifecycle: Parked"))
+    assert taken.once().code in ENDED
+    assert taken.writes == {"web01": [], "web02": [{"Boot": {ENABLED: "Disabled"}}], "web03": []}
+
+
+def test_an_endpoint_serves_the_tree_of_2fefe59_and_withholds_installs_until_the_instance_has_run(taken: Taken) -> None:
+    def answers() -> dict[str, tuple[int, bool]]:
+        with taken.endpoint() as endpoint:
+            found = {name: endpoint.get(make.entry(name)) for name in make.NAMES}
+        return {name: (each.status_code, make.installs(each.text)) for name, each in found.items()}
+
+    assert answers() == {"web01": (200, False), "web02": (200, False), "web03": (200, False)}
+    assert taken.once().code in ENDED
+    assert answers() == {"web01": (200, False), "web02": (200, True), "web03": (200, False)}
+
+
+def test_the_machines_of_2fefe59_are_installed_once_each(taken: Taken) -> None:
+    assert taken.once().code in ENDED
+    assert taken.offers() == {"web01": False, "web02": True, "web03": False}
+    with taken.endpoint() as endpoint:
+        taken.machines["web02"].run_through()
+        assert make.installs(endpoint.get(make.entry("web02")).text)
+        eventually(taken.is_served)
+    assert taken.once().code in ENDED
+    assert taken.provisions() == {"web01": 1, "web02": 1, "web03": 1}
+    taken.end_grace()
+    assert taken.once().code in ENDED
+    assert taken.offers() == {"web01": False, "web02": False, "web03": False}
+    assert taken.writes == {"web01": [], "web02": [], "web03": []}
+
+
+MEMORY_TEST: Final = maintenance("memory", select="{servers: [web03]}")
+
+
+def boots_memtest(taken: Taken) -> bool:
+    return "memtest-" in (taken.folder / f"output/boot{make.entry('web03')}").read_text()
+
+
+def test_an_image_that_2fefe59_accepted_may_claim_to_write_no_disk(taken: Taken) -> None:
+    taken.change("web03", f"{make.server('web03')}---\n{MEMORY_TEST}")
+    done = taken.once()
+    assert (done.code in ENDED, "maxReinstalls" in done.err, boots_memtest(taken)) == (True, False, True), done.err
+
+
+def test_an_image_that_comes_after_2fefe59_may_not(taken: Taken) -> None:
+    image_8 = image("memtest-8", "writesDisk: false", "kernel")
+    profile_8 = profile("repair-8", "memtest-8")
+    after = MEMORY_TEST.replace("profile: repair", "profile: repair-8")
+    taken.change("web03", "---\n".join((make.server("web03"), image_8, profile_8, after)))
+    done = taken.once()
+    assert ("maxReinstalls" in done.err, boots_memtest(taken)) == (True, False), done.err

@@ -1,0 +1,150 @@
+"""The way out of every state: a line for each that the code knows, as the page has it, that can be typed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from gitboot.bmc.override_state import OperatorCondition
+from gitboot.bmc.step_runner import Outcome
+from gitboot.cli.configuration_file import Setting
+from gitboot.cli.main import cli
+from gitboot.controller.condition_rules import _UNPROVEN as UNPROVEN
+from gitboot.errors import GitbootError
+from gitboot.status.conditions import ANY, BMC, REMEDIES, remedy, with_state
+from gitboot.status.instance_status import STATUS_CURRENT
+from tests.helpers.cases import for_each
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "operations.md").read_text()
+LINES = [
+    pytest.param(line, id=f"{type} {reason}") for type, reasons in REMEDIES.items() for reason, line in reasons.items()
+]
+
+
+# What states there are
+
+
+def _nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text()))
+
+
+def _calls(path: str, name: str) -> Iterator[ast.Call]:
+    for node in _nodes(ROOT / path):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == name:
+            yield node
+
+
+def _texts(node: ast.expr) -> set[str]:
+    """The texts that an expression can be; ANY where it can be others."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return {text}
+        case ast.IfExp(body=body, orelse=orelse):
+            return _texts(body) | _texts(orelse)
+    return {ANY}
+
+
+def _doubts() -> set[str]:
+    """Why a ledger may be in doubt: words that are written nowhere else."""
+    constants = (
+        node.value
+        for path in (ROOT / "gitboot").rglob("*.py")
+        if path.name != "conditions.py" and re.search("[a-z]Ledger[\"']", path.read_text())
+        for node in _nodes(path)
+        if isinstance(node, ast.Constant)
+    )
+    words = (each for each in constants if isinstance(each, str) and re.fullmatch(r"[A-Z][a-z]+Ledger", each))
+    return set(words) - {"AnotherLedger"}
+
+
+def _states() -> set[tuple[str, str]]:
+    """Each condition that may not hold, with its reasons; ANY where they are the names of errors."""
+    found = {(BMC, str(each)) for each in (*OperatorCondition, Outcome.WAITING, Outcome.STALLED)} | {(BMC, "Overdue")}
+    for call in _calls("gitboot/controller/condition_rules.py", "_condition"):
+        type, status, reason, *_ = call.args
+        holds = isinstance(status, ast.Constant) and status.value is True
+        if holds or isinstance(type, ast.JoinedStr):  # which is a BMC's
+            continue
+        (name,) = _texts(type)
+        reasons = _doubts() if isinstance(reason, ast.Starred) and name == "RecordsKnown" else _texts(reason)
+        reasons = set(UNPROVEN) if name == "BootsProven" else reasons  # it takes the first that applies
+        found |= {(name, each) for each in reasons if each != "Running"}
+    for call in _calls("gitboot/controller/reconcile.py", "Condition"):
+        named = {each.arg: each.value for each in call.keywords if each.arg is not None}
+        found |= {(type, reason) for type in _texts(named["type"]) for reason in _texts(named["reason"])}
+    for call in _calls("gitboot/endpoint/served_files.py", "_note"):
+        found |= {("TreeRead", each) for each in _texts(call.args[1]) if each != "Read"}
+    return found | {(STATUS_CURRENT, "Stale")}  # of whoever reads the status
+
+
+def _errors(kind: type[GitbootError] = GitbootError) -> set[str]:
+    return {kind.__name__}.union(*map(_errors, kind.__subclasses__()))
+
+
+def test_every_state_that_the_code_knows_has_a_way_out_and_no_other() -> None:
+    lines = {(type, reason) for type, reasons in REMEDIES.items() for reason in reasons}
+    states = _states()
+    assert states - lines == set()
+    others = lines - states  # of errors some have a line of their own
+    assert {type for type, _ in others if (type, ANY) not in states} == set()
+    assert {reason for _, reason in others} <= _errors()
+
+
+# What the page says
+
+
+def test_the_page_has_every_state_with_its_line() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \| `(.+)` \|$", PAGE, re.MULTILINE)
+    shown = {(type, ANY if reason.startswith("any") else reason.strip("`")): line for type, reason, _, line in rows}
+    assert len(shown) == len(rows)
+    assert {key: line.replace("\\|", "|") for key, line in shown.items()} == {
+        (type, reason): line for type, reasons in REMEDIES.items() for reason, line in reasons.items()
+    }
+
+
+# What is copied
+
+
+@for_each("line", LINES)
+def test_each_line_can_be_typed(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    if words[0] != "gitboot":
+        return
+    command: click.Command = cli
+    context = click.Context(cli)
+    given = words[1:]
+    while isinstance(command, click.Group) and not given[0].startswith("-"):
+        found = command.get_command(context, given.pop(0))
+        assert found is not None
+        command = found
+    given = given[: given.index("|")] if "|" in given else given
+    known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+    known -= {option for each in command.params if isinstance(each, Setting) for option in each.opts}
+    assert {word for word in given if word.startswith("--")} <= known
+    required = {max(each.opts, key=len) for each in command.params if each.required and isinstance(each, click.Option)}
+    assert required <= set(given) | {"--guard"} or "…" in given  # GUARDS stands for --guard GUARD
+
+
+def test_words_in_capitals_are_filled_in() -> None:
+    given = {"DIGEST": "d1", "GUARDS": ["--guard", "maxDeletes"]}
+    line = remedy("CommitAccepted", "GuardTripped", given)
+    assert line == "gitboot approve d1 --guard maxDeletes --state STATE --reason '…'"
+    assert with_state(line, "/var/lib/git boot") == (
+        "gitboot approve d1 --guard maxDeletes --state '/var/lib/git boot' --reason '…'"
+    )
+    line = remedy("Bmc/web01", "ForeignOverride")
+    assert line == "gitboot bmc resolve web01 --replace --state STATE --reason '…'"
+
+
+def test_an_error_without_a_line_of_its_own_has_that_of_any() -> None:
+    assert remedy("Published", "PublishError") == REMEDIES["Published"][ANY]
+    assert remedy("Published", "ForeignTree") == REMEDIES["Published"]["ForeignTree"]
+    assert remedy("Published", "Published") == REMEDIES["Published"][ANY]
+    assert remedy("Nothing", "Known") is None

@@ -1,0 +1,240 @@
+"""How far long work has come: counted by who does it, told at a sane rate, to whoever looks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Final, cast
+
+import pytest
+from click.testing import CliRunner
+
+from gitboot.child_processes import Buffer, Child, encode
+from gitboot.cli.commands.status import command, newest
+from gitboot.controller.instance.state_directory import LeftStatus, locked, read_status
+from gitboot.errors import InvalidRepository
+from gitboot.evaluator.cache import SpooledResults
+from gitboot.evaluator.client import _Conversation
+from gitboot.evaluator.process import _Answering
+from gitboot.evaluator.protocol import Allowance, Begun, Counted, Question, answer
+from gitboot.fleet.revision import BlobId
+from gitboot.publish.publisher import Directory
+from gitboot.render.paths import File
+from gitboot.status.events import Event
+from gitboot.status.progress import EVERY_S, FIRST_S, Underway, Work, WorkListener, counted
+from tests.helpers import httpx_client, openapi_description
+from tests.helpers.published_trees import server_files
+from tests.helpers.served_tree import site as new_site
+from tests.helpers.terminals import shown
+
+AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_each_item_is_counted_before_it_and_all_at_the_end() -> None:
+    told: list[tuple[int, int]] = []
+    found = [(each, len(told)) for each in counted("abc", lambda *how: told.append(how))]
+    assert found == [("a", 1), ("b", 2), ("c", 3)]
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_what_is_short_is_not_worth_a_word_and_what_is_long_is_told_now_and_then() -> None:
+    told: list[Underway | None] = []
+    clock = Clock()
+    note = WorkListener(told.append, clock_s=clock).of(Work.PLAN)
+    note(0, 100)
+    clock.now_s = FIRST_S - 0.1
+    note(10, 100)
+    note(100, 100)
+    assert told == []  # nothing to take back, either
+    note(0, 100)
+    for done in range(1, 100):
+        clock.now_s += 1
+        note(done, 100)
+    note(100, 100)
+    assert told[-1] is None
+    said = [each for each in told if each is not None]
+    assert len(said) == 1 + int((99 - FIRST_S) // EVERY_S)
+    first = said[0]
+    assert (first.done, first.total, first.left_s) == (5, 100, 95)
+    assert said[1].done == first.done + EVERY_S
+
+
+def test_of_two_at_once_each_has_its_own_pace() -> None:
+    told: list[Underway | None] = []
+    clock = Clock()
+    listener = WorkListener(told.append, clock_s=clock)
+    reads, plans = listener.of(Work.READ), listener.of(Work.PLAN)
+    reads(0, 10)
+    clock.now_s = 4
+    plans(0, 10)
+    clock.now_s = 6
+    reads(3, 10)
+    plans(1, 10)
+    assert [each.work for each in told if each is not None] == [Work.READ]
+
+
+@pytest.mark.parametrize(
+    ("underway", "message"),
+    [
+        (Underway(work=Work.READ, done=0, total=1, left_s=None), "reading: 0 of 1 file (1 of 3)"),
+        (
+            Underway(work=Work.PLAN, done=40_000, total=100_000, left_s=90),
+            "planning: 40,000 of 100,000 servers, about 90 s left (2 of 3)",
+        ),
+    ],
+    ids=["nothing yet", "planning"],
+)
+def test_it_is_said_in_words(underway: Underway, message: str) -> None:
+    assert underway.message == message == underway.facts()["message"]
+
+
+ACCEPTED: Final = {"acknowledged": [], "commit": "c0ffee", "changed": []}
+
+
+def test_the_status_that_was_left_stands_and_has_how_far_it_is(tmp_path: Path) -> None:
+    instants = iter([AT.replace(minute=minute) for minute in range(4)])
+    (tmp_path / "status.json").write_text(json.dumps({"attempted": {}, "changes": 7, "clock": "old"}))
+    left = LeftStatus(tmp_path, lambda: next(instants))
+    left.note(Underway(work=Work.PLAN, done=1, total=2, left_s=3))
+    found = read_status(tmp_path)
+    assert found["changes"] == 7  # by which an older copy of the ledger is noticed
+    assert found["clock"] == "2026-11-20T12:00:00Z"  # which endpoints compare with theirs
+    assert found["progress"]["done"] == 1
+    assert left.write({"attempted": {}, "accepted": ACCEPTED, "changes": 8})["clock"] == "2026-11-20T12:01:00Z"
+    assert read_status(tmp_path)["progress"] is None
+    left.note(Underway(work=Work.PLAN, done=1, total=2, left_s=3))
+    left.note(None)
+    assert (read_status(tmp_path)["progress"], read_status(tmp_path)["changes"]) == (None, 8)
+
+
+def test_what_the_tree_says_is_shown_where_state_takes_no_more_writes(tmp_path: Path) -> None:
+    left = {"ledger": "mine", "clock": "2026-11-20T12:00:00Z", "conditions": [], "plannedAt": "then"}
+    (tmp_path / "ops").mkdir()
+    for more, is_shown in (
+        ({"clock": "2026-11-20T12:01:00Z"}, True),
+        ({"clock": "2026-11-20T11:59:00Z"}, False),
+        ({"clock": "2026-11-20T12:01:00Z", "ledger": "theirs"}, False),
+    ):
+        (tmp_path / "ops" / "status.json").write_text(json.dumps({**left, "plannedAt": "now", **more}))
+        assert newest(left, tmp_path)["plannedAt"] == ("now" if is_shown else "then")
+    (tmp_path / "ops" / "status.json").write_text("{")
+    assert newest(left, tmp_path) == left
+
+
+def test_a_first_start_has_a_status_before_anything_is_published(tmp_path: Path) -> None:
+    LeftStatus(tmp_path, lambda: AT).note(Underway(work=Work.READ, done=1, total=2, left_s=3))
+    found = read_status(tmp_path)
+    assert openapi_description.problems("InstanceStatus", {**found, "conditions": []}) == []
+    assert (found["progress"]["work"], found["progress"]["leftSeconds"]) == ("Reading", 3)
+
+
+def test_a_publication_counts_up_to_its_end(tmp_path: Path) -> None:
+    """By servers where no tree stands, and else by files: each of theirs is staged, and then placed."""
+    told: list[tuple[int, int]] = []
+    with Directory.open(tmp_path, ledger="ours", told=lambda *how: told.append(how)) as directory:
+        for text, least in ((b"1", 50), (b"2", 4 * 50)):
+            servers = {f"s{n}": server_files(f"s{n}", {f"boot/ipxe/{n}": File(text + b"%d" % n)}) for n in range(50)}
+            directory.publish(servers, {}, complete=True, commit="1", at=AT)
+            shares = [done / total for done, total in told]
+            assert len(told) > least
+            assert shares == sorted(shares)
+            assert (shares[0], shares[-1]) == (0, 1)
+            told.clear()
+
+
+def test_a_cold_start_says_at_readyz_how_far_it_is() -> None:
+    with new_site(None) as site:
+        state, clock = site.root.parent, Clock()
+        note = WorkListener(LeftStatus(state, lambda: site.now).note, clock_s=clock).of(Work.PUBLISH)
+        said: list[tuple[int, str]] = []
+
+        def step(done: int, total: int) -> None:
+            clock.now_s += FIRST_S
+            note(done, total)
+            answer = httpx_client.get(f"{url}/readyz")
+            said.append((answer.status_code, answer.text))
+
+        servers = {f"s{n}": server_files(f"s{n}", {f"boot/ipxe/{n}": File(b"%d" % n)}) for n in range(9)}
+        with (
+            site.serve(records=False, status=state / "status.json") as url,
+            Directory.open(site.root, ledger="test", told=step) as directory,
+        ):
+            directory.publish(servers, {}, complete=True, commit="1", at=AT)
+            after = httpx_client.get(f"{url}/readyz")
+    assert said[0] == (503, "nothing is published yet\n")
+    (early, middle) = (text for status, text in said[1:4:2] if status == 503)
+    assert early.startswith("nothing is published yet\npublishing: 1 of ")
+    assert "about" in middle
+    assert "(3 of 3)" in middle
+    assert (after.status_code, after.text) == (200, "ready\n")
+
+
+def test_an_evaluator_says_how_many_files_it_has_read() -> None:
+    pipe = BytesIO()
+    answering = _Answering(pipe)
+    read = answering.counting(lambda blob: blob.encode())
+    assert {read(BlobId("content")) for _ in range(2500)} == {b"content"}
+    frames = [*Buffer().add(pipe.getvalue())]
+    assert [answer(frame) for frame in frames] == [Counted(1000), Counted(2000)]
+
+
+class Evaluating:
+    """Stands for a process that counts files, and ends."""
+
+    def send(self, question: object, left_s: object) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def wait(self) -> int:
+        return 1
+
+    def answers(self, left_s: object) -> Iterator[bytes]:
+        yield from map(
+            encode,
+            (
+                Begun(0),
+                Counted(5),
+                Begun(1500),
+                Counted(1000),
+                Counted(2000),
+            ),
+        )
+
+
+def test_what_was_read_of_a_commit_is_still_to_be_decided(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    process, question = cast(Child, Evaluating()), Question("f" * 40, None, Allowance())
+    conversation = _Conversation(process, question, lambda *how: told.append(how), None, SpooledResults(tmp_path))
+    with pytest.raises(InvalidRepository):
+        conversation.evaluated(None)
+    assert told == [(0, 1), (0, 1501), (1000, 1501), (1500, 1501), (1, 1)]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_status_says_how_far_it_is_while_somebody_works(tmp_path: Path, runs: bool) -> None:
+    LeftStatus(tmp_path, lambda: AT).note(Underway(work=Work.PLAN, done=1, total=2, left_s=3))
+    with locked(tmp_path) if runs else nullcontext():
+        found = CliRunner().invoke(command, ["--state", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    assert ("underway   planning: 1 of 2 servers, about 3 s left (2 of 3)" in found.output) is runs
+
+
+def test_on_a_terminal_the_next_line_takes_its_place() -> None:
+    told = (Event(at=AT, type=kind, message=message) for kind, message in (("Progress", "half"), ("Published", "all")))
+    first, second = shown(*told).split("\x1b[G")  # ECMA-48, CHA: to the first column
+    assert first.endswith("half") and "\n" not in first
+    assert second.startswith("\x1b[K") and second.endswith("all\n")

@@ -1,0 +1,391 @@
+"""Values through models of the three parsers, each written after the source that it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gitboot.quoting import (
+    MAX_COMMAND_LINE,
+    MAX_IPXE_WORDS,
+    Unquotable,
+    command_line,
+    grub_arguments,
+    grub_text,
+    grub_word,
+    ipxe_arguments,
+    ipxe_text,
+    ipxe_url,
+    ipxe_word,
+    kernel_argument,
+)
+from tests.helpers.cases import for_each
+
+SETTING = "\0what a setting holds"
+IPXE_SPACE = " \f\n\r\t\v"  # iPXE core/ctype.c
+KERNEL_SPACE = " \t\n\v\f\r\xa0"  # Linux lib/ctype.c
+
+
+def ipxe_commands(script: str) -> Iterator[list[str]]:
+    """What iPXE executes where all succeeds: process_script (image/script.c), system (core/exec.c)."""
+    line = ""
+    for part in script.split("\n"):
+        line = (line + part).removesuffix("\r")
+        if line.endswith("\\"):
+            line = line[:-1]
+            continue
+        command, line = line.lstrip(IPXE_SPACE), ""
+        if command.startswith(":"):  # a label
+            command = re.sub(r"\A\S*", "", command)
+        words = [word for word in re.split(f"[{IPXE_SPACE}]", command) if word]
+        argv: list[str] = []
+        for word in [*words, "#"]:
+            if word in ("||", "&&", ";") or word.startswith("#"):  # command_terminator
+                if argv:
+                    yield argv
+                argv = []
+                if word.startswith("#"):
+                    break
+            else:
+                argv.append(ipxe_expand(word))
+
+
+def ipxe_expand(word: str) -> str:
+    """expand_settings (core/settings.c): the last ``${`` before the first ``}``, again and again."""
+    while match := re.search(r"\$\{(?:(?!\$\{)[^}])*\}", word):
+        word = word[: match.start()] + SETTING + word[match.end() :]
+    return word
+
+
+GRUB_TOKEN = re.compile(  # script/yylex.l
+    r"""(?P<blank>[ \t]+ | \#[^\n]*)
+    | (?P<end>\n | \|\| | && | ;)
+    | (?P<word>(?: [^{}|&$;<>\ \t\n'"\\] | '[^']*' | "(?:\\.|[^\\"])*" | \\.
+                 | \$(?:\w+|[?\#*@]) | \$\{(?:\w+|[?\#*@])\} )+)""",
+    re.VERBOSE | re.DOTALL,
+)
+GRUB_PIECE = re.compile(r"'(?P<single>[^']*)'|(?P<double>\".*?\"|\$)|(?P<text>\\.|[^'\"$\\]+)", re.DOTALL)
+
+
+def grub_commands(script: str) -> Iterator[list[str]]:
+    """What GRUB executes, were it to know neither variables nor blocks: both end the test."""
+    argv: list[str] = []
+    place = 0
+    while place < len(script):
+        token = GRUB_TOKEN.match(script, place)
+        assert token, f"GRUB stops at {script[place:]!r}"
+        place = token.end()
+        if token["word"]:
+            argv.append(grub_unescape("".join(grub_pieces(token["word"]))))
+        elif token["end"]:
+            if argv:
+                yield argv
+            argv = []
+    assert not argv
+
+
+def grub_pieces(word: str) -> Iterator[str]:
+    for piece in GRUB_PIECE.finditer(word):
+        assert piece["double"] is None, f"GRUB expands {word!r}"
+        yield piece["text"] or grub_escape(piece["single"])
+
+
+def grub_escape(word: str) -> str:
+    """wildcard_escape (script/execute.c)."""
+    return re.sub(r"[*?\\]", r"\\\g<0>", word)
+
+
+def grub_unescape(word: str) -> str:
+    """wildcard_unescape (script/execute.c)."""
+    return re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL)
+
+
+def grub_loader_cmdline(words: list[str]) -> str:
+    """grub_create_loader_cmdline (lib/cmdline.c)."""
+    escaped = [re.sub(r"['\"\\]", r"\\\g<0>", word) for word in words]
+    return " ".join(f'"{word}"' if " " in word else word for word in escaped)
+
+
+def kernel_parameters(line: str) -> list[tuple[str, str | None]]:
+    """parse_args and next_arg (Linux: kernel/params.c, lib/cmdline.c), over bytes."""
+    parameters = []
+    rest = line.encode().decode("latin-1").lstrip(KERNEL_SPACE)
+    while rest:
+        quoted = in_quote = rest.startswith('"')
+        rest = rest[quoted:]
+        equals = end = 0
+        while end < len(rest) and (in_quote or rest[end] not in KERNEL_SPACE):
+            equals = equals or (end if rest[end] == "=" else 0)
+            in_quote ^= rest[end] == '"'
+            end += 1
+        name, value = (rest[:equals], rest[equals + 1 : end]) if equals else (rest[:end], None)
+        if value and value.startswith('"'):
+            value = value[1:].removesuffix('"')
+        elif quoted and value is not None:
+            value = value.removesuffix('"')
+        elif quoted:
+            name = name.removesuffix('"')
+        parameters.append((name, value))
+        rest = rest[end + 1 :].lstrip(KERNEL_SPACE)
+    return parameters
+
+
+def meant(argument: str) -> tuple[str, str | None]:
+    """The parameter that an argument stands for."""
+    name, equals, value = argument.partition("=")
+    if re.fullmatch('".*"', value):
+        value = value[1:-1]
+    return name, value if equals else None
+
+
+def through_ipxe(arguments: list[str]) -> list[tuple[str, str | None]]:
+    script = f"#!ipxe\nkernel http://h/vmlinuz {ipxe_arguments(arguments)}\nboot\n"
+    kernel, boot = ipxe_commands(script)
+    assert kernel[:2] == ["kernel", "http://h/vmlinuz"]
+    assert boot == ["boot"]
+    return kernel_parameters(" ".join(kernel[2:]))  # concat_args (core/exec.c)
+
+
+def through_grub(arguments: list[str]) -> list[tuple[str, str | None]]:
+    linux, boot = grub_commands(f"linux (http,h)/vmlinuz {grub_arguments(arguments)}\nboot\n")
+    assert linux[:2] == ["linux", "(http,h)/vmlinuz"]
+    assert boot == ["boot"]
+    return kernel_parameters(grub_loader_cmdline(linux[2:]))
+
+
+def through_nothing(arguments: list[str]) -> list[tuple[str, str | None]]:
+    return kernel_parameters(command_line(arguments))
+
+
+LOADERS = {"the kernel": through_nothing, "iPXE": through_ipxe, "GRUB": through_grub}
+
+EVERYWHERE = [
+    "quiet", "console=ttyS0,115200n8", "--", "-x", "a=b=c", "a==b", "root=UUID=4c4c", "empty=", 'empty=""',
+    "spaces=a b c", "lead= a", "trail=a ", 'written="a b"', 'single="a"', "dyndbg=file drivers/usb/* +p",
+    "dollar=$HOME", "dollar=$", "command=$(reboot)", "backtick=`reboot`", "braces={}", "percent=%d", "bang=!",
+    "or=a||b", "and=a&&b", "end=a;b", ";reboot", "|", "&", "hash=a#b", "star=/a*b?c[d]", "*", "/etc/*", "(x)",
+    "less=<a>", "tilde=~", "caret=^", "long=" + "x" * 1024,
+]  # fmt: skip
+NOWHERE = [
+    "", "=", "=a", "a b", "a b=c", "quiet splash=1 x", '"', 'a"b', '"a"', '"a=b"', 'a="', 'a=b"c', 'a="b"c"',
+    'a="b" c', 'a="b c" d="e"', "a\nb", "a=b\n", "a=b\nboot", "a=\tb", "a=b\r", "a=\0", "a=\x1b[2J", "a=\x7f",
+    "a=\xa0b", "a=é", "a=à", "a=\u2028", "a=\U0001f600",
+]  # fmt: skip
+ONLY_SOME = {
+    # what it is: (the argument, who refuses it, why)
+    "two spaces": ("a=b  c", {"iPXE"}, "one space between words"),
+    "a setting of iPXE's": ("a=${net0/mac}", {"iPXE"}, "replace"),
+    "a setting in a setting": ("a=${${x}}", {"iPXE"}, "replace"),
+    "|| as a word": ("a=b || reboot", {"iPXE"}, "ends the command"),
+    "&& as a word": ("a=b && reboot", {"iPXE"}, "ends the command"),
+    "; as a word": ("a=b ; reboot", {"iPXE"}, "ends the command"),
+    "|| alone": ("||", {"iPXE"}, "ends the command"),
+    "; alone": (";", {"iPXE"}, "ends the command"),
+    "# at a word's beginning": ("a=b #c", {"iPXE"}, "comment"),
+    "# first": ("#a", {"iPXE"}, "comment"),
+    "a backslash": (r"a=b\c", {"GRUB"}, "backslash"),
+    "a backslash and hexadecimal digits": (r"a=\x41", {"GRUB"}, "backslash"),
+    "a backslash at the end": ("a=b\\", {"iPXE", "GRUB"}, "backslash"),
+    "a single quote": ("a=it's", {"GRUB"}, "quote"),
+    "a single quote among spaces": ("a=it's 5 o'clock", {"GRUB"}, "quote"),
+}
+
+
+@for_each("argument", EVERYWHERE)
+@for_each("loader", LOADERS)
+def test_argument_arrives_as_it_was_given(loader: str, argument: str) -> None:
+    arguments = ["before", argument, "after=1"]
+    assert LOADERS[loader](arguments) == [meant(each) for each in arguments]
+
+
+@for_each("argument", NOWHERE)
+@for_each("loader", LOADERS)
+def test_what_the_kernel_cannot_read_is_refused(loader: str, argument: str) -> None:
+    with pytest.raises(Unquotable) as caught:
+        LOADERS[loader](["before", argument, "after=1"])
+    assert caught.value.loader == "the kernel"
+    assert ascii(argument) in caught.value.message
+
+
+@for_each("case", ONLY_SOME)
+@for_each("loader", LOADERS)
+def test_what_one_loader_cannot_carry_is_refused_for_that_one(loader: str, case: str) -> None:
+    argument, refusing, reason = ONLY_SOME[case]
+    if loader not in refusing:
+        assert LOADERS[loader]([argument, "after"]) == [meant(argument), ("after", None)]
+        return
+    with pytest.raises(Unquotable) as caught:
+        LOADERS[loader]([argument, "after"])
+    assert caught.value.loader == loader
+    assert ascii(argument) in caught.value.message
+    assert reason in caught.value.message
+
+
+NASTY = st.text(st.sampled_from(" \t\n\r\0'\"\\$`{}()[]<>|&;#!?*~=-+%:/.,axé\xa0\u2028😀"), max_size=12)
+ARGUMENTS = st.lists(
+    st.one_of(
+        NASTY,
+        st.text(max_size=12),
+        st.builds("name={}".format, NASTY),
+        st.builds(lambda *words: "name=" + " ".join(words), *[NASTY] * 3),
+        st.sampled_from([*EVERYWHERE, *(argument for argument, _, _ in ONLY_SOME.values())]),
+    ),
+    max_size=4,
+)
+
+
+@given(arguments=ARGUMENTS)
+@example(arguments=["a=b\\", "boot"])
+@example(arguments=['a="b', 'c="'])
+def test_arguments_arrive_as_they_were_given_or_are_refused(arguments: list[str]) -> None:
+    for through in LOADERS.values():
+        try:
+            arrived = through(arguments)
+        except Unquotable:
+            continue
+        assert arrived == [meant(argument) for argument in arguments]
+
+
+@given(text=NASTY | st.text())
+def test_a_word_arrives_as_it_was_given_or_is_refused(text: str) -> None:
+    for word, commands in ((ipxe_word, ipxe_commands), (grub_word, grub_commands)):
+        try:
+            line = f"set a {word(text)} b\n"
+        except Unquotable:
+            continue
+        assert list(commands(line)) == [["set", "a", text, "b"]]
+
+
+@given(url=st.builds("http://h/{}".format, NASTY) | NASTY | st.text())
+@example(url="--replace")
+@example(url="http://h/${net0/mac}")
+@example(url="http://h/a'b;c&d||e#f?g=[h]")
+def test_a_url_arrives_as_it_was_given_or_is_refused(url: str) -> None:
+    try:
+        line = f"chain {ipxe_url(url)} || goto next\n"
+    except Unquotable:
+        return
+    assert list(ipxe_commands(line)) == [["chain", url], ["goto", "next"]]
+    assert re.match("[a-z]", url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h:8080/o/ab12/vmlinuz",
+        "https://[fd00::1]/a%20b?c=d&e=f;g#h",
+        "tftp://10.0.0.1/~a/b,c$d",
+        "https://h/a'(b)*!",
+    ],
+)
+def test_ipxe_carries_a_sound_url(url: str) -> None:
+    assert ipxe_url(url) == url
+
+
+@for_each("url", ["/boot.ipxe", "vmlinuz", "-x", "http://h/a b", "http://h/${uuid}", 'http://h/"', "http://h/é"])
+def test_ipxe_url_is_absolute_and_encoded(url: str) -> None:
+    with pytest.raises(Unquotable, match=r"iPXE cannot carry .*URL"):
+        ipxe_url(url)
+
+
+@given(text=NASTY | st.text() | st.lists(NASTY).map(" ".join))
+@example(text="${net0/mac} || reboot")
+@example(text="a; b && c # d")
+@example(text="-n; ; #x \\")
+@example(text="a\nreboot")
+@example(text="$'reboot'\\")
+def test_text_for_people_stays_text(text: str) -> None:
+    script = f"#!ipxe\n# {ipxe_text(text)}\necho {ipxe_text(text)}\nboot\n"
+    (echo, *words), boot = ipxe_commands(script)
+    assert (echo, boot) == ("echo", ["boot"])
+    assert not any(SETTING in word for word in words)
+    script = f"# {grub_text(text)}\necho {grub_text(text)}\nboot\n"
+    (_, shown), _ = grub_commands(script)
+    for line in (ipxe_text(text), shown):
+        assert re.fullmatch("[ -~]*", line)
+        assert not line.startswith("-")  # an option
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Fleet's image: 3975.2.0 (10 %), for web-01 [canary]",
+        "a;b c||d $HOME x#y",
+        "BIOS 2.19, CHG-3381; see NET-412!",
+    ],
+)
+def test_text_for_people_keeps_what_does_no_harm(text: str) -> None:
+    assert ipxe_text(text) == text
+    assert next(grub_commands(f"echo {grub_text(text)}\n")) == ["echo", text]
+
+
+def test_harmful_text_is_shown_as_question_marks() -> None:
+    text = "-a  || b; ; #c ${d}\té\\"
+    assert ipxe_text(text) == "?a ?? b; ? ?c ?{d} ??"
+    assert grub_text(text) == "'?a || b; ; #c ${d} ??'"
+
+
+def test_a_plain_grub_word_is_not_quoted() -> None:
+    assert grub_word("console=ttyS0,115200") == "console=ttyS0,115200"
+    assert grub_word("it's $1") == r"'it'\''s $1'"
+
+
+def test_the_kernel_s_own_quoting_is_kept() -> None:
+    assert kernel_argument('dyndbg="file a +p"') == kernel_argument("dyndbg=file a +p") == 'dyndbg="file a +p"'
+    assert kernel_argument('a="b"') == "a=b"
+
+
+def test_the_longest_command_line_is_carried_and_no_longer_one() -> None:
+    longest = ["a=" + "x" * (MAX_COMMAND_LINE - 2)]
+    for through in LOADERS.values():
+        assert through(longest) == [meant(longest[0])]
+        with pytest.raises(Unquotable, match="1791 bytes"):
+            through([longest[0] + "x"])
+
+
+def test_ipxe_takes_no_more_words_than_its_stack_does() -> None:
+    assert len(through_ipxe(["a"] * MAX_IPXE_WORDS)) == MAX_IPXE_WORDS
+    for arguments in (["a"] * (MAX_IPXE_WORDS + 1), ["a=" + "b " * MAX_IPXE_WORDS + "c"]):
+        with pytest.raises(Unquotable, match="129 words"):
+            ipxe_arguments(arguments)
+        assert through_grub(arguments)
+
+
+def _grub_lines() -> Iterator[str]:
+    for argument in [*EVERYWHERE, *(argument for argument, _, _ in ONLY_SOME.values()), *NOWHERE]:
+        yield f"# {grub_text(argument)}"
+        yield f"menuentry {grub_text(argument)} {{ echo {grub_text(argument)}; }}"
+        for write in (grub_word, lambda text: grub_arguments([text, text])):
+            try:
+                yield f"linux /vmlinuz {write(argument)}"
+            except Unquotable:
+                continue
+
+
+def test_grub_reads_every_line(grub_script_check: Callable[[str], bool]) -> None:
+    lines = list(_grub_lines())
+    assert len(lines) > 250
+    assert grub_script_check("\n".join(lines))
+    assert not grub_script_check("linux /vmlinuz a=it's\n")
+
+
+@pytest.fixture
+def grub_script_check(tmp_path: Path) -> Callable[[str], bool]:
+    """GRUB's own check of a script; in CI it must be there."""
+    if not shutil.which("grub-script-check") and not os.environ.get("CI"):
+        pytest.skip("grub-script-check is in Debian's package grub-common")
+
+    def check(script: str) -> bool:
+        path = tmp_path / "grub.cfg"
+        path.write_text(script)
+        return subprocess.run(["grub-script-check", path], capture_output=True, check=False).returncode == 0
+
+    return check
