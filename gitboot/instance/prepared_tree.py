@@ -9,7 +9,7 @@ active.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,9 +27,8 @@ from gitboot.instance.bookkeeping import known, looked_around, output_modes
 from gitboot.instance.checkpoint import WORTH, Checkpoint
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
-from gitboot.instance.offers import offers_of
 from gitboot.instance.planning import changed_by, replanned
-from gitboot.instance.publishing import Dated, published
+from gitboot.instance.publishing import Dated, Dates, Offers, published
 from gitboot.instance.standing import Standing, goes_by
 from gitboot.instance.stops import stop_of
 from gitboot.instance.tokenkeys import restored, token_keys
@@ -245,13 +244,13 @@ class _StandbyTree:
 
     # As who notes what is offered
 
-    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+    def note(self, states: Mapping[str, ServerState], offers: Offers, dates: Dates) -> Collection[str]:
         """Write nothing, and return the servers to halt."""
         found = {
             name
             for name, state in states.items()
             if state.installs_at is not None
-            or not all(map(self._has_noted, offers_of(state)))
+            or not all(map(self._has_noted, offers[name]))
             or not all(map(self._has_dated, dates[name]))
         }
         self.halted |= found

@@ -21,7 +21,7 @@ from gitboot.load.merged import replaced
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, BootPlan, Record
+from gitboot.plan import Boot, BootPlan, Offer, Record
 from gitboot.publish.directory import Published
 from gitboot.render.formats import is_of_hosts, shared_files
 from gitboot.render.keyed import TokenKeys
@@ -75,10 +75,14 @@ class Dated(NamedTuple):
     plan: Digest
 
 
+Offers = Mapping[str, Sequence[Offer]]  # by server
+Dates = Mapping[str, Sequence[Dated]]  # by server
+
+
 class Noting(Protocol):
     """Whoever notes what is offered, before a machine can fetch it."""
 
-    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+    def note(self, states: Mapping[str, ServerState], offers: Offers, dates: Dates) -> Collection[str]:
         """Note what these servers are offered; the names of those that are offered nothing: they go to their disks.
 
         Raises `LedgerError`.
@@ -94,9 +98,14 @@ class InLedger:
     def __init__(self, store: Store, number: int, at: datetime) -> None:
         self._store, self._number, self._at = store, number, at
 
-    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+    def note(
+        self,
+        states: Mapping[str, ServerState],  # noqa: ARG002 - a prepared tree goes by the states
+        offers: Offers,
+        dates: Dates,
+    ) -> Collection[str]:
         """All of it, in one transaction."""
-        numbered = [replace(each, number=self._number) for state in states.values() for each in offers_of(state)]
+        numbered = [replace(each, number=self._number) for some in offers.values() for each in some]
         versions = [each for some in dates.values() for each in some]
         if numbered or versions:
             with self._store.writing() as tx:
@@ -116,9 +125,14 @@ class UnwritableLedger:
         """``is_published``: the ledger has it that a tree stands."""
         self._why, self._is_published = why, is_published
 
-    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+    def note(
+        self,
+        states: Mapping[str, ServerState],  # noqa: ARG002 - a prepared tree goes by the states
+        offers: Offers,
+        dates: Dates,
+    ) -> Collection[str]:
         """Raise `LedgerError` if these servers have anything to note."""
-        if any(dates.values()) or any(next(offers_of(state), None) for state in states.values()):
+        if any(dates.values()) or any(offers.values()):
             raise LedgerError(self._why)
         return ()
 
@@ -305,11 +319,11 @@ def _is_over(stands: LimitedFiles, at: datetime) -> bool:
     return stands.until is not None and stands.until <= at
 
 
-def _versions(state: RenderedState) -> dict[str, Digest]:
+def _versions(state: RenderedState, offers: Sequence[Offer]) -> dict[str, Digest]:
     """Whose boot each path of a server is, of those boots that mean something by being made."""
-    if not (offers := {offer.plan for offer in offers_of(state)}):
+    if not (offered := {offer.plan for offer in offers}):
         return {}
-    return {path: digest for path, digest in state.entries.items() if digest in offers}
+    return {path: digest for path, digest in state.entries.items() if digest in offered}
 
 
 _BATCH: Final = 500  # servers whose offers are noted at once, and whose files are held together
@@ -354,9 +368,12 @@ class _Offered(Mapping[str, Files | None]):
         """The files of these, noted; None: the server is gone."""
         plans = {name: self.plans.servers.get(name) for name in names}
         states = {name: self._rendered(state) for name, state in plans.items() if state is not None}
-        versions: dict[str, Mapping[str, Digest]] = {name: _versions(state) for name, state in states.items()}
+        offers = {name: tuple(offers_of(state)) for name, state in states.items()}
+        versions: dict[str, Mapping[str, Digest]] = {
+            name: _versions(state, offers[name]) for name, state in states.items()
+        }
         dates = {name: self._dates(name, state.files, versions[name]) for name, state in states.items()}
-        for name in self._noted(states, dates):
+        for name in self._noted(states, offers, dates):
             states[name] = self._rendered(halted(states[name], self.token_keys))
         left = set[str]()
         if self.failures:
@@ -365,8 +382,8 @@ class _Offered(Mapping[str, Files | None]):
                 if not dates[name] and all(each.plan in noted for each in offers_of(states[name])):
                     continue  # the ledger has all of it
                 if not self.before.complete and self.target.holds(states[name].files):
-                    offers = frozenset(each.plan for each in offers_of(states[name]))  # an earlier process noted them
-                    self.limited[name] = LimitedFiles(offers, states[name].transition, self.plans.stop)
+                    offered = frozenset(each.plan for each in offers_of(states[name]))  # an earlier process noted them
+                    self.limited[name] = LimitedFiles(offered, states[name].transition, self.plans.stop)
                     continue
                 stands = self._stands(name)
                 if stands is not None and stands.stop is self.plans.stop and not _is_over(stands, self.at):
@@ -375,7 +392,7 @@ class _Offered(Mapping[str, Files | None]):
                     self.limited[name] = stands._replace(noted=noted)
                     continue
                 states[name] = self._limited(states[name], noted)
-                versions[name] = _versions(states[name])
+                versions[name] = _versions(states[name], tuple(offers_of(states[name])))
                 self.limited[name] = LimitedFiles(noted, states[name].transition, self.plans.stop)
         self.versions.update(versions)
         return {name: states[name].files if name in states else None for name in plans if name not in left}
@@ -388,12 +405,12 @@ class _Offered(Mapping[str, Files | None]):
         """Why the ledger could not be written; None: it took everything."""
         return self.failures[0] if self.failures else None
 
-    def _noted(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+    def _noted(self, states: Mapping[str, ServerState], offers: Offers, dates: Dates) -> Collection[str]:
         """Note what these servers are offered; return those that are halted. Once that failed, note nothing more."""
         if self.failures:
             return ()
         try:
-            return self.noting.note(states, dates)
+            return self.noting.note(states, offers, dates)
         except LedgerError as error:
             self.failures.append(str(error))
             return ()
@@ -429,7 +446,7 @@ class _Offered(Mapping[str, Files | None]):
         now = limited_to(state, is_noted, tokens)
         for limited in (now, limited_to(now, lambda plan: is_noted(plan) and plan is not now.plan, tokens)):
             found = self._rendered(limited)
-            if not self._dates(state.decision.server, found.files, _versions(found)):
+            if not self._dates(state.decision.server, found.files, _versions(found, tuple(offers_of(found)))):
                 return found
         return self._rendered(halted(state, self.token_keys))
 
