@@ -63,10 +63,6 @@ if TYPE_CHECKING:
     from gitboot.bmc.redfish.transport import Login, Reach
 
 
-if TYPE_CHECKING:
-    pass
-
-
 _MOST_STEPS: Final = 16  # withdraw, eject, insert, set, each confirmed, and some more for a BMC that changes under us
 
 

@@ -20,7 +20,7 @@ from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys, read_list_keys
-from gitboot.publish.targets import folder as rsync
+from gitboot.publish.targets import folder as folder_target
 from gitboot.publish.targets.folder import folder_opener
 from gitboot.publish.targets.follower import (
     BranchAddress,
@@ -180,7 +180,7 @@ def _target(
         return StoreTarget(where.name, claim, folder_opener(where.folder))
     if isinstance(where, RsyncAddress):
         folder = settings.state / "targets" / digest_of(where.name.encode())[:16]
-        return StoreTarget(where.name, claim, rsync.rsync_opener(where, folder, _keys), most=rsync.MOST)
+        return StoreTarget(where.name, claim, folder_target.rsync_opener(where, folder, _keys), most=folder_target.MOST)
     from gitboot.publish.targets.s3 import bucket_opener  # obstore is an extra
 
     return StoreTarget(where.name, claim, bucket_opener(where, _keys))

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -30,10 +30,6 @@ from gitboot.ledger.schema import (
     too_new,
 )
 from gitboot.text import in_one_line
-
-if TYPE_CHECKING:
-    pass
-
 
 try:
     import psycopg

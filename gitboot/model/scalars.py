@@ -7,16 +7,12 @@ from binascii import a2b_base64
 from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_network
-from typing import TYPE_CHECKING, Final, NewType, TypeAlias
+from typing import Final, NewType, TypeAlias
 from urllib.parse import urlsplit
 
 from gitboot.jsonio import Digest
 from gitboot.problems import Code
 from gitboot.text import printable, shell_words
-
-if TYPE_CHECKING:
-    pass
-
 
 MacAddress = NewType("MacAddress", str)  # lower-case hexadecimal, hyphens: 52-54-00-12-34-56
 SystemUuid = NewType("SystemUuid", str)  # lower case, with hyphens
@@ -183,10 +179,6 @@ def parse_network(value: object) -> str:
             f"expected a network, found {shown(found)}",
             "write it as 10.9.0.0/24, with no host bits set",
         ) from error
-
-
-if TYPE_CHECKING:
-    pass
 
 
 _UUIDS: Final = frozenset(

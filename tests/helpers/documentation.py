@@ -54,7 +54,7 @@ class Page:
 
 def pages() -> Iterator[str]:
     """What is read by people, from the repository's root."""
-    for path in (ROOT, ROOT / "gitboot" / "cli" / "seed", *(ROOT / "docs", *(ROOT / "docs").glob("*/"))):
+    for path in (ROOT, ROOT / "gitboot" / "cli" / "commands" / "seed", *(ROOT / "docs", *(ROOT / "docs").glob("*/"))):
         for page in sorted(path.glob("*.md")):
             if page.name != "CHANGELOG.md" and path.name != "adr" and (name := str(page.relative_to(ROOT))) not in MADE:
                 yield name

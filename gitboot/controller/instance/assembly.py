@@ -61,7 +61,6 @@ from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source, accepted_snapshot
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables
-from gitboot.ledger import instance_tables as token_keys_book
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
 from gitboot.ledger.location import address_beside, is_named, note_address
@@ -500,7 +499,7 @@ def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKey
     """The keys by which tokens are published; where they are lost, who was told one of them is heard no more."""
     about, at = instance_tables.read(store), clock()
     is_shared = store.database.lease is not None
-    if is_shared and (lines := token_keys_book.read_token_keys(store)):
+    if is_shared and (lines := instance_tables.read_token_keys(store)):
         restored(directory, lines)
     if about.keyed and not (directory / state.TOKEN_KEYS).exists():
         message = (
@@ -509,9 +508,9 @@ def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKey
         )
         tell(Event(at=at, type="TokenKeysLost", message=message, warning=True))
     keys = token_keys(directory, at, follows_none=about.accepted is not None and not about.keyed)
-    if is_shared and token_keys_book.read_token_keys(store) != (lines := lines_of(directory)):
+    if is_shared and instance_tables.read_token_keys(store) != (lines := lines_of(directory)):
         with store.writing() as tx:
-            token_keys_book.write_token_keys(tx, lines)
+            instance_tables.write_token_keys(tx, lines)
     return keys
 
 
