@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.terminal import guard_output
+from gitboot.standard_streams import guard_output
 
 if TYPE_CHECKING:
     from msgspec import Struct

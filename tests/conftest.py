@@ -115,7 +115,7 @@ _FIRST: Final = (
         "ledger/test_leader_lease",
         "controller/instance/test_standby",
         "scenarios/test_unwritable_ledger",
-        "controller/instance/test_prepared_tree",
+        "controller/instance/test_standby_tree",
         "evaluator/test_client",
         "evaluator/test_evaluation_hostile_commits",
         "scenarios/test_run",
@@ -129,7 +129,7 @@ _FIRST: Final = (
         "resolve/test_secret_scan",
         "endpoint/test_server_workers",
     ),
-    *("scenarios/test_ordinary_days", "endpoint/test_tls", "project/test_project", "controller/test_commit_verdicts"),
+    *("scenarios/test_ordinary_days", "endpoint/test_tls", "project/test_project", "controller/test_commit_judgement"),
     *(
         "git/test_fetch",
         "resolve/test_fleet_decisions_properties",

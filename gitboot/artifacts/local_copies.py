@@ -21,7 +21,7 @@ from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.artifacts.fetchers import CHUNK
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
 from gitboot.files import check_output_folder, output_folder
-from gitboot.resolve.boot_composer import MIRRORED_NAMES
+from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from gitboot.resolve.server_decision import BootFile
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)

@@ -18,7 +18,7 @@ from gitboot.git.signatures import Distrusted, Keyring, Unlisted, ask_alone
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import Artifact, Artifacts, BootImage, Checksums, Signature
 from gitboot.model.scalars import Path as Field
-from gitboot.resolve.boot_composer import fetched_from
+from gitboot.resolve.boot_composition import fetched_from
 from gitboot.text import printable
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot import text as phrases
-from gitboot.cli.evaluator_process import evaluation_limits, evaluation_workers, results_cache
+from gitboot.cli.evaluator_child import evaluation_limits, evaluation_workers, results_cache
 from gitboot.cli.terminal import wrapped
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
@@ -37,7 +37,7 @@ from gitboot.render.boot_files import server_files
 from gitboot.render.page_shards import page_files
 from gitboot.render.paths import File
 from gitboot.render.plan_and_record_files import PartFiles
-from gitboot.render.server_states import About, RenderedState, server_state
+from gitboot.render.server_files import About, RenderedState, server_state
 from gitboot.resolve.explanation import Explanations, Places, fleet_facts, source_locations
 from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.install_attempts import first_records

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import click
 
-from gitboot.cli.evaluator_process import evaluation_limits, results_cache
+from gitboot.cli.evaluator_child import evaluation_limits, results_cache
 from gitboot.cli.options import operator
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance.assembly import Look, carried_out

@@ -29,7 +29,7 @@ from gitboot.errors import (
     StaleDigest,
     UsageError,
 )
-from gitboot.terminal import guard_output, why_lost
+from gitboot.standard_streams import guard_output, why_lost
 from gitboot.text import did_you_mean
 
 # By heading of `gitboot --help`. ADR 0065 has the user and the occasion of each. The module of a command has the
@@ -193,7 +193,7 @@ def cli() -> None:
 
 def program() -> NoReturn:
     """The process that a user starts: what it reads of a commit is read by a child, within limits."""
-    from gitboot.cli.evaluator_process import PROGRAM
+    from gitboot.cli.evaluator_child import PROGRAM
 
     # No other package has a say in what is valid; to look for one that wants it would take 30 ms of each process.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

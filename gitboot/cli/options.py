@@ -19,7 +19,7 @@ from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.model.scalars import Malformed, parse_instant
-from gitboot.terminal import escaped_lines, unstyled, write_verbatim
+from gitboot.standard_streams import escaped_lines, unstyled, write_verbatim
 from gitboot.text import some
 
 if TYPE_CHECKING:

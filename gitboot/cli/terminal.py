@@ -25,8 +25,8 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 from gitboot.background_threads import SignalQueue
 from gitboot.child_processes import LOG_FORMAT
 from gitboot.jsonio import format_instant
+from gitboot.standard_streams import control, escaped, escaped_lines, style, unstyled, verbatim
 from gitboot.status.events import Event
-from gitboot.terminal import control, escaped, escaped_lines, style, unstyled, verbatim
 from gitboot.text import one_line, printable
 
 _WIDEST: Final = 100

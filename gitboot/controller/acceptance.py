@@ -10,7 +10,7 @@ from operator import is_not
 from typing import Final, NamedTuple, Protocol
 
 from gitboot.bmc.credentials import Pair
-from gitboot.controller.commit_verdicts import (
+from gitboot.controller.commit_judgement import (
     Ahead,
     Candidate,
     Evaluating,

@@ -33,7 +33,7 @@ from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import ALL, PARTS, Inventory, suspects
 from gitboot.render import endpoint_files
-from gitboot.render.server_states import ServerState
+from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run

@@ -18,14 +18,14 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import differing, replaced
 from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.publish.tree_changes import EndedWindows, WindowsNotEnded
-from gitboot.render.server_states import About, ServerState, planned
+from gitboot.render.server_files import About, ServerState, planned
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.install_attempts import attempt_of, begun_run, is_overwritten, step_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, drift
 from gitboot.resolve.server_decision import BootFile, Decision, idle
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, Cause, Halt, InstallProgress, Phase
 from gitboot.status.events import Event
-from gitboot.status.progress import Told, counted, unheard
+from gitboot.status.work_progress import Told, counted, unheard
 from gitboot.text import count
 
 

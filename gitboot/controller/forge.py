@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.controller.commit_verdicts import accepted_words, held_words, invalid_words
+from gitboot.controller.commit_judgement import accepted_words, held_words, invalid_words
 from gitboot.controller.instance.settings import Settings
 from gitboot.errors import ForgeRefused, HostUnreachable, SourceError, UsageError
 from gitboot.fleet.revision import Revision

@@ -23,7 +23,7 @@ from gitboot.git.clone import Source
 from gitboot.jsonio import format_instant
 from gitboot.status.events import Event
 from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Telling, ThreadFailure
-from gitboot.status.progress import Stage
+from gitboot.status.work_progress import Stage
 from gitboot.system_clock import Keeping
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once

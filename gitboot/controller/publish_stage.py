@@ -36,7 +36,7 @@ from gitboot.render.plan_and_record_files import (
     members_of,
     record_files,
 )
-from gitboot.render.server_states import RenderedState, ServerState, halted, limited_to, rendered
+from gitboot.render.server_files import RenderedState, ServerState, halted, limited_to, rendered
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Boot, Decisions

@@ -47,7 +47,7 @@ from gitboot.resolve.server_plan import Halt, Stoppage
 from gitboot.status.conditions import Condition, remedy
 from gitboot.status.events import Event, folded
 from gitboot.status.instance_status import Endpoints, Status, Telling, ThreadFailure
-from gitboot.status.progress import Laps, Stage, Told, Work, WorkListener
+from gitboot.status.work_progress import Laps, Stage, Told, Work, WorkListener
 from gitboot.system_clock import Keeping
 
 LEDGER_RETRY: Final = timedelta(seconds=5)

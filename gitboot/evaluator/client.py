@@ -26,7 +26,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.server_decision import Decision, Decisions, Host, Written
-from gitboot.status.progress import Told, unheard
+from gitboot.status.work_progress import Told, unheard
 
 
 class Evaluation:

@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from gitboot import __version__
 from gitboot.jsonio import document
 from gitboot.problems import Code, Problem, Severity, with_hint, worst_first
-from gitboot.terminal import style
+from gitboot.standard_streams import style
 from gitboot.text import count, printable
 
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"

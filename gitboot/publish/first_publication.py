@@ -26,7 +26,7 @@ from gitboot.publish.tree_changes import SHARED, Publication, amended
 from gitboot.publish.tree_reader import OWN, Tree, check_path
 from gitboot.render.endpoint_files import ListedFile, outline, state_path
 from gitboot.render.paths import Files, is_content, is_immutable, move_order
-from gitboot.status.progress import Told, counted
+from gitboot.status.work_progress import Told, counted
 from gitboot.text import count
 
 FRESH: Final = f"{OWN}/fresh"

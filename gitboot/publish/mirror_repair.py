@@ -24,8 +24,8 @@ from gitboot.publish.durable_files import Disk, TreeModes
 from gitboot.publish.manifest import MANIFEST, Head, digest_of, parse_head
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, expected
 from gitboot.publish.signed_list import list_version
+from gitboot.publish.signed_list_check import ListedFile, ListReader
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
-from gitboot.publish.signed_mirror import ListedFile, ListReader
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.sync_steps import (
     HEAD,

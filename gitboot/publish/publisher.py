@@ -30,7 +30,7 @@ from gitboot.publish.tree_reader import LOCK, PENDING, Inventory, Tree, batch_pa
 from gitboot.render.page import INDEX, SAID, script_of
 from gitboot.render.paths import File, Files, Stage, is_content, publication_stage
 from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
-from gitboot.status.progress import Told, counted, unheard
+from gitboot.status.work_progress import Told, counted, unheard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from gitboot.jsonio import canonical, format_instant
 from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, changes, script_of, shard_of, static
 from gitboot.render.paths import File
 from gitboot.render.plan_and_record_files import PAGE, PartFiles
-from gitboot.render.server_states import ServerState
+from gitboot.render.server_files import ServerState
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.install_attempts import step_of
 

@@ -19,7 +19,7 @@ from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import Path
 from gitboot.model.selectors import selects
 from gitboot.model.server import Lifecycle, Server
-from gitboot.resolve.boot_composer import Composer
+from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import FleetView
 from gitboot.resolve.fleet_decisions import boot_source, site_of
 from gitboot.resolve.install_attempts import step_of, what_was_seen, what_was_seen_of_run

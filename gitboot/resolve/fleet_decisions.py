@@ -36,7 +36,7 @@ from gitboot.resolve.boot_checks import (
     placeholder_digests,
     rejected_labels,
 )
-from gitboot.resolve.boot_composer import Composer
+from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import (
     BootInputs,
     DecisionFinding,

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.problems import Severity
+from gitboot.review.change_groups import Causes, ChangeCause, Commit, Group, change_causes, groups
 from gitboot.review.commit_path import Between, HeldStep, judged_by_steps, tightened
 from gitboot.review.decision_changes import Changes, Side, compare
 from gitboot.review.document_changes import DocumentChange, Fate, FieldChange
 from gitboot.review.formats import phrases
-from gitboot.review.groups import Causes, ChangeCause, Commit, Group, change_causes, groups
 from gitboot.review.guards import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
 from gitboot.review.reinstalls import RAISED, may_be_installed
 from gitboot.review.rendered_diffs import RenderedDiff, shared_diffs, unknown_diffs

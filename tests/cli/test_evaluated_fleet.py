@@ -11,7 +11,7 @@ from gitboot.cli import evaluated_fleet
 from gitboot.evaluator.evaluation import Forks
 from gitboot.git import snapshots
 from gitboot.resolve import fleet_decisions
-from gitboot.resolve.boot_composer import Composer
+from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
 from tests.helpers.fleets import SEED, mac_of, policy, server, uuid_of
 from tests.helpers.instance_with_bmcs import typed

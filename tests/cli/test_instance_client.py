@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.evaluator_process import open_cache
+from gitboot.cli.evaluator_child import open_cache
 from gitboot.controller.instance.assembly import looked_at
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.disk_cache import DiskCache

@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from gitboot.cli.terminal import growing, progress, table
-from gitboot.terminal import style
+from gitboot.standard_streams import style
 from tests.helpers.terminals import terminal
 
 HEADER = ("SERVER", "SEEN", "RECORDED")

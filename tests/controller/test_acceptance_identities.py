@@ -201,11 +201,11 @@ def test_finding_p2_no_path_looks_up_an_identity_that_many_machines_show(path: s
 # An earlier version, which accepted such a commit and published it.
 _EARLIER = """
 import sys
-from gitboot.controller import commit_verdicts
+from gitboot.controller import commit_judgement
 from gitboot.model.scalars import byte_orders
-from gitboot.render import emulated_apis, grub, ipxe, server_states, user_data_files
-commit_verdicts.check_acceptable = lambda *_: None
-for module in (emulated_apis, grub, ipxe, server_states, user_data_files):
+from gitboot.render import emulated_apis, grub, ipxe, server_files, user_data_files
+commit_judgement.check_acceptable = lambda *_: None
+for module in (emulated_apis, grub, ipxe, server_files, user_data_files):
     module.lookup_uuids = byte_orders
 from gitboot.cli.main import program
 program()

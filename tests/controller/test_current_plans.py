@@ -13,7 +13,7 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.ledger.instance_tables import Facts, Request
-from gitboot.render.server_states import rendered
+from gitboot.render.server_files import rendered
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.server_decision import WithheldBoot
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of

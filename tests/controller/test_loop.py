@@ -21,7 +21,7 @@ from gitboot.controller.reconcile import Reconciler
 from gitboot.fleet.revision import Revision
 from gitboot.publish.manifest import STATUS
 from gitboot.status.events import Event
-from gitboot.status.progress import Stage
+from gitboot.status.work_progress import Stage
 from tests.helpers.fleets import SEED, maintenance
 from tests.helpers.instance_in_process import Parts, in_process
 from tests.helpers.instance_process import Repository, eventually, git

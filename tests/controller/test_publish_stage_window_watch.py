@@ -30,7 +30,7 @@ from gitboot.jsonio import format_instant
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.tree_reader import suspects, verify
-from gitboot.status.progress import Told, counted
+from gitboot.status.work_progress import Told, counted
 from tests.helpers.evaluated_commits import Here
 from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server
 from tests.helpers.instance_in_process import Parts, in_process

@@ -37,7 +37,7 @@ from gitboot.publish.tree_reader import records_in, verify
 from gitboot.render.endpoint_files import Terms
 from gitboot.render.paths import File, Files, is_content
 from gitboot.render.plan_and_record_files import PartFiles
-from gitboot.render.server_states import RenderedState
+from gitboot.render.server_files import RenderedState
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import with_state

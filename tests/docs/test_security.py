@@ -252,7 +252,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "controller/test_forge.py::test_statuses_that_hide_a_proof_do_not_hide_that_of_an_earlier_commit",
     ),
     "A ledger in doubt": (
-        "controller/test_commit_verdicts.py::test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt",
+        "controller/test_commit_judgement.py::test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt",
         "controller/test_forge.py::test_an_old_status_that_is_repeated_hides_no_newer_one",
     ),
     # A person who can write STATE, the ledger or the fetch log

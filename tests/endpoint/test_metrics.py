@@ -13,7 +13,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from gitboot import __version__
 from gitboot.endpoint.metrics import families
 from gitboot.status.instance_status import Status
-from gitboot.status.progress import BOUNDS_S, Laps, Stage
+from gitboot.status.work_progress import BOUNDS_S, Laps, Stage
 from tests.helpers import httpx_client
 from tests.helpers.git_servers import program
 from tests.helpers.monitored_endpoint import COMMITTED, FULL, full

@@ -19,7 +19,7 @@ from gitboot.evaluator.content_keys import decision_keys
 from gitboot.fleet.identities import machine
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.validation import load
-from gitboot.resolve.boot_composer import Composer
+from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import FleetView
 from gitboot.resolve.fleet_decisions import decide_server
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, tree_of

@@ -28,7 +28,7 @@ from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git import history as source_history
 from gitboot.git.history import CommitSummary
 from gitboot.resolve import fleet_decisions
-from gitboot.resolve.boot_composer import Composer
+from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
 from gitboot.resolve.fleet_decisions import DecidedServer
 from gitboot.review.decision_changes import compare

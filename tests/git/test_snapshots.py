@@ -16,8 +16,8 @@ from zlib import compressobj
 import pygit2
 import pytest
 
-from gitboot.cli import evaluator_process
-from gitboot.cli.evaluator_process import evaluation_limits
+from gitboot.cli import evaluator_child
+from gitboot.cli.evaluator_child import evaluation_limits
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.fleet.revision import MAX_FILE_BYTES, Irregular, Oversized, Revision, Snapshot
 from gitboot.git import snapshots as tree
@@ -569,8 +569,8 @@ def test_a_snapshot_is_read_without_what_fetches() -> None:
 
 
 def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_a_child = evaluator_process._Settings(begun=lambda _: None)
-    monkeypatch.setattr(evaluator_process, "_settings", in_a_child)
+    in_a_child = evaluator_child._Settings(begun=lambda _: None)
+    monkeypatch.setattr(evaluator_child, "_settings", in_a_child)
     with pytest.raises(InvalidRepository, match="it takes more memory"), evaluation_limits(), blaming("fleet"):
         raise pygit2.GitError("failed to mmap. Could not write data")
     with pytest.raises(SourceError, match="is missing"), evaluation_limits(), blaming("fleet"):

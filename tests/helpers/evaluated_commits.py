@@ -20,7 +20,7 @@ from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Reader
 from gitboot.git.fetch import InThisProcess
-from gitboot.status.progress import Told, unheard
+from gitboot.status.work_progress import Told, unheard
 
 
 class Here(Evaluation):

@@ -37,7 +37,7 @@ from gitboot.problems import Problem
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing, parse_shard
 from gitboot.publish.targets import sync_steps
 from gitboot.render import endpoint_files
-from gitboot.render.server_states import server_state
+from gitboot.render.server_files import server_state
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.template_sandbox import MAX_BYTES, TemplateFault

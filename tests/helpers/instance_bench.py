@@ -25,7 +25,7 @@ from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import check
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.server_states import RenderedState
+from gitboot.render.server_files import RenderedState
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import Record, record_facts
 from gitboot.resolve.server_decision import Decisions

@@ -16,7 +16,7 @@ from gitboot.resolve.provisioning_record import InstallStep
 from gitboot.resolve.server_plan import InstallProgress, InstallState
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
-from gitboot.status.progress import Laps, Stage
+from gitboot.status.work_progress import Laps, Stage
 from tests.helpers.redfish_double.certificates import Authority
 from tests.helpers.served_tree import BEFORE, START, site
 

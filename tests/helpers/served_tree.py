@@ -34,7 +34,7 @@ from gitboot.render.boot_files import shared_files
 from gitboot.render.endpoint_files import terms_of
 from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
-from gitboot.render.server_states import RenderedState, rendered, server_state
+from gitboot.render.server_files import RenderedState, rendered, server_state
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record

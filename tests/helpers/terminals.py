@@ -12,8 +12,8 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from typing import Final
 
 from gitboot.cli.terminal import tell
+from gitboot.standard_streams import guarded
 from gitboot.status.events import Event
-from gitboot.terminal import guarded
 
 COLUMNS: Final = 60
 

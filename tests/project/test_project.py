@@ -79,7 +79,7 @@ def test_each_module_says_its_job_in_one_sentence() -> None:
         pytest.param(
             ("cli.commands.serve", "endpoint.app", "endpoint.recorder", "endpoint.server"),
             {
-                "gitboot.resolve.boot_composer",
+                "gitboot.resolve.boot_composition",
                 "gitboot.resolve.templates",
                 "jinja2",
                 "msgspec",

@@ -21,8 +21,8 @@ from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault
 from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, RightFile, repair
 from gitboot.publish.publisher import Directory
+from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import TOLERANCE
-from gitboot.publish.signed_mirror import compare_with_list
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket

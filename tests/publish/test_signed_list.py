@@ -38,8 +38,8 @@ from gitboot.publish.signed_list import (
     bin_of,
     read_list_keys,
 )
+from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import Listing, ListProblem, parse_keys, parse_listing, read_list
-from gitboot.publish.signed_mirror import compare_with_list
 from gitboot.render.endpoint_files import ListedFile, listing_path, render_listing
 from gitboot.render.paths import File, Files
 from tests.helpers.git_servers import program

@@ -17,7 +17,7 @@ from tests.helpers.forked_commands import captured
 from tests.helpers.git_servers import program
 from tests.helpers.served_tree import FLEET
 from tests.helpers.signed_list_clients import SignedSite
-from tests.publish.test_signed_mirror import _now
+from tests.publish.test_signed_list_check import _now
 
 PAGE = (Path(__file__).parents[2] / "docs/mirrors.md").read_text()
 LIST = PAGE.partition("\n## The signed list\n")[2].partition("\n## ")[0]

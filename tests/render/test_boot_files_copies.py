@@ -18,7 +18,7 @@ from gitboot.jsonio import format_instant
 from gitboot.publish import mirror_program
 from gitboot.publish.tree_reader import say
 from gitboot.render.paths import Role, kind_of
-from gitboot.render.server_states import RenderedState
+from gitboot.render.server_files import RenderedState
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_plan import Halt, Stoppage
 from tests.helpers.file_servers import nginx

@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.render.endpoint_files import listing_path, name_in_listing
 from gitboot.render.paths import DATA, FAILED, IPXE_BY_MAC, MEDIUM, PROVISIONED
-from gitboot.render.server_states import RenderedState, server_state
+from gitboot.render.server_files import RenderedState, server_state
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import Halt

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gitboot.jsonio import Digest
 from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, File, Role, kind_of, token_in
-from gitboot.render.server_states import RenderedState
+from gitboot.render.server_files import RenderedState
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from tests.helpers.cases import for_each

@@ -14,14 +14,14 @@ from gitboot.fleet.validation import load
 from gitboot.render.boot_files import server_files, shared_files, tombstones
 from gitboot.render.endpoint_files import state_path
 from gitboot.render.paths import File
-from gitboot.render.server_states import server_state
+from gitboot.render.server_files import server_state
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions, idle
+from gitboot.review.change_groups import Causes, groups
 from gitboot.review.decision_changes import Changes, ServerChange, compare
 from gitboot.review.document_changes import Fate
-from gitboot.review.groups import Causes, groups
 from gitboot.review.guards import Limits, judge
 from gitboot.review.risks import Risk
 from tests.helpers.fleet_strategies import FILES, GeneratedFleet, Write, fleets, in_blocks, in_json

@@ -228,7 +228,7 @@ def test_text_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "  not rendered: there are too many lines\n" not in shown
     assert shown.count("\nServer/w") == 50
     assert '"rendered": null' not in as_json(review)
-    monkeypatch.setattr("gitboot.review.groups.RENDERED_LINES", 1)
+    monkeypatch.setattr("gitboot.review.change_groups.RENDERED_LINES", 1)
     assert as_json(reviewed(new, {**FLEET, **old})).count('"rendered": null') == 119
 
 

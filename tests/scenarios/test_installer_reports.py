@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Message
 
 from gitboot.endpoint.connections import TOO_LARGE, Bodies
-from gitboot.render.server_states import RenderedState, server_state
+from gitboot.render.server_files import RenderedState, server_state
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
 from tests.helpers import httpx_client

@@ -24,7 +24,7 @@ from gitboot.artifacts.availability import (
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.oci import Registries
 from gitboot.cli.evaluated_fleet import evaluate_fleet
-from gitboot.cli.evaluator_process import evaluator_command, results_cache
+from gitboot.cli.evaluator_child import evaluator_command, results_cache
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,
@@ -42,7 +42,7 @@ from gitboot.fleet.problem_formats import FORMATS, counted
 from gitboot.jsonio import document, facts
 from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.server_decision import BootFile, Decisions
-from gitboot.terminal import style
+from gitboot.standard_streams import style
 from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import click
 from gitboot.child_processes import raise_limits
 from gitboot.cli.commands.bmc_power import power
 from gitboot.cli.commands.bmc_scan import scan
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import meant_by
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
@@ -30,7 +30,7 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import progress
 from gitboot.jsonio import document
-from gitboot.terminal import style
+from gitboot.standard_streams import style
 from gitboot.text import count, shell_words, some
 
 if TYPE_CHECKING:

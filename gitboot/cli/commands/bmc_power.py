@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import go_on, meant_by, yes_option
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
@@ -24,7 +24,7 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import progress
 from gitboot.jsonio import document
-from gitboot.terminal import style
+from gitboot.standard_streams import style
 from gitboot.text import count, some
 
 if TYPE_CHECKING:

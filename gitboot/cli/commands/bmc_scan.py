@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, credentials_option, output_option, rev_option
 from gitboot.cli.terminal import progress

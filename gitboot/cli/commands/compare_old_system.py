@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import FiniteRange, OutputOption, fleet_argument, output_option, this_second
 from gitboot.cli.terminal import progress

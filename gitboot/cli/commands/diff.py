@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     TRUST,
@@ -36,11 +36,11 @@ from gitboot.errors import ForgeRefused, UsageError
 from gitboot.fleet.problem_formats import FORMATS
 from gitboot.fleet.problem_formats import as_text as problems_as_text
 from gitboot.fleet.revision import Verify
+from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
-from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
-from gitboot.terminal import style
+from gitboot.standard_streams import style
 from gitboot.text import count, more, printable, shell_words, some
 
 if TYPE_CHECKING:

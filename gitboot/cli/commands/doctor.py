@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.configuration_file import config_of
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reject_old_variables
 from gitboot.jsonio import document
-from gitboot.terminal import style
+from gitboot.standard_streams import style
 
 if TYPE_CHECKING:
     from gitboot.controller.instance.environment_checks import Examined

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.evaluated_fleet import planned_fleet, records_option
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import OutputOption, at_option, fleet_options, output_option, this_second
 from gitboot.errors import UsageError
 from gitboot.git.snapshots import WORKTREE
 from gitboot.jsonio import document
-from gitboot.terminal import style
+from gitboot.standard_streams import style
 
 if TYPE_CHECKING:
     from gitboot.git.history import Blame

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command, results_cache
+from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command, results_cache
 from gitboot.cli.options import OutputOption, output_option, path_option
 from gitboot.errors import UsageError
 from gitboot.jsonio import document
-from gitboot.terminal import style
+from gitboot.standard_streams import style
 
 if TYPE_CHECKING:
     from gitboot.evaluator.decision_history import Changed, Skipped

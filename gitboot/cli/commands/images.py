@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.evaluated_fleet import planned_fleet, records_option
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_option, this_second
 from gitboot.jsonio import document
-from gitboot.terminal import style
+from gitboot.standard_streams import style
 from gitboot.text import some
 
 if TYPE_CHECKING:

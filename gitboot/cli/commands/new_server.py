@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import credentials_option, path_option
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import click
 
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import LONGEST_S, InstantType, now, operator, reason_option, state_option
 from gitboot.errors import OperatorError

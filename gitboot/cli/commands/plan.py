@@ -18,7 +18,7 @@ from gitboot.cli.evaluated_fleet import (
     tell_already_made,
     tell_held_back,
 )
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import (
     InstantType,
     OutputOption,

@@ -46,7 +46,7 @@ def prepare_subcommand(
     commit_workers: int | None,
 ) -> None:
     """Prepare OUTPUT for the time when this standby becomes active. Standbys start this command."""
-    from gitboot.controller.instance.prepared_tree import StandbyPlace, prepare
+    from gitboot.controller.instance.standby_tree import StandbyPlace, prepare
     from gitboot.evaluator.protocol import Allowance
 
     end_with(parent)

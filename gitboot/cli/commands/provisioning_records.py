@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import decision_of, go_on, meant_by, yes_option
 from gitboot.cli.options import OutputOption, now, output_option, reason_option, selector_option, state_option
 from gitboot.errors import UsageError

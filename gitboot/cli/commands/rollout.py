@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command
+from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, now, output_option, path_option, token_over_http_option
 from gitboot.errors import UsageError
@@ -20,7 +20,7 @@ from gitboot.jsonio import document
 from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:
-    from gitboot.cli.evaluator_process import Begun
+    from gitboot.cli.evaluator_child import Begun
     from gitboot.cli.instance_client import Informant
     from gitboot.fleet.revision import Revision, Snapshot
     from gitboot.resolve.fleet_decisions import Decided

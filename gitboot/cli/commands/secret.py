@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import meant_by
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, fleet_argument, now, output_option, said, selector_option, state_option

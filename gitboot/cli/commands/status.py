@@ -14,7 +14,7 @@ import click
 from gitboot.cli.options import OutputOption, output_option, state_option
 from gitboot.cli.terminal import table, wrapped
 from gitboot.errors import UsageError
-from gitboot.terminal import style
+from gitboot.standard_streams import style
 from gitboot.text import count, did_you_mean, more, one_line, printable
 
 if TYPE_CHECKING:

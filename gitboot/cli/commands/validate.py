@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,

@@ -16,12 +16,12 @@ from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, output_option
 from gitboot.cli.terminal import growing
 from gitboot.jsonio import document
-from gitboot.terminal import style
+from gitboot.standard_streams import style
 
 if TYPE_CHECKING:
     from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, WebMirror
     from gitboot.publish.mirror_repair import MirrorStore
-    from gitboot.publish.signed_mirror import MirrorReport
+    from gitboot.publish.signed_list_check import MirrorReport
 
 _STORES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
 
@@ -124,7 +124,7 @@ def command(
     report: MirrorReport | None = None
     with growing("files") as (begun, done):
         if tree is None:
-            from gitboot.publish.signed_mirror import compare_with_list
+            from gitboot.publish.signed_list_check import compare_with_list
 
             report = compare_with_list(opened, public_keys, now, parallel=parallel, begun=begun, done=done)
             found, files, unread = report.findings, report.files, report.unread
@@ -275,7 +275,7 @@ def _opened(
 
 def _facts(report: MirrorReport | None, now: datetime) -> dict[str, object]:
     """Return what JSON shows besides the findings."""
-    from gitboot.publish.signed_mirror import facts_of
+    from gitboot.publish.signed_list_check import facts_of
 
     if report is None:
         return {}
@@ -312,7 +312,7 @@ def _age(age: timedelta) -> str:
 def _about(report: MirrorReport | None, now: datetime) -> list[str]:
     """Return the lines about a list, and about what was not compared."""
     from gitboot.jsonio import format_instant
-    from gitboot.publish.signed_mirror import signature_of
+    from gitboot.publish.signed_list_check import signature_of
     from gitboot.text import count
 
     if report is None or (signed := report.signed) is None:

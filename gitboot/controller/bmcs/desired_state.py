@@ -26,7 +26,7 @@ from gitboot.model.boot_policy import HttpBoot, MaintenancePower, OverrideMode, 
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Firmware
 from gitboot.render.paths import BOOT, MEDIUM
-from gitboot.render.server_states import About, ServerState
+from gitboot.render.server_files import About, ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import last_attempt, provision_reason
 from gitboot.resolve.provisioning_record import Record

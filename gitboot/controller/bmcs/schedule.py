@@ -22,7 +22,7 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.server_states import ServerState
+from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record
 from gitboot.status.events import Event

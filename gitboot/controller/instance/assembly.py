@@ -22,7 +22,7 @@ from gitboot.controller.artifact_watch import ArtifactWatch, Lookout
 from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint, Patrol
-from gitboot.controller.commit_verdicts import Evaluating
+from gitboot.controller.commit_judgement import Evaluating
 from gitboot.controller.forge import project_of
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.git_source import (
@@ -79,7 +79,7 @@ from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Condition
 from gitboot.status.events import Event
 from gitboot.status.instance_status import Status
-from gitboot.status.progress import Laps, Stage, Underway, Work, WorkListener
+from gitboot.status.work_progress import Laps, Stage, Underway, Work, WorkListener
 from gitboot.system_clock import Uptime, uptime
 
 MakeBmcs = Callable[

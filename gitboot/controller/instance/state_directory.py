@@ -30,7 +30,7 @@ from gitboot.render.endpoint_files import TERMS, parse_terms
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
-from gitboot.status.progress import Underway
+from gitboot.status.work_progress import Underway
 from gitboot.text import shell_words
 
 LEDGER: Final = "ledger.sqlite"

@@ -41,7 +41,7 @@ from gitboot.fetchlog.one_time_boots import (
 from gitboot.ledger.server_tables import Pending
 from gitboot.model import fleet
 from gitboot.model.scalars import SystemUuid, parse_uuid
-from gitboot.render.server_states import ServerState
+from gitboot.render.server_files import ServerState
 from gitboot.resolve.plan_at_time import wanted_release
 from gitboot.resolve.provisioning_record import Seen
 from gitboot.resolve.server_plan import WAITING, Cause, Offer, Phase

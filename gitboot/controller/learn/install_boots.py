@@ -18,7 +18,7 @@ from gitboot.ledger.instance_tables import Withheld
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.server_states import ServerState
+from gitboot.render.server_files import ServerState
 from gitboot.resolve.install_attempts import (
     disk_boot_token,
     due_boot,

@@ -16,10 +16,10 @@ from pydantic.alias_generators import to_camel
 from gitboot.jsonio import facts, format_instant
 from gitboot.model.json_schema import _DIALECT, KINDS, any_document, schema
 from gitboot.problems import Problem
+from gitboot.review.change_groups import ChangeCause, Group, Outlier
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
 from gitboot.review.document_changes import AccessChange, DocumentChange, Fate, FieldChange, ImageChange
 from gitboot.review.formats import phrases
-from gitboot.review.groups import ChangeCause, Group, Outlier
 from gitboot.review.guards import Area, Trip, trailer
 from gitboot.review.guards import Verdict as GuardsVerdict
 from gitboot.review.rendered_diffs import RenderedDiff

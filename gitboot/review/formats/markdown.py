@@ -10,9 +10,9 @@ from typing import Final
 
 from gitboot.fleet.resources import Id
 from gitboot.problems import Code, Problem, Severity
+from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.document_changes import AccessChange
 from gitboot.review.formats import phrases
-from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.guards import Guard
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from gitboot.fleet.identities import BmcAccess
 from gitboot.jsonio import format_instant
+from gitboot.review.change_groups import ChangeCause, Group, Outlier
 from gitboot.review.decision_changes import BecomesUnknown, BmcChange, Changes, ServerChange, Since
 from gitboot.review.document_changes import (
     ONE_TIME_BOOTS,
@@ -19,7 +20,6 @@ from gitboot.review.document_changes import (
     SharedChange,
     changed_fields,
 )
-from gitboot.review.groups import ChangeCause, Group, Outlier
 from gitboot.review.guards import SMALL, Area, Guard, Limits, Trip
 from gitboot.review.reinstalls import Reinstall, Why, resets
 from gitboot.review.risks import Effect, Risk, When

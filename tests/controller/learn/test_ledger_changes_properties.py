@@ -19,7 +19,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.process import told
 from gitboot.ledger.instance_tables import Facts, Request
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.server_states import ServerState, rendered
+from gitboot.render.server_files import ServerState, rendered
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.install_attempts import attempt_of, provision_reason
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen

@@ -150,7 +150,7 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
 PROGRAM = """
 import os, signal, sys
 import click
-from gitboot.cli.evaluator_process import PROGRAM, evaluator_command, results_cache
+from gitboot.cli.evaluator_child import PROGRAM, evaluator_command, results_cache
 from gitboot.evaluator.protocol import ResultKind
 
 @click.command()

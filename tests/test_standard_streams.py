@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from gitboot.terminal import control, escaped, guarded, style, unstyled, verbatim
+from gitboot.standard_streams import control, escaped, guarded, style, unstyled, verbatim
 from tests.helpers.terminals import read_to_end
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\udcff\n::error::owned ##[add-mask]x"
@@ -76,7 +76,8 @@ def test_a_library_may_draw_and_the_stream_goes_on() -> None:
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
 def test_nothing_that_python_or_a_library_says_is_obeyed(raises: str, encoding: str) -> None:
-    script = f"import sys; from gitboot.terminal import guard_output; guard_output(); HOSTILE = {HOSTILE!a}; {raises}"
+    guarding = "from gitboot.standard_streams import guard_output; guard_output()"
+    script = f"import sys; {guarding}; HOSTILE = {HOSTILE!a}; {raises}"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}
     )
@@ -86,7 +87,7 @@ def test_nothing_that_python_or_a_library_says_is_obeyed(raises: str, encoding: 
 
 
 def test_what_has_no_letter_in_an_encoding_is_written_all_the_same(tmp_path: Path) -> None:
-    script = "from gitboot.terminal import guard_output; guard_output(); print('机架 ünlü')"
+    script = "from gitboot.standard_streams import guard_output; guard_output(); print('机架 ünlü')"
     with (tmp_path / "out").open("wb") as output:
         environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
         subprocess.run([sys.executable, "-c", script], stdout=output, env=environment, check=True)

@@ -18,12 +18,12 @@ import pytest
 
 from gitboot.cli.main import main
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorAnswer, MirrorFault, WebMirror
+from gitboot.publish.signed_list_check import ListedFile, compare_with_list, judge_listed
 from gitboot.publish.signed_list_reader import FileVersion
-from gitboot.publish.signed_mirror import ListedFile, compare_with_list, judge_listed
 from gitboot.render.endpoint_files import ListedFile as Listed
 from gitboot.render.endpoint_files import name_in_listing, render_listing, shared_listing
 from gitboot.render.paths import File
-from gitboot.resolve.boot_composer import MIRRORED_NAMES
+from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from tests.helpers.file_servers import KEEP_ANSWERS, nginx
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.forked_commands import captured

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gitboot.status.progress import BOUNDS_S, Laps, Stage
+from gitboot.status.work_progress import BOUNDS_S, Laps, Stage
 
 
 def test_a_lap_is_what_has_passed_since_the_one_before() -> None:

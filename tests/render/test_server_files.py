@@ -13,7 +13,7 @@ from gitboot.problems import Problem
 from gitboot.render.boot_files import shared_files
 from gitboot.render.endpoint_files import Need, Turn, parse, render, turn_of
 from gitboot.render.paths import is_immutable
-from gitboot.render.server_states import AHEAD, About, RenderedState, server_state
+from gitboot.render.server_files import AHEAD, About, RenderedState, server_state
 from gitboot.resolve.provisioning_record import Record
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status

@@ -41,7 +41,7 @@ from gitboot.publish.tree_reader import Inventory
 from gitboot.render.endpoint_files import Terms
 from gitboot.render.paths import File, Files, token_in
 from gitboot.render.plan_and_record_files import PartFiles
-from gitboot.render.server_states import ServerState
+from gitboot.render.server_files import ServerState
 from gitboot.resolve.server_plan import Offer
 
 

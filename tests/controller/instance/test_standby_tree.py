@@ -22,7 +22,7 @@ import pytest
 
 from gitboot.child_processes import python
 from gitboot.controller.checkpoint import WORTH
-from gitboot.controller.instance.prepared_tree import Prepared, StandbyPlace, prepare
+from gitboot.controller.instance.standby_tree import Prepared, StandbyPlace, prepare
 from gitboot.controller.instance.state_directory import CACHE, PREPARING
 from gitboot.endpoint.recorder import why_not_ready
 from gitboot.endpoint.served_files import PublishedTree

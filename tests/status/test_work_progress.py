@@ -25,7 +25,7 @@ from gitboot.fleet.revision import BlobId
 from gitboot.publish.publisher import Directory
 from gitboot.render.paths import File
 from gitboot.status.events import Event
-from gitboot.status.progress import EVERY_S, FIRST_S, Underway, Work, WorkListener, counted
+from gitboot.status.work_progress import EVERY_S, FIRST_S, Underway, Work, WorkListener, counted
 from tests.helpers import httpx_client, openapi_description
 from tests.helpers.published_trees import server_files
 from tests.helpers.served_tree import site as new_site
