@@ -15,7 +15,6 @@ from gitboot.model.fields import (
     Positive,
     Scalar,
     Sha256,
-    Struct,
     Text,
     Url,
     check,
@@ -77,7 +76,7 @@ ImageFormatField = Annotated[
 
 
 @structure
-class Signature(Struct):
+class Signature:
     """Where a detached signature of a file is, of one kind; whose key counts is not for documents to say."""
 
     openpgp: Url | None = Field(default=None, description="An OpenPGP signature: .sig, .asc, .gpg. Default: none.")
@@ -91,7 +90,7 @@ class Signature(Struct):
 
 
 @structure
-class Checksums(Struct):
+class Checksums:
     """A list of digests that somebody has signed: SHA256SUMS."""
 
     url: Url = Field(description="Where the list is, as sha256sum prints it.")
@@ -99,7 +98,7 @@ class Checksums(Struct):
 
 
 @structure
-class Artifact(Struct):
+class Artifact:
     """One file that a machine fetches to boot."""
 
     url: Url = Field(
@@ -121,7 +120,7 @@ class Artifact(Struct):
 
 
 @structure
-class Artifacts(Struct):
+class Artifacts:
     """An image's files for one architecture; what is there says by which methods it can boot."""
 
     kernel: Artifact | None = Field(default=None, description="A Linux kernel. Default: none.")
@@ -147,7 +146,7 @@ class Artifacts(Struct):
 
 
 @structure
-class BootImageSpec(Struct):
+class BootImageSpec:
     """What an image is made of, and what it understands."""
 
     version: Text = Field(description="Free text, compared by its dotted numbers.")
@@ -177,7 +176,7 @@ class BootImageSpec(Struct):
 
 
 @structure
-class BootImage(Struct):
+class BootImage:
     """One immutable version of an operating system's image."""
 
     api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
@@ -187,7 +186,7 @@ class BootImage(Struct):
 
 
 @structure
-class Rollout(Struct):
+class Rollout:
     """The image that comes next, and who has it already."""
 
     image: NameField = Field(description="The BootImage that is being rolled out.")
@@ -200,7 +199,7 @@ class Rollout(Struct):
 
 
 @structure
-class Hold(Struct):
+class Hold:
     """A group that stays where it is: opted out, visibly."""
 
     select: Select = Field(description="Which servers stay.")
@@ -219,7 +218,7 @@ class SkewMode(StrEnum):
 
 
 @structure
-class Skew(Struct):
+class Skew:
     """How old the image that a server of this stream boots may be."""
 
     mode: SkewMode = Field(
@@ -230,7 +229,7 @@ class Skew(Struct):
 
 
 @structure
-class ImageStreamSpec(Struct):
+class ImageStreamSpec:
     """Which image is current, which is next, who is held back."""
 
     current: NameField = Field(description="The BootImage that servers of this stream boot.")
@@ -240,7 +239,7 @@ class ImageStreamSpec(Struct):
 
 
 @structure
-class ImageStream(Struct):
+class ImageStream:
     """The golden pointer: one name for the image that is current."""
 
     api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")

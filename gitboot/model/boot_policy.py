@@ -17,7 +17,6 @@ from gitboot.model.fields import (
     NameField,
     SecretPath,
     SignedInteger,
-    Struct,
     Text,
     Variable,
     VariableName,
@@ -95,7 +94,7 @@ class TaintEffect(StrEnum):
 
 
 @structure
-class UserData(Struct):
+class UserData:
     """What the system configures itself by on its first boot."""
 
     format: FormatField = Field(description="What the template renders to; the image must understand it.")
@@ -127,7 +126,7 @@ class UserData(Struct):
 
 
 @structure
-class Templates(Struct):
+class Templates:
     """Entries of one's own, instead of the built-in ones."""
 
     ipxe: FilePath | None = Field(default=None, description="A Jinja2 template of an iPXE script. Default: built in.")
@@ -137,7 +136,7 @@ class Templates(Struct):
 
 
 @structure
-class BootProfileSpec(Struct):
+class BootProfileSpec:
     """How to boot something."""
 
     image: NameField | None = Field(
@@ -186,7 +185,7 @@ class BootProfileSpec(Struct):
 
 
 @structure
-class BootProfile(Struct):
+class BootProfile:
     """How to boot something: image or stream, method, arguments, user data."""
 
     api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
@@ -196,7 +195,7 @@ class BootProfile(Struct):
 
 
 @structure
-class Taint(Struct):
+class Taint:
     """A Kubernetes node taint."""
 
     key: LabelKey = Field(description="The taint's key.")
@@ -208,7 +207,7 @@ class Taint(Struct):
 
 
 @structure
-class BootPolicySpec(Struct):
+class BootPolicySpec:
     """Which servers boot which profile, how often, and which pool they are."""
 
     select: Select = Field(description="All, None, matchLabels and matchExpressions, or servers. Never inherited.")
@@ -262,7 +261,7 @@ class BootPolicySpec(Struct):
 
 
 @structure
-class BootPolicy(Struct):
+class BootPolicy:
     """A pool: which servers boot which profile, and how often from the network."""
 
     api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
@@ -272,7 +271,7 @@ class BootPolicy(Struct):
 
 
 @structure
-class Window(Struct):
+class Window:
     """A half-open span of time: [start, end)."""
 
     start: Instant | None = Field(default=None, description="When it opens, with offset. Default: it is open.")
@@ -292,7 +291,7 @@ class Window(Struct):
 
 
 @structure
-class MaintenanceSpec(Struct):
+class MaintenanceSpec:
     """Which servers boot which profile instead, and when."""
 
     select: Select = Field(description="All, None, matchLabels and matchExpressions, or servers.")
@@ -339,7 +338,7 @@ class MaintenanceSpec(Struct):
 
 
 @structure
-class Maintenance(Struct):
+class Maintenance:
     """Another profile for a while: it beats every policy inside its window, and never outside."""
 
     api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")

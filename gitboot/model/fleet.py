@@ -1,7 +1,7 @@
 """Fleet: what holds for every server of the repository."""
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 from gitboot.errors import Orders
 from gitboot.model.fields import (
@@ -16,9 +16,7 @@ from gitboot.model.fields import (
     Network,
     Percent,
     Positive,
-    Struct,
     Text,
-    WordOr,
     check,
     structure,
 )
@@ -61,7 +59,7 @@ class Evidence(StrEnum):
 
 
 @structure
-class Site(Struct):
+class Site:
     """A nearer mirror; a server belongs to the first site that selects it."""
 
     name: NameField = Field(description="The site's name.")
@@ -78,7 +76,7 @@ class Site(Struct):
 
 
 @structure
-class Hardware(Struct):
+class Hardware:
     """What holds for machines of one make; a server's own document wins, then the first that selects it and says it."""
 
     select: Select = Field(description="Which servers are of this make: by a label for the vendor, say.")
@@ -93,18 +91,18 @@ class Hardware(Struct):
 
 
 @structure
-class UnknownProfile(Struct):
+class UnknownProfile:
     """A profile for machines that no Server document describes."""
 
     profile: NameField = Field(description="The BootProfile; its image must not write disks.")
 
 
 UNKNOWN_NOT_FOUND: Final = "NotFound"  # unknownServers: gitboot answers unknown machines with 404
-UnknownServers = Annotated[Literal["LocalDisk", "NotFound"] | UnknownProfile, WordOr("(profile)")]
+UnknownServers = Literal["LocalDisk", "NotFound"] | UnknownProfile
 
 
 @structure
-class Provisioning(Struct):
+class Provisioning:
     """What counts as proof that a server was provisioned."""
 
     evidence: Evidence = Field(
@@ -151,7 +149,7 @@ class LateEnds(StrEnum):
 
 
 @structure
-class Serving(Struct):
+class Serving:
     """How boot scripts are served."""
 
     restrict: Boolean = Field(
@@ -179,7 +177,7 @@ class Serving(Struct):
 
 
 @structure
-class Guards(Struct):
+class Guards:
     """Limits on what one commit may change; only ever tighter than the instance's own."""
 
     max_update_percent: Percent | None = Field(default=None, description="Servers changed. Default: the instance's.")
@@ -198,7 +196,7 @@ class Guards(Struct):
 
 
 @structure
-class FleetSpec(Struct):
+class FleetSpec:
     """What holds for every server."""
 
     base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under.")
@@ -271,7 +269,7 @@ NOBODY: Final = "nobody"  # no ledger is called so
 
 
 @structure
-class Fleet(Struct):
+class Fleet:
     """The one document that holds for all servers; usually fleet.yaml."""
 
     api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
-
-from pydantic import TypeAdapter
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
+from gitboot.model.fields import declared_fields, words_of
 from gitboot.model.fleet import Fleet
 from gitboot.model.server import Server
 
@@ -18,18 +19,18 @@ KINDS: Final = (Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, 
 
 
 def schema(kind: type) -> dict[str, Any]:
-    """The JSON Schema of one kind's documents.
+    """Return the JSON Schema of one kind's documents.
 
-    Editors type plain scalars by YAML 1.2, gitboot by this schema: where gitboot reads text, a number
-    is valid here too.
+    Editors type plain scalars by YAML 1.2, gitboot by this schema. If gitboot reads text, a number is valid here too.
     """
-    made = TypeAdapter(kind).json_schema()
-    return {"$schema": _DIALECT, "title": kind.__name__, **_bare(made)}
+    definitions: dict[str, Any] = {}
+    found = _structure(kind, definitions)
+    return {"$schema": _DIALECT, "title": kind.__name__, **found, "$defs": definitions}
 
 
 def any_document() -> dict[str, Any]:
-    """The JSON Schema of any document: chosen by its kind, so that an editor shows one kind's errors."""
-    names = [kind.__name__ for kind in KINDS]
+    """Return the JSON Schema of any document. It chooses by kind, so that an editor shows the errors of one kind."""
+    definitions: dict[str, Any] = {}
     return {
         "$schema": _DIALECT,
         "title": "A gitboot document",
@@ -37,35 +38,62 @@ def any_document() -> dict[str, Any]:
         "required": ["apiVersion", "kind"],
         "properties": {
             "apiVersion": {"const": "gitboot.dev/v1alpha1"},
-            "kind": {"enum": names, "description": "What the document says."},
+            "kind": {"enum": [kind.__name__ for kind in KINDS], "description": "What the document says."},
         },
         "allOf": [
             {
                 "if": {"properties": {"kind": {"const": kind.__name__}}, "required": ["kind"]},
-                "then": {key: value for key, value in _embedded(kind).items() if key != "$defs"},
+                "then": _structure(kind, definitions),
             }
             for kind in KINDS
         ],
-        "$defs": {name: value for kind in KINDS for name, value in sorted(_embedded(kind)["$defs"].items())},
+        "$defs": definitions,
     }
 
 
-def _embedded(kind: type) -> dict[str, Any]:
-    embedded: dict[str, Any] = _bare(TypeAdapter(kind).json_schema())
-    return embedded
+def _structure(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a structure, and add the definitions that the schema refers to."""
+    properties = {}
+    for field in declared_fields(kind):
+        found = {**_value(field.type, definitions), "description": field.description}
+        if field.min_length:
+            found["minItems" if found["type"] == "array" else "minProperties"] = field.min_length
+        properties[field.alias] = found
+    required = [field.alias for field in declared_fields(kind) if field.is_required]
+    return {
+        "type": "object",
+        "description": kind.__doc__,
+        "properties": properties,
+        **({"required": required} if required else {}),
+        "additionalProperties": False,
+    }
 
 
-def _bare(node: Any) -> Any:
-    """Without titles that only repeat a name, and without defaults, which stand in descriptions."""
-    if isinstance(node, Mapping):
-        return {
-            key: _bare(value)
-            for key, value in node.items()
-            if not (key == "title" and isinstance(value, str)) and key != "default"
-        }
-    if isinstance(node, list):
-        return [_bare(each) for each in node]
-    return node
+def _value(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a value of a type, as a field declares it."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return dict(arguments[1].schema)
+    if origin in (Union, UnionType):
+        if arguments[1] is NoneType:
+            return {"anyOf": [_value(arguments[0], definitions), {"type": "null"}]}
+        return {"oneOf": [_value(each, definitions) for each in arguments]}
+    if origin is tuple:
+        return {"type": "array", "items": _value(arguments[0], definitions)}
+    if origin is dict:
+        keys, items = (_value(each, definitions) for each in arguments)
+        names = {} if keys == {"type": "string"} else {"propertyNames": keys}
+        return {"type": "object", "additionalProperties": items, **names}
+    if origin is Literal:
+        words = list(words_of(kind))
+        return {"type": "string", **({"const": words[0]} if len(words) == 1 else {"enum": words})}
+    if kind.__name__ not in definitions:
+        if issubclass(kind, Enum):
+            documented = {"description": kind.__doc__} if kind.__doc__ else {}
+            definitions[kind.__name__] = {"type": "string", "enum": list(words_of(kind)), **documented}
+        else:
+            definitions[kind.__name__] = _structure(kind, definitions)
+    return {"$ref": f"#/$defs/{kind.__name__}"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -523,6 +523,10 @@ class Malformed(ValueError):
         super().__init__(message)
         self.code, self.message, self.hint, self.at = code, message, hint, at
 
+    def describe(self, place: str) -> tuple[str, str]:
+        """Return the message and the hint for a value at a place, such as spec.uuid."""
+        return f"{place}: {self.message}", self.hint
+
 
 def shown(value: object) -> str:
     """A value as messages show it: quoted, short, on one line."""

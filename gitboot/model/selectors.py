@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Literal
 
-from gitboot.model.fields import Field, LabelKey, LabelValue, NameField, Struct, WordOr, check, structure
+from gitboot.model.fields import Field, LabelKey, LabelValue, NameField, check, structure
 from gitboot.model.scalars import Malformed, Name
 from gitboot.problems import Code
 
@@ -17,7 +17,7 @@ class Operator(StrEnum):
 
 
 @structure
-class MatchExpression(Struct):
+class MatchExpression:
     """One condition on one label (Kubernetes: LabelSelectorRequirement)."""
 
     key: LabelKey = Field(description="The label's key.")
@@ -47,7 +47,7 @@ class MatchExpression(Struct):
 
 
 @structure
-class Selector(Struct):
+class Selector:
     """Servers by label (all conditions hold), or by name."""
 
     match_labels: dict[LabelKey, LabelValue] = Field(
@@ -83,7 +83,7 @@ class Selector(Struct):
         )
 
 
-Select = Annotated[Literal["All", "None"] | Selector, WordOr("(selector)")]
+Select = Literal["All", "None"] | Selector
 
 
 def selects(select: Literal["All", "None"] | Selector, name: Name, labels: Mapping[str, str]) -> bool:

@@ -19,7 +19,6 @@ from gitboot.model.fields import (
     Metadata,
     NameField,
     SecretPath,
-    Struct,
     Text,
     Uuid,
     Variable,
@@ -65,7 +64,7 @@ class Lifecycle(StrEnum):
 
 
 @structure
-class Interface(Struct):
+class Interface:
     """One network interface of a server."""
 
     name: Text | None = Field(default=None, description="The interface's name, for people. Default: none.")
@@ -79,7 +78,7 @@ class Interface(Struct):
 
 
 @structure
-class BmcTls(Struct):
+class BmcTls:
     """How a BMC's certificate is checked."""
 
     verify: Boolean = Field(default=True, description="Whether the certificate is verified. Default: true.")
@@ -94,7 +93,7 @@ class BmcTls(Struct):
 
 
 @structure
-class BmcReports(Struct):
+class BmcReports:
     """What a BMC shows of its machine where that is not what the document says: without it, nothing is set there."""
 
     uuid: Uuid | None = Field(
@@ -106,7 +105,7 @@ class BmcReports(Struct):
 
 
 @structure
-class Bmc(Struct):
+class Bmc:
     """A server's management controller, reached through Redfish, or through IPMI where it has none."""
 
     address: BmcAddress = Field(
@@ -148,7 +147,7 @@ class Bmc(Struct):
 
 
 @structure
-class Pin(Struct):
+class Pin:
     """A server's own image, whatever streams say: opted out, visibly."""
 
     image: NameField = Field(description="The BootImage that this server boots.")
@@ -160,7 +159,7 @@ class Pin(Struct):
 
 
 @structure
-class ServerSpec(Struct):
+class ServerSpec:
     """What a server is."""
 
     uuid: Uuid | None = Field(
@@ -232,7 +231,7 @@ class ServerSpec(Struct):
 
 
 @structure
-class Server(Struct):
+class Server:
     """One machine: who it is, and how it is reached."""
 
     api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
