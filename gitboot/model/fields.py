@@ -26,7 +26,7 @@ from typing import (
 from gitboot.jsonio import Digest, format_instant, to_camel
 from gitboot.model.scalars import (
     INSTANT,
-    LABEL_NAME,
+    LABEL_VALUE,
     LOCAL_DISK,
     NAME,
     SHA256,
@@ -152,9 +152,7 @@ Variable = Annotated[str | bool, Scalar(parse_variable, _ANY_SCALAR)]
 LabelKey = Annotated[str, Scalar(parse_label_key, {"type": "string"}, common=True)]
 LabelValue = Annotated[
     str,
-    Scalar(
-        parse_label_value, _matching(re.compile(f"({LABEL_NAME.pattern})?"), "string", "number", "boolean"), common=True
-    ),
+    Scalar(parse_label_value, _matching(LABEL_VALUE, "string", "number", "boolean"), common=True),
 ]
 AnyText = Annotated[str, Scalar(text, _ANY_SCALAR)]
 T = TypeVar("T")

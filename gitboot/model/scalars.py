@@ -17,16 +17,15 @@ from gitboot.text import printable, shell_words
 MacAddress = NewType("MacAddress", str)  # lower-case hexadecimal, hyphens: 52-54-00-12-34-56
 SystemUuid = NewType("SystemUuid", str)  # lower case, with hyphens
 _MAC: Final = re.compile(
-    r"(?:[0-9a-f]{2}(?P<s>[:-]))(?:[0-9a-f]{2}(?P=s)){4}[0-9a-f]{2}|[0-9a-f]{12}|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}"
+    r"(?:[0-9a-f]{2}(?P<s>[:-]))(?:[0-9a-f]{2}(?P=s)){4}[0-9a-f]{2}|[0-9a-f]{12}|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}",
+    re.IGNORECASE | re.ASCII,
 )
 
 
 def parse_mac(value: object) -> MacAddress:
     """A MAC address in colons, hyphens, dots or none, any case; group addresses are no one's."""
-    found = text(value)
-    if not _MAC.fullmatch(lower := found.lower()):
-        raise Malformed(Code.MAC, f"expected a MAC address, found {shown(found)}", "write it as 52:54:00:12:34:56")
-    d = digits = lower.replace(":", "").replace("-", "").replace(".", "")
+    found = matched(value, _MAC, Code.MAC, "a MAC address", "write it as 52:54:00:12:34:56")
+    d = digits = found.lower().replace(":", "").replace("-", "").replace(".", "")
     if int(digits[1], 16) & 1:
         raise Malformed(
             Code.MAC,
@@ -38,18 +37,14 @@ def parse_mac(value: object) -> MacAddress:
     return MacAddress(f"{d[:2]}-{d[2:4]}-{d[4:6]}-{d[6:8]}-{d[8:10]}-{d[10:]}")
 
 
-_UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
+_UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 
 
 def parse_uuid(value: object) -> SystemUuid:
     """An SMBIOS system UUID in any case."""
-    found = text(value)
-    if not _UUID.fullmatch(lower := found.lower()):
-        raise Malformed(
-            Code.UUID,
-            f"expected a system UUID, found {shown(found)}",
-            "write it as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732",
-        )
+    hint = "write it as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732"
+    found = matched(value, _UUID, Code.UUID, "a system UUID", hint)
+    lower = found.lower()
     if len(set(lower)) == 2:  # all zeros or all f: SMBIOS 7.2.1 "not present" and "not set"
         raise Malformed(
             Code.UUID, f"{shown(found)} is what firmware reports where no UUID was set", "set one in firmware"
@@ -59,11 +54,8 @@ def parse_uuid(value: object) -> SystemUuid:
 
 def parse_ledger(value: object) -> str:
     """The identity of a ledger, a UUID in any case."""
-    found = text(value)
-    if not _UUID.fullmatch(lower := found.lower()):
-        message = f"expected the identity of an instance's ledger, found {shown(found)}"
-        raise Malformed(Code.UUID, message, "copy it from `gitboot status --state STATE`")
-    return lower
+    hint = "copy it from `gitboot status --state STATE`"
+    return matched(value, _UUID, Code.UUID, "the identity of an instance's ledger", hint).lower()
 
 
 def swapped(uuid: SystemUuid) -> SystemUuid:
@@ -312,14 +304,8 @@ INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 def parse_integer(value: object) -> int:
-    found = text(value)
-    if not INTEGER.fullmatch(found):
-        raise Malformed(
-            Code.INTEGER,
-            f"expected a whole number, found {shown(found)}",
-            "write digits alone, without a 0 in front: 10",
-        )
-    return int(found)
+    hint = "write digits alone, without a 0 in front: 10"
+    return int(matched(value, INTEGER, Code.INTEGER, "a whole number", hint))
 
 
 def parse_positive(value: object) -> int:
@@ -341,29 +327,20 @@ def parse_percent(value: object) -> int:
     return found
 
 
-_COUNT_OR_PERCENT: Final = re.compile(r"(0|[1-9][0-9]{0,8})(%?)")
+_COUNT_OR_PERCENT: Final = re.compile(r"[1-9][0-9]{0,8}|(?:[1-9][0-9]?|100)%")
 
 
 def parse_count_or_percent(value: object) -> str:
     """A number of servers, or a percentage of them: 1, 25%."""
-    found = text(value)
-    match = _COUNT_OR_PERCENT.fullmatch(found)
-    if not match or found in ("0", "0%") or (match[2] and int(match[1]) > 100):
-        raise Malformed(
-            Code.COUNT,
-            f"expected a number from 1 or a percentage from 1% to 100%, found {shown(found)}",
-            "write 1, or 25%",
-        )
-    return found
+    expected = "a number from 1 or a percentage from 1% to 100%"
+    return matched(value, _COUNT_OR_PERCENT, Code.COUNT, expected, "write 1, or 25%")
 
 
 def parse_boolean(value: object) -> bool:
-    found = text(value)
-    if found not in ("true", "false"):
-        raise Malformed(Code.BOOLEAN, f"expected true or false, found {shown(found)}", "write true or false")
-    return found == "true"
+    return matched(value, _BOOLEAN, Code.BOOLEAN, "true or false", "write true or false") == "true"
 
 
+_BOOLEAN: Final = re.compile("true|false")
 _VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
 
 
@@ -404,26 +381,18 @@ SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def parse_digest(value: object) -> Digest:
-    found = text(value)
-    if not SHA256.fullmatch(found):
-        raise Malformed(
-            Code.DIGEST,
-            f"expected a sha256 of 64 lower-case hexadecimal digits, found {shown(found)}",
-            "copy what `sha256sum` prints for the file",
-        )
-    return Digest(found)
+    expected = "a sha256 of 64 lower-case hexadecimal digits"
+    return Digest(matched(value, SHA256, Code.DIGEST, expected, "copy what `sha256sum` prints for the file"))
 
 
 def parse_fingerprint(value: object) -> Digest:
     """A certificate's sha256 in any case, with or without colons, as openssl and BMCs' pages show it."""
-    found = text(value).replace(":", "").lower()
-    if not SHA256.fullmatch(found):
-        raise Malformed(
-            Code.DIGEST,
-            f"expected the sha256 of a certificate, found {shown(text(value))}",
-            "copy what `openssl x509 -noout -fingerprint -sha256` prints for it",
-        )
-    return Digest(found)
+    hint = "copy what `openssl x509 -noout -fingerprint -sha256` prints for it"
+    found = matched(value, _FINGERPRINT, Code.DIGEST, "the sha256 of a certificate", hint)
+    return Digest(found.replace(":", "").lower())
+
+
+_FINGERPRINT: Final = re.compile(":*(?:[0-9A-Fa-f]:*){64}")
 
 
 # As the OCI distribution specification writes names, tags and digests ("Pulling manifests").
@@ -542,6 +511,14 @@ def text(value: object) -> str:
     return str(value)
 
 
+def matched(value: object, pattern: re.Pattern[str], code: Code, expected: str, hint: str) -> str:
+    """Return the source text of a scalar that a pattern matches as a whole. Raises `Malformed`."""
+    found = text(value)
+    if not pattern.fullmatch(found):
+        raise Malformed(code, f"expected {expected}, found {shown(found)}", hint)
+    return found
+
+
 def nonempty(value: object) -> str:
     if not (found := text(value)):
         raise Malformed(Code.EMPTY, "expected some text, found none")
@@ -565,6 +542,7 @@ def parse_name(value: object) -> Name:
 
 
 LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+LABEL_VALUE: Final = re.compile(f"({LABEL_NAME.pattern})?")
 _LABEL_MEND: Final = (
     "use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends; "
     "a key may have a DNS prefix and a slash before"
@@ -581,24 +559,15 @@ def parse_label_key(value: object) -> str:
 
 
 def parse_label_value(value: object) -> str:
-    found = text(value)
-    if found and not LABEL_NAME.fullmatch(found):
-        raise Malformed(Code.LABEL, f"expected a label's value, found {shown(found)}", _LABEL_MEND)
-    return found
+    return matched(value, LABEL_VALUE, Code.LABEL, "a label's value", _LABEL_MEND)
 
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 def parse_variable_name(value: object) -> str:
-    found = text(value)
-    if not _IDENTIFIER.fullmatch(found):
-        raise Malformed(
-            Code.VARIABLE,
-            f"expected a variable's name, found {shown(found)}",
-            "use letters, digits and _, and no digit first: templates read it as vars.NAME",
-        )
-    return found
+    hint = "use letters, digits and _, and no digit first: templates read it as vars.NAME"
+    return matched(value, _IDENTIFIER, Code.VARIABLE, "a variable's name", hint)
 
 
 def parse_variable(value: object) -> str | bool:
