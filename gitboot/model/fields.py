@@ -156,7 +156,6 @@ LabelValue = Annotated[
 ]
 AnyText = Annotated[str, Scalar(text, _ANY_SCALAR)]
 T = TypeVar("T")
-Write = Callable[[Any], Any]
 
 
 def Field(  # noqa: N802 - it stands where a dataclass has its field()
@@ -409,54 +408,24 @@ def _read_part(read_value: Read, value: Any, step: Step, faults: list[Fault], *,
 # Writing
 
 
-def written(value: object) -> dict[str, Any]:
-    """Return a structure as YAML would have it: text, numbers, booleans, lists and mappings; without what is absent."""
+def written(value: Any) -> Any:
+    """Return a structure, or a value in one, as YAML would have it: plain scalars, lists and mappings without nulls."""
     kind: Any = type(value)
-    made: dict[str, Any] = _structure_writer(kind)(value)
-    return made
+    if kind in _PLAIN:
+        return value
+    if kind is tuple:
+        return [written(item) for item in value]
+    if kind is dict:
+        return {written(key): written(item) for key, item in value.items()}
+    if kind is datetime:
+        return format_instant(value)
+    if isinstance(value, Enum):
+        return value.value
+    items = ((field.alias, getattr(value, field.name)) for field in declared_fields(kind))
+    return {alias: written(item) for alias, item in items if item is not None}
 
 
-def _writer(kind: Any) -> Write | None:
-    """Return a function that writes a value of a type, or None if the value is written as it is."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return format_instant if arguments[0] is datetime else None
-    if origin in (Union, UnionType) and arguments[1] is not NoneType:
-        write_structure = _structure_writer(arguments[1])
-        return lambda value: value if isinstance(value, str) else write_structure(value)
-    if origin in (Union, UnionType):
-        return _writer(arguments[0])
-    if origin is Literal:
-        return _value if isinstance(arguments[0], Enum) else None
-    if origin is tuple:
-        write_one = _writer(arguments[0])
-        return list if write_one is None else lambda items: list(map(write_one, items))
-    if origin is dict:
-        write_key, write_item = (_writer(each) or _as_it_is for each in arguments)
-        return lambda items: {write_key(key): write_item(item) for key, item in items.items()}
-    return _value if issubclass(kind, Enum) else _structure_writer(kind)
-
-
-def _value(word: Enum) -> Any:
-    return word.value
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-@cache
-def _structure_writer(kind: Any) -> Write:
-    fields = [(field.name, field.alias, _writer(field.type)) for field in declared_fields(kind)]
-
-    def write_structure(value: Any) -> dict[str, Any]:
-        made = {}
-        for name, alias, write in fields:
-            if (item := getattr(value, name)) is not None:
-                made[alias] = item if write is None else write(item)
-        return made
-
-    return write_structure
+_PLAIN: Final = frozenset({str, int, bool})
 
 
 @structure

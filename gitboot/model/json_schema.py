@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
-from gitboot.model.fields import declared_fields, words_of
+from gitboot.model.fields import DeclaredField, declared_fields, words_of
 from gitboot.model.fleet import Fleet
 from gitboot.model.server import Server
 
@@ -106,48 +106,42 @@ class SchemaField:
     description: str
 
 
-def schema_fields(document: dict[str, Any]) -> Iterator[SchemaField]:
-    """Every field of the schema of one kind, from `spec` on, each before the fields that are in it."""
-    return _fields(document, document["properties"]["spec"], "spec", is_required=True)
+def schema_fields(kind: type) -> Iterator[SchemaField]:
+    """Return every field of the documents of a kind, from `spec` on, each before the fields that are in it."""
+    (spec,) = (field for field in declared_fields(kind) if field.alias == "spec")
+    return _field(spec, "spec")
 
 
-def _fields(root: dict[str, Any], node: dict[str, Any], path: str, *, is_required: bool) -> Iterator[SchemaField]:
-    description = str(node.get("description") or _resolved(root, node).get("description") or "")
-    yield SchemaField(path=path, type=_type(root, node), is_required=is_required, description=description)
-    for shape in _shapes(root, node):
-        inner = [("", shape)]
-        for mark, key in (("[]", "items"), ("{}", "additionalProperties")):
-            if isinstance(shape.get(key), dict):
-                inner.append((mark, _resolved(root, shape[key])))
-        for mark, each in inner:
-            required = each.get("required", [])
-            for name, field in each.get("properties", {}).items():
-                yield from _fields(root, field, f"{path}{mark}.{name}", is_required=name in required)
+def _field(field: DeclaredField, path: str) -> Iterator[SchemaField]:
+    kind = _type_name(field.type)
+    yield SchemaField(path=path, type=kind, is_required=field.is_required, description=field.description)
+    yield from _fields_in(field.type, path)
 
 
-def _resolved(root: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    reference = node.get("$ref")
-    found: dict[str, Any] = root["$defs"][reference.rpartition("/")[2]] if reference else node
-    return found
+def _fields_in(kind: Any, path: str) -> Iterator[SchemaField]:
+    """Return the fields of the structures in a value of a type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        yield from _fields_in(arguments[0], f"{path}[]")
+    elif origin is dict:
+        yield from _fields_in(arguments[1], f"{path}{{}}")
+    elif origin in (Union, UnionType):
+        for each in arguments:
+            yield from _fields_in(each, path)
+    elif is_dataclass(kind):
+        for field in declared_fields(kind):
+            yield from _field(field, f"{path}.{field.alias}")
 
 
-def _shapes(root: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]:
-    branches = [*node.get("anyOf", ()), *node.get("oneOf", ())]
-    return [_resolved(root, each) for each in branches or [node]]
-
-
-def _type(root: dict[str, Any], node: dict[str, Any]) -> str:
-    names = []
-    for shape in _shapes(root, node):
-        if "enum" in shape:
-            names.append(" · ".join(f"`{word}`" for word in shape["enum"]))
-        elif "items" in shape:
-            names.append("[]")
-        elif "properties" in shape:
-            names.append("mapping")
-        elif "additionalProperties" in shape:
-            names.append("{}")
-        elif shape.get("type") != "null":
-            kind = shape.get("type", "text")
-            names.append("text" if isinstance(kind, list) or kind == "string" else kind)
-    return " or ".join(dict.fromkeys(names))
+def _type_name(kind: Any) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    schema = arguments[1].schema if origin is Annotated else {}
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_type_name(each) for each in arguments if each is not NoneType))
+    if origin is tuple or origin is dict:
+        return "[]" if origin is tuple else "{}"
+    if is_dataclass(kind):
+        return "mapping"
+    if origin is not Annotated or "enum" in schema:
+        return " · ".join(f"`{word}`" for word in schema.get("enum") or words_of(kind))
+    return "text" if isinstance(schema["type"], list) or schema["type"] == "string" else str(schema["type"])
