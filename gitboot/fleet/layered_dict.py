@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from heapq import merge
 from math import isqrt
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 K = TypeVar("K", bound=Any)
 V = TypeVar("V")
-D = TypeVar("D")
 
 
 def merged(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] = ()) -> Mapping[K, V]:
@@ -76,10 +75,6 @@ class Overlay(Mapping[K, V]):
             raise KeyError(key)
         return self.base[key]
 
-    @overload
-    def get(self, key: K, /) -> V | None: ...
-    @overload
-    def get(self, key: K, /, default: V | D) -> V | D: ...
     def get(self, key: K, /, default: Any = None) -> Any:
         if key in self.over:
             return self.over[key]

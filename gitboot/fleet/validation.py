@@ -26,11 +26,11 @@ from gitboot.fleet.documents import (
 )
 from gitboot.fleet.identities import Identity, identities, place_of
 from gitboot.fleet.ignore import IGNORE_FILE, Listing, listed
-from gitboot.fleet.resources import FleetRepository, Id, Origin, Resource
+from gitboot.fleet.resources import KINDS, FleetRepository, Id, Origin, Resource
 from gitboot.fleet.revision import BlobId, Oversized, Snapshot
 from gitboot.fleet.yaml import Place, locate
 from gitboot.jsonio import API_VERSION
-from gitboot.model.boot_image import BootImage, ImageStream
+from gitboot.model.boot_image import ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fields import read
 from gitboot.model.fleet import Fleet, UnknownProfile
@@ -82,7 +82,15 @@ class Flawed:
 
 def list_files(snapshot: Snapshot, before: Loaded | None = None) -> Listing:
     """Return which files of a revision are documents; ``before`` is another revision, which may have the same."""
-    return before.listing if before is not None and _has_same_names(snapshot, before) else listed(snapshot)
+    if before is not None:
+        known = before.snapshot
+        has_same_names = snapshot.blobs is known.blobs or (
+            snapshot.blobs.keys() == known.blobs.keys()
+            and snapshot.blobs.get(IGNORE_FILE) == known.blobs.get(IGNORE_FILE)
+        )
+        if has_same_names and snapshot.irregular == known.irregular:
+            return before.listing
+    return listed(snapshot)
 
 
 def load_revision(
@@ -98,41 +106,23 @@ def load_revision(
     listing = listing or list_files(snapshot, before)
     # A file is read to parse it, and again to locate problems: usually the same one.
     snapshot = replace(snapshot, changed=None, read=lru_cache(maxsize=2)(snapshot.read))
-    files = _loaded_files(snapshot, listing, {} if cache is None else cache, before.files if before is not None else {})
-    if not listing.problems:
-        repository = _unchanged(snapshot, files, before) or _valid_repository(snapshot, files, before)
-        if repository is not None:
-            return Loaded(snapshot=snapshot, listing=listing, files=files, repository=repository)
-    found = _examined(snapshot, listing, files)
-    if isinstance(found, Flawed):
-        return found
-    return Loaded(snapshot=snapshot, listing=listing, files=files, repository=found)
-
-
-def _has_same_names(snapshot: Snapshot, before: Loaded) -> bool:
-    """Return whether both revisions list the same files."""
-    blobs, known = snapshot.blobs, before.snapshot.blobs
-    if blobs is known:
-        return snapshot.irregular == before.snapshot.irregular
-    return (
-        blobs.keys() == known.keys()
-        and blobs.get(IGNORE_FILE) == known.get(IGNORE_FILE)
-        and snapshot.irregular == before.snapshot.irregular
-    )
-
-
-def _loaded_files(
-    snapshot: Snapshot, listing: Listing, cache: ParseCache, known: Mapping[str, LoadedFile]
-) -> dict[str, LoadedFile]:
-    blobs, files = snapshot.blobs, {}
+    cache, known = {} if cache is None else cache, before.files if before is not None else {}
+    files = {}
     for path in listing.documents:
-        found, blob = known.get(path), blobs[path]
+        found, blob = known.get(path), snapshot.blobs[path]
         if found is None or found.blob != blob:
             if (parsed := cache.get(blob)) is None:
                 parsed = cache[blob] = read_blob(snapshot, blob, path)
             found = _loaded_file(path, blob, parsed)
         files[path] = found
-    return files
+    if not listing.problems:
+        repository = _unchanged(snapshot, files, before) or _valid_repository(snapshot, files, before)
+        if repository is not None:
+            return Loaded(snapshot=snapshot, listing=listing, files=files, repository=repository)
+    examined = _examined(snapshot, listing, files)
+    if isinstance(examined, Flawed):
+        return examined
+    return Loaded(snapshot=snapshot, listing=listing, files=files, repository=examined)
 
 
 def _loaded_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
@@ -149,7 +139,7 @@ def _loaded_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
         references=tuple(sorted({Id(kind, name) for _, each in named for kind, name, _ in references(each)})),
         identities=tuple((each.what, each.same) for server in servers for each in identities(server)),
         bmcs=tuple((place_of(address, None)[0], system is not None) for address, system in bmcs),
-        has_problems=bool(parsed.problems or parsed.unread) or any(any(reports_of_nothing(each)) for each in servers),
+        has_problems=bool(parsed.problems or parsed.unread) or any(map(_has_empty_reports, servers)),
     )
 
 
@@ -174,26 +164,40 @@ def _valid_repository(
         return None
     resources = dict(chain.from_iterable(each.resources for each in loaded))
     named = set(chain.from_iterable(each.references for each in loaded))
-    paths = sorted(key.name for key in named if key.kind == "file")
+    identities_of_all = list(chain.from_iterable(each.identities for each in loaded))
+    bmcs = set(chain.from_iterable(each.bmcs for each in loaded))
     if (
         len(resources) != sum(len(each.resources) for each in loaded)
-        or _has_duplicates(chain.from_iterable(each.identities for each in loaded))
-        or _are_ambiguous(chain.from_iterable(each.bmcs for each in loaded))
+        or sum(key.kind == "Fleet" for key in resources) != 1
+        or len(set(identities_of_all)) != len(identities_of_all)
+        # A server means the only system of a BMC of which another server names one.
+        or any((address, not names_system) in bmcs for address, names_system in bmcs)
         or any(key.kind != "file" and key not in resources for key in named)
-        or (contents := _contents(snapshot, paths, before)) is None
     ):
         return None
-    by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in ("Fleet", *_ATTRIBUTES)}
+    contents = _contents(snapshot, sorted(key.name for key in named if key.kind == "file"), before)
+    if contents is None:
+        return None
+    origins = dict(chain.from_iterable(each.origins for each in loaded))
+    return _repository(snapshot, resources, origins, contents)
+
+
+def _repository(
+    snapshot: Snapshot, resources: Mapping[Id, Resource], origins: Mapping[Id, Origin], files: Mapping[str, bytes]
+) -> FleetRepository:
+    """Return resources as a repository. Without a Fleet document, the repository has one that says nothing."""
+    by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     for key in sorted(resources):
         by_kind[key.kind][key.name] = resources[key]
-    if len(by_kind["Fleet"]) != 1:
-        return None
-    (fleet,) = by_kind["Fleet"].values()
+    fleet = next(iter(by_kind["Fleet"].values()), None)
+    if fleet is None:
+        metadata, spec = {"name": "fleet"}, {"baseURL": "http://fleet.invalid"}
+        fleet = read(Fleet, {"apiVersion": API_VERSION, "kind": "Fleet", "metadata": metadata, "spec": spec})
     return FleetRepository(
         revision=snapshot.revision,
         fleet=fleet,
-        files=contents,
-        origins=dict(chain.from_iterable(each.origins for each in loaded)),
+        files=files,
+        origins=origins,
         read=snapshot.read,
         **{attribute: by_kind[kind] for kind, attribute in _ATTRIBUTES.items()},
     )
@@ -207,17 +211,6 @@ _ATTRIBUTES: Final = {
     "BootPolicy": "policies",
     "Maintenance": "maintenances",
 }
-
-
-def _has_duplicates(values: Iterable[tuple[str, str]]) -> bool:
-    found = list(values)
-    return len(set(found)) != len(found)
-
-
-def _are_ambiguous(bmcs: Iterator[tuple[str, bool]]) -> bool:
-    """Return whether a server means the only system of a BMC of which another server names one."""
-    found = set(bmcs)
-    return any((address, not is_named) in found for address, is_named in found)
 
 
 def _contents(snapshot: Snapshot, paths: Iterable[str], before: Loaded | None) -> dict[str, bytes] | None:
@@ -246,7 +239,11 @@ def _examined(snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFi
     draft = Draft(snapshot, listing.irregular)
     for path, each in files.items():
         draft.add(path, each.parsed)
-    check(draft)
+    if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.known()):
+        message = "the repository has no document of kind Fleet"
+        draft.problems.append(problem_at("fleet.yaml", START, Code.NO_FLEET, message))
+    for find in (_second_fleets, _duplicate_identities, _ambiguous_bmcs, _empty_reports, _dangling_references):
+        draft.remarks += find(draft)
     found, more = problems_of(draft.remarks, snapshot.read)
     problems = first([*listing.problems, *draft.problems, *found], draft.more + more)
     if not problems:
@@ -263,25 +260,13 @@ def _examined(snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFi
     )
 
 
-def check(draft: Draft) -> None:
-    """Note everything that is wrong between resources; the files that they name are read into the draft."""
-    if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.known()):
-        message = "the repository has no document of kind Fleet"
-        draft.problems.append(problem_at("fleet.yaml", START, Code.NO_FLEET, message))
-    draft.remarks += _second_fleets(draft)
-    draft.remarks += _duplicate_identities(draft)
-    draft.remarks += _ambiguous_bmcs(draft)
-    draft.remarks += _reports_of_nothing(draft)
-    draft.remarks += _dangling_references(draft)
-
-
 def _second_fleets(draft: Draft) -> Iterator[Remark]:
     fleets = [key for key, _ in draft.of(Fleet)]
     for other in fleets[1:]:
         yield Remark(
             spot=draft.spot(other, ("metadata", "name")),
             code=Code.DUPLICATE_NAME,
-            message=lambda first: f"there is one Fleet a repository, and {fleets[0]} stands at {first}",
+            message=f"there is one Fleet a repository, and {fleets[0]} stands at {{}}".format,
             hint="keep one of the two",
             other=draft.spot(fleets[0], ("metadata", "name")),
         )
@@ -321,28 +306,24 @@ def _ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
             )
 
 
-def _reports_of_nothing(draft: Draft) -> Iterator[Remark]:
+def _empty_reports(draft: Draft) -> Iterator[Remark]:
     for key, server in draft.of(Server):
-        for at, message in reports_of_nothing(server):
+        if _has_empty_reports(server):
             yield Remark(
-                spot=draft.spot(key, at),
+                spot=draft.spot(key, ("spec", "bmc", "reports")),
                 code=Code.COMBINATION,
-                message=message,
+                message="bmc.reports says neither uuid nor serial",
                 hint="leave it out: it is never compared",
             )
 
 
-def reports_of_nothing(server: Server) -> Iterator[tuple[Path, str]]:
-    """Yield bmc.reports without a value: where it stands, and what is wrong."""
+def _has_empty_reports(server: Server) -> bool:
     reports = server.spec.bmc.reports if server.spec.bmc is not None else None
-    if reports is None:
-        return
-    at: Path = ("spec", "bmc", "reports")
-    if reports.uuid is None and reports.serial is None:
-        yield at, "bmc.reports says neither uuid nor serial"
+    return reports is not None and reports.uuid is None and reports.serial is None
 
 
 def _dangling_references(draft: Draft) -> Iterator[Remark]:
+    """Report names of nothing. The files that resources name are read into the draft."""
     known = draft.known()
     names = _Names(known, draft.snapshot.blobs)
     for key, resource in sorted(draft.resources.items()):
@@ -416,11 +397,6 @@ class _Names:
 _COMPARISONS: Final = 50_000  # each takes microseconds: limits what many wrong names cost
 
 
-def _no_fleet() -> Fleet:
-    metadata, spec = {"name": "fleet"}, {"baseURL": "http://fleet.invalid"}
-    return read(Fleet, {"apiVersion": API_VERSION, "kind": "Fleet", "metadata": metadata, "spec": spec})
-
-
 class Draft:
     """The resources of all files, and what is known of those that could not be read."""
 
@@ -448,21 +424,19 @@ class Draft:
         for index, resource in parsed.resources:
             key = Id(type(resource).__name__, resource.metadata.name)
             origin = Origin(path, self.snapshot.blobs[path], index)
-            if key in self.resources:
-                self.remarks.append(self._duplicate_name(key, origin))
-                self._twice.add(key)
-            else:
+            if key not in self.resources:
                 self.resources[key], self._origins[key] = resource, origin
-
-    def _duplicate_name(self, key: Id, origin: Origin) -> Remark:
-        at: Path = ("metadata", "name")
-        return Remark(
-            spot=(origin, at),
-            code=Code.DUPLICATE_NAME,
-            message=lambda first: f"{key} stands at {first} already",
-            hint="rename or remove one of the two",
-            other=self.spot(key, at),
-        )
+                continue
+            self._twice.add(key)
+            self.remarks.append(
+                Remark(
+                    spot=(origin, ("metadata", "name")),
+                    code=Code.DUPLICATE_NAME,
+                    message=f"{key} stands at {{}} already".format,
+                    hint="rename or remove one of the two",
+                    other=self.spot(key, ("metadata", "name")),
+                )
+            )
 
     def of(self, kind: type[Resource]) -> list[tuple[Id, Any]]:
         """The resources of a kind, by name."""
@@ -494,24 +468,12 @@ class Draft:
         return all(name in self.files if kind == "file" else Id(kind, name) in kept for kind, name in named)
 
     def repository(self, kept: frozenset[Id] | None = None) -> FleetRepository:
-        """The resources as a repository, or some of them; a revision without a Fleet has one that says nothing."""
-
-        def named(kind: type[Resource]) -> dict[str, Any]:
-            return {key.name: resource for key, resource in self.of(kind) if kept is None or key in kept}
-
-        return FleetRepository(
-            revision=self.snapshot.revision,
-            fleet=next((resource for _, resource in self.of(Fleet)), None) or _no_fleet(),
-            servers=named(Server),
-            images=named(BootImage),
-            streams=named(ImageStream),
-            profiles=named(BootProfile),
-            policies=named(BootPolicy),
-            maintenances=named(Maintenance),
-            files=dict(sorted(self.files.items())),
-            origins=self._origins,
-            read=self.snapshot.read,
-        )
+        """Return the resources as a repository, or those that are kept. The first Fleet is always one of them."""
+        fleets = {key for key, _ in self.of(Fleet)[:1]}
+        resources = {
+            key: resource for key, resource in self.resources.items() if kept is None or key in kept or key in fleets
+        }
+        return _repository(self.snapshot, resources, self._origins, dict(sorted(self.files.items())))
 
 
 Spot = tuple[Origin, Path]
@@ -544,15 +506,14 @@ def problems_of(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> t
         shown += of_file[:MAX_KEPT]
         more[path] = len(of_file[MAX_KEPT:])
     others = _places((remark.other for remark in shown if remark.other), read)
-    return [_problem(remark, places, others) for remark in shown], more
-
-
-def _problem(remark: Remark, places: dict[Spot, Place], others: dict[Spot, Place]) -> Problem:
-    message, hint = remark.message, remark.hint
-    if not isinstance(message, str):
-        message = message(f"{remark.other[0].path}:{others[remark.other].line}" if remark.other else "")
-    hint = hint if isinstance(hint, str) else hint()
-    return problem_at(remark.path, places[remark.spot], remark.code, message, hint)
+    problems = []
+    for remark in shown:
+        message, hint = remark.message, remark.hint
+        if not isinstance(message, str):
+            message = message(f"{remark.other[0].path}:{others[remark.other].line}" if remark.other else "")
+        hint = hint if isinstance(hint, str) else hint()
+        problems.append(problem_at(remark.path, places[remark.spot], remark.code, message, hint))
+    return problems, more
 
 
 def _places(spots: Iterable[Spot], read: Callable[[BlobId], bytes]) -> dict[Spot, Place]:
