@@ -99,7 +99,7 @@ def parse(data: bytes, path: str) -> Parsed:
     problems: list[Problem] = []
     index = more = 0
     for span in _cut(data):
-        reader = _reader(data, span, path)
+        reader = _Reader(data, span, path)
         if reader.is_empty:
             continue
         if document := reader.read(index):
@@ -107,8 +107,8 @@ def parse(data: bytes, path: str) -> Parsed:
         else:
             unread.append(data[span.start : span.end])
         index += 1
-        problems += reader.faults.problems
-        more += reader.faults.more + len(problems[MAX_KEPT:])
+        problems += reader.problems
+        more += reader.more + len(problems[MAX_KEPT:])
         del problems[MAX_KEPT:]
     return Parsed(tuple(documents), tuple(sorted(problems)), more, tuple(unread))
 
@@ -185,7 +185,7 @@ def _layout(data: bytes, index: int) -> _Layout:
         span = _spans(data)[index]
     except IndexError:
         raise IndexError(f"no document {index}") from None
-    return _reader(data, span, path="").layout()
+    return _Reader(data, span).layout()
 
 
 def _problem_of_file(data: bytes, path: str) -> Problem | None:
@@ -225,11 +225,7 @@ def _cut(data: bytes) -> Iterator[_Span]:
 @lru_cache(maxsize=2)
 def _spans(data: bytes) -> tuple[_Span, ...]:
     """The documents that are not empty, by their index."""
-    return tuple(span for span in _cut(data) if not _reader(data, span, path="").is_empty)
-
-
-def _reader(data: bytes, span: _Span, path: str) -> _Reader:
-    return _Reader(_Faults(path=path, source=data[span.start : span.end], lines_before=span.lines_before))
+    return tuple(span for span in _cut(data) if not _Reader(data, span).is_empty)
 
 
 class _CannotReadOn(Exception):
@@ -265,15 +261,32 @@ class _Layout(NamedTuple):
     lines: _Lines
 
 
-class _Faults:
-    """What is wrong with one document, in words that help its author."""
+class _Reader:
+    """Reads one document, event by event, and goes on behind a fault where libyaml can."""
 
-    def __init__(self, *, path: str, source: bytes, lines_before: int) -> None:
-        self.problems: list[Problem] = []
+    def __init__(self, data: bytes, span: _Span, path: str = "") -> None:
+        self.problems: list[Problem] = []  # what is wrong with the document, in words that help its author
         self.more = 0  # beyond those that are kept
-        self.source = source
-        self._path = path
-        self._lines_before = lines_before  # in the file, above the source
+        self.source = data[span.start : span.end]
+        self._path, self._lines_before = path, span.lines_before
+        self._next: Callable[[], Any] = CParser(self.source).get_event
+        self._may_have_properties = b"&" in self.source or b"!" in self.source
+        self._root: Any = self._attempt(self._begin)  # the event that begins the document's value
+
+    @property
+    def is_empty(self) -> bool:
+        return self._root is None and not self.problems
+
+    def read(self, index: int) -> Document | None:
+        """The document, or None where it has faults."""
+        value = self._attempt(self._whole) if self._root else None
+        if self.problems or not isinstance(value, dict):
+            return None
+        return Document(value=value, index=index)
+
+    def layout(self) -> _Layout:
+        """Where everything stands in a document that is sound."""
+        return _Layout(_laid_out(self._next, self._root), self.lines)
 
     @property
     def start(self) -> Place:
@@ -332,54 +345,29 @@ class _Faults:
                 message += f" ({context} that begins in line {self.place(began).line})"
         self.note(self.place(mark), code, message, hint)
 
-
-class _Reader:
-    """Reads one document, event by event, and goes on behind a fault where libyaml can."""
-
-    def __init__(self, faults: _Faults) -> None:
-        self.faults = faults
-        self._next: Callable[[], Any] = CParser(faults.source).get_event
-        self._may_have_properties = b"&" in faults.source or b"!" in faults.source
-        self._root: Any = self._attempt(self._begin)  # the event that begins the document's value
-
-    @property
-    def is_empty(self) -> bool:
-        return self._root is None and not self.faults.problems
-
-    def read(self, index: int) -> Document | None:
-        """The document, or None where it has faults."""
-        value = self._attempt(self._whole) if self._root else None
-        if self.faults.problems or not isinstance(value, dict):
-            return None
-        return Document(value=value, index=index)
-
-    def layout(self) -> _Layout:
-        """Where everything stands in a document that is sound."""
-        return _Layout(_laid_out(self._next, self._root), self.faults.lines)
-
     def _attempt(self, step: Callable[[], _T]) -> _T | None:
         """What ``step`` returns; None, and a problem noted, where the document cannot be read on."""
         try:
             return step()
         except ReaderError as error:
-            self.faults.note_bytes(error)
+            self.note_bytes(error)
         except MarkedYAMLError as error:
-            self.faults.note_syntax(error)
+            self.note_syntax(error)
         except UnicodeDecodeError:  # from PyYAML, of the %-escapes in a tag
-            self.faults.note(self.faults.start, Code.TAG, "a tag that is not UTF-8", _NO_TAGS)
+            self.note(self.start, Code.TAG, "a tag that is not UTF-8", _NO_TAGS)
         except _CannotReadOn:
             pass
         return None
 
     def _begin(self) -> Any:
-        faults, source = self.faults, self.faults.source
+        source = self.source
         if len(source) > MAX_DOCUMENT_BYTES:
             message = f"the document has {len(source):,} bytes, over {MAX_DOCUMENT_BYTES:,}"
-            faults.note(faults.start, Code.DOCUMENT_TOO_LARGE, message, "move a part of it to another document")
+            self.note(self.start, Code.DOCUMENT_TOO_LARGE, message, "move a part of it to another document")
             raise _CannotReadOn
         if b"%" in source and (directive := _DIRECTIVE.search(source)):
-            place = faults.place_of_byte(directive.end())
-            faults.note(place, Code.DIRECTIVE, "a directive: a line that begins with '%'", "remove it")
+            place = self.place_of_byte(directive.end())
+            self.note(place, Code.DIRECTIVE, "a directive: a line that begins with '%'", "remove it")
             raise _CannotReadOn
         self._next()  # the stream's start
         return self._next_root()
@@ -398,10 +386,10 @@ class _Reader:
         self._next()  # the document's end
         if another := self._next_root():
             message = "another document, but no line of its own for its '---'"
-            self.faults.refuse(another, Code.NOT_YAML, message, "end lines with LF or CRLF")
+            self.refuse(another, Code.NOT_YAML, message, "end lines with LF or CRLF")
         if not isinstance(value, dict):
             message = "the document is no mapping of apiVersion, kind, metadata and spec"
-            self.faults.refuse(self._root, Code.ROOT_NOT_MAPPING, message, "begin each document with `apiVersion:`")
+            self.refuse(self._root, Code.ROOT_NOT_MAPPING, message, "begin each document with `apiVersion:`")
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
@@ -416,10 +404,10 @@ class _Reader:
             return None if text in _NULLS else text
         if kind is AliasEvent:
             hint = "write the value out; put text that begins with '*' in quotes"
-            self.faults.refuse(event, Code.ALIAS, "an alias", hint)
+            self.refuse(event, Code.ALIAS, "an alias", hint)
             return None
         if depth > MAX_DEPTH:
-            self.faults.refuse(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
+            self.refuse(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
             raise _CannotReadOn
         return self._mapping(depth) if kind is MappingStartEvent else self._list(depth)
 
@@ -446,28 +434,26 @@ class _Reader:
     def _check_key(self, event: Any, firsts: dict[str, Any], depth: int) -> None:
         if type(event) is not ScalarEvent:
             if type(event) is not AliasEvent:
-                self.faults.refuse(event, Code.INVALID_KEY, "a key that is a list or a mapping", _QUOTE_TEMPLATES)
+                self.refuse(event, Code.INVALID_KEY, "a key that is a list or a mapping", _QUOTE_TEMPLATES)
             self._value(event, depth + 1)
             return
         self._refuse_properties(event)
         key = event.value
         if not key:
-            self.faults.refuse(
-                event, Code.INVALID_KEY, "an empty key", "name it, or put text that holds ': ' in quotes"
-            )
+            self.refuse(event, Code.INVALID_KEY, "an empty key", "name it, or put text that holds ': ' in quotes")
         elif key == "<<" and not event.style:
-            self.faults.refuse(event, Code.MERGE_KEY, "a merge key, '<<'", "write the keys out")
+            self.refuse(event, Code.MERGE_KEY, "a merge key, '<<'", "write the keys out")
         elif (first := firsts.setdefault(key, event.start_mark)) is not event.start_mark:
-            message = f"the key {key[:80]!r} again, which line {self.faults.place(first).line} has already"
-            self.faults.refuse(event, Code.DUPLICATE_KEY, message, "remove one of the two")
+            message = f"the key {key[:80]!r} again, which line {self.place(first).line} has already"
+            self.refuse(event, Code.DUPLICATE_KEY, message, "remove one of the two")
 
     def _refuse_properties(self, event: Any) -> None:
         if type(event) is AliasEvent:
             return  # the anchor that it has is the one it names
         if event.anchor is not None:
-            self.faults.refuse(event, Code.ANCHOR, "an anchor", "remove it; put text that begins with '&' in quotes")
+            self.refuse(event, Code.ANCHOR, "an anchor", "remove it; put text that begins with '&' in quotes")
         if event.tag is not None:
-            self.faults.refuse(event, Code.TAG, "a tag", _NO_TAGS)
+            self.refuse(event, Code.TAG, "a tag", _NO_TAGS)
 
 
 def _laid_out(read: Callable[[], Any], event: Any) -> Spot:
