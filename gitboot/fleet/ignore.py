@@ -79,7 +79,10 @@ class _States:
             (self.at_path if pattern.is_path else self.at_name).append(self._next)
             for token in pattern.tokens:
                 self._add(token)
-            self._end(pattern)
+            end = self._state()
+            self.ends.append(end)
+            self.file_ends += [end] * (not pattern.folders_only)
+            self.takes_in += [end] * pattern.takes_in
 
     def _add(self, token: Token) -> None:
         match token:
@@ -93,12 +96,6 @@ class _States:
                 self.entries.append(self._state())
                 self._add(Star(crosses=True))
                 self._add(One(1 << SLASH))
-
-    def _end(self, pattern: Pattern) -> None:
-        state = self._state()
-        self.ends.append(state)
-        self.file_ends += [state] * (not pattern.folders_only)
-        self.takes_in += [state] * pattern.takes_in
 
     def _state(self) -> int:
         self._next += 1
@@ -171,19 +168,15 @@ class Line(NamedTuple):
 def lines(data: bytes) -> Iterator[Line]:
     """The lines of a file as Git reads them: without a byte order mark, CR before LF, and spaces at the end."""
     for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
-        text = _without_spaces(line.removesuffix(b"\r"))
+        line = line.removesuffix(b"\r")
+        text = line.rstrip(b" ")
+        if (len(text) - len(text.rstrip(b"\\"))) % 2:  # a space behind a backslash stays
+            text = line[: len(text) + 1]
         if text and not text.startswith(b"#"):
             yield Line(number, text)
 
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-
-
-def _without_spaces(line: bytes) -> bytes:
-    """The line without spaces at its end, but for one behind a backslash."""
-    text = line.rstrip(b" ")
-    is_escaped = (len(text) - len(text.rstrip(b"\\"))) % 2
-    return line[: len(text) + is_escaped]
 
 
 class One(NamedTuple):
@@ -347,14 +340,14 @@ def listed(snapshot: Snapshot) -> Listing:
     named, problems = _named(snapshot)
 
     def left_out(path: str, *, is_folder: bool = False) -> bool:
-        return _is_hidden(path) or named(f"{path}/" if is_folder else path)
+        return path.startswith(".") or "/." in path or named(f"{path}/" if is_folder else path)
 
     irregular = tuple(
         path
         for path, kind in sorted(snapshot.irregular.items())
         if not left_out(path, is_folder=kind is Irregular.SUBMODULE)
     )
-    problems += (_irregular_problem(path, snapshot.irregular[path]) for path in irregular)
+    problems += (problem_at(path, START, *_IRREGULAR[snapshot.irregular[path]]) for path in irregular)
     documents = sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not left_out(path))
     return Listing(tuple(documents), irregular, tuple(problems))
 
@@ -373,28 +366,18 @@ def _named(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
         hint = "name folders and patterns, not file by file"
         return _nothing, [problem_at(IGNORE_FILE, START, Code.FILE_TOO_LARGE, message, hint)]
     ignore, malformed = read_ignore(data)
-    return ignore.leaves_out, [_no_pattern(line) for line in malformed]
+    problems = []
+    for line in malformed:
+        message = f"no pattern in Git's sense: {shown(line.text.decode('utf-8', 'replace'))}"
+        problems.append(problem_at(IGNORE_FILE, Place(line.number, 1), Code.IGNORE_PATTERN, message))
+    return ignore.leaves_out, problems
 
 
 def _nothing(_: str) -> bool:
     return False
 
 
-def _no_pattern(line: Line) -> Problem:
-    message = f"no pattern in Git's sense: {shown(line.text.decode('utf-8', 'replace'))}"
-    return problem_at(IGNORE_FILE, Place(line.number, 1), Code.IGNORE_PATTERN, message)
-
-
 IGNORE_FILE: Final = ".gitbootignore"
-
-
-def _is_hidden(path: str) -> bool:
-    return path.startswith(".") or "/." in path
-
-
-def _irregular_problem(path: str, irregular: Irregular) -> Problem:
-    code, message = _IRREGULAR[irregular]
-    return problem_at(path, START, code, message)
 
 
 _IRREGULAR: Final = {

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -32,46 +32,39 @@ def sarif(problems: Sequence[Problem]) -> str:
     the same while lines move.
     """
     ordered = worst_first(problems)
-    rules = sorted({problem.code for problem in ordered})
-    numbers = {code: number for number, code in enumerate(rules)}
+    numbers = {code: number for number, code in enumerate(sorted({problem.code for problem in ordered}))}
+    rules, results = [], []
+    for code in map(_CODES.__getitem__, numbers):  # as `gitboot explain CODE` describes them
+        rules.append(
+            {
+                "id": code.value,
+                "name": code.name.title().replace("_", ""),
+                "shortDescription": {"text": code.headline},
+                "fullDescription": {"text": code.why},
+                "help": {"text": f"{code.why} {code.fix}", "markdown": f"{code.why}\n\n**Fix:** {code.fix}"},
+            }
+        )
     seen: Counter[str] = Counter()
-    driver = {
-        "name": "gitboot",
-        "semanticVersion": __version__,
-        "rules": [_rule(code) for code in rules],
-    }
+    for problem in ordered:
+        artifact = {"uri": quote(problem.path), "uriBaseId": "%SRCROOT%"}
+        region = {"startLine": problem.line, "startColumn": problem.column}
+        results.append(
+            {
+                "ruleId": str(problem.code),
+                "ruleIndex": numbers[problem.code],
+                "level": _LEVELS[problem.severity],
+                "message": {"text": with_hint(problem)},
+                "locations": [{"physicalLocation": {"artifactLocation": artifact, "region": region}}],
+                "partialFingerprints": {"primaryLocationLineHash": _fingerprint(problem, seen)},
+            }
+        )
     run = {
-        "tool": {"driver": driver},
+        "tool": {"driver": {"name": "gitboot", "semanticVersion": __version__, "rules": rules}},
         "columnKind": "unicodeCodePoints",
-        "results": [_result(problem, numbers[problem.code], seen) for problem in ordered],
+        "results": results,
     }
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(log, indent=2, sort_keys=True) + "\n"
-
-
-def _rule(name: str) -> dict[str, Any]:
-    """What a code means, as `gitboot explain CODE` says it."""
-    code = _CODES[name]
-    return {
-        "id": code.value,
-        "name": code.name.title().replace("_", ""),
-        "shortDescription": {"text": code.headline},
-        "fullDescription": {"text": code.why},
-        "help": {"text": f"{code.why} {code.fix}", "markdown": f"{code.why}\n\n**Fix:** {code.fix}"},
-    }
-
-
-def _result(problem: Problem, rule: int, seen: Counter[str]) -> dict[str, Any]:
-    artifact = {"uri": quote(problem.path), "uriBaseId": "%SRCROOT%"}
-    region = {"startLine": problem.line, "startColumn": problem.column}
-    return {
-        "ruleId": str(problem.code),
-        "ruleIndex": rule,
-        "level": _LEVELS[problem.severity],
-        "message": {"text": with_hint(problem)},
-        "locations": [{"physicalLocation": {"artifactLocation": artifact, "region": region}}],
-        "partialFingerprints": {"primaryLocationLineHash": _fingerprint(problem, seen)},
-    }
 
 
 def _fingerprint(problem: Problem, seen: Counter[str]) -> str:
@@ -100,22 +93,19 @@ def junit(problems: Sequence[Problem]) -> str:
     for problem in worst_first(problems):
         name = printable(f"{problem.path}: {problem.message}")
         used[problem.code, name] += 1
-        count = used[problem.code, name]
-        _add(tests, problem, name if count == 1 else f"{name} ({count})")
+        if (number := used[problem.code, name]) > 1:
+            name = f"{name} ({number})"
+        attributes = {"classname": problem.code, "name": name, "file": printable(problem.path)}
+        test, text = SubElement(tests, "testcase", attributes), printable(str(problem))
+        if problem.severity is Severity.ERROR:
+            attributes = {"type": problem.code, "message": printable(problem.message)}
+            SubElement(test, "failure", attributes).text = text
+        else:
+            SubElement(test, "skipped", {"message": f"warning: {text}"})
     if not problems:
         SubElement(tests, "testcase", {"classname": "gitboot", "name": "no problems"})
     indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
-
-
-def _add(tests: Element, problem: Problem, name: str) -> None:
-    path = printable(problem.path)
-    test = SubElement(tests, "testcase", {"classname": problem.code, "name": name, "file": path})
-    text = printable(str(problem))
-    if problem.severity is Severity.ERROR:
-        SubElement(test, "failure", {"type": problem.code, "message": printable(problem.message)}).text = text
-    else:
-        SubElement(test, "skipped", {"message": f"warning: {text}"})
 
 
 LIMIT: Final = 10  # annotations of each level that GitHub shows a step; it drops the rest without a word
@@ -143,16 +133,12 @@ def _command(level: str, problem: Problem) -> str:
         "col": str(problem.column),
         "title": str(problem.code),
     }
-    joined = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    return f"::{level} {joined}::{_data(with_hint(problem))}"
+    joined = ",".join(f"{name}={value.translate(_IN_PROPERTIES)}" for name, value in properties.items())
+    return f"::{level} {joined}::{with_hint(problem).translate(_IN_TEXTS)}"
 
 
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+_IN_TEXTS: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_IN_PROPERTIES: Final = _IN_TEXTS | str.maketrans({":": "%3A", ",": "%2C"})
 
 
 def counted(problems: Sequence[Problem]) -> str:
@@ -184,16 +170,11 @@ def _annotated(write: Callable[[Sequence[Problem]], str]) -> Callable[[Sequence[
     """A format of a code host or a CI system, which knows files by their path from where it checked out."""
 
     def written(problems: Sequence[Problem], prefix: str) -> str:
-        root = _from_here(prefix)
+        folder = os.path.relpath(prefix or ".")
+        root = "" if folder == "." or folder.split(os.sep)[0] == ".." else f"{folder}/"
         return write([replace(problem, path=f"{root}{problem.path}") for problem in problems])
 
     return written
-
-
-def _from_here(prefix: str) -> str:
-    """A prefix relative to the current directory; nothing where it leads out of it."""
-    path = os.path.relpath(prefix or ".")
-    return "" if path == "." or path.split(os.sep)[0] == ".." else f"{path}/"
 
 
 FORMATS: Final[Mapping[str, Callable[[Sequence[Problem], str], str]]] = {

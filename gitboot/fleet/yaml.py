@@ -189,18 +189,14 @@ def _layout(data: bytes, index: int) -> _Layout:
 
 
 def _problem_of_file(data: bytes, path: str) -> Problem | None:
+    code, hint, message = Code.FILE_TOO_LARGE, "spread its documents over several files", ""
     if len(data) > MAX_FILE_BYTES:
-        code, hint = Code.FILE_TOO_LARGE, _SPREAD
         message = f"the file has {len(data):,} bytes, over {MAX_FILE_BYTES:,}"
     elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
-        code, hint = Code.FILE_TOO_LARGE, _SPREAD
         message = f"the file has over {MAX_FILE_DOCUMENTS:,} documents"
     elif data.startswith(_UTF16_OR_UTF32):
-        code, hint = Code.NOT_UTF8, "save it as UTF-8"
-        message = "the file is UTF-16 or UTF-32, by its byte order mark"
-    else:
-        return None
-    return Problem(path=path, line=1, column=1, code=code, message=message, hint=hint)
+        code, hint, message = Code.NOT_UTF8, "save it as UTF-8", "the file is UTF-16 or UTF-32, by its byte order mark"
+    return Problem(path=path, line=1, column=1, code=code, message=message, hint=hint) if message else None
 
 
 class _Span(NamedTuple):
@@ -409,7 +405,12 @@ class _Reader:
         if depth > MAX_DEPTH:
             self.refuse(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
             raise _CannotReadOn
-        return self._mapping(depth) if kind is MappingStartEvent else self._list(depth)
+        if kind is MappingStartEvent:
+            return self._mapping(depth)
+        items: list[Value] = []
+        while type(event := self._next()) is not SequenceEndEvent:
+            items.append(self._value(event, depth + 1))
+        return items
 
     def _mapping(self, depth: int) -> dict[str, Value]:
         read, wary = self._next, self._may_have_properties
@@ -423,13 +424,6 @@ class _Reader:
                 firsts[key] = event.start_mark
             mapping[key] = self._value(read(), depth + 1)
         return mapping
-
-    def _list(self, depth: int) -> list[Value]:
-        read = self._next
-        items: list[Value] = []
-        while type(event := read()) is not SequenceEndEvent:
-            items.append(self._value(event, depth + 1))
-        return items
 
     def _check_key(self, event: Any, firsts: dict[str, Any], depth: int) -> None:
         if type(event) is not ScalarEvent:
@@ -479,7 +473,6 @@ def _is_absent(event: Any) -> bool:
     return length == 0 and type(event) is ScalarEvent
 
 
-_SPREAD = "spread its documents over several files"
 _TOO_DEEP: Final = f"over {MAX_DEPTH} lists and mappings within each other"
 _NEST_LESS: Final = "nest less"
 # git-merge(1), "How conflicts are presented".
