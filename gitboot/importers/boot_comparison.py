@@ -53,14 +53,37 @@ def contrasted(
 
     ``digests`` are the sha256 of the old one's files by URL, as far as they are known.
     """
-    found = tuple(_differences(old, old_data, new, digests, old_url, base_url))
-    return Contrast(server=server, verdict=Likeness.DIFFERS if found else Likeness.EQUAL, differences=found)
+
+    def is_same(url: str | None, file: BootFile | None) -> bool:
+        by_content = file is not None and url is not None and digests.get(url) == file.sha256
+        return by_content or _path(url, old_url) == _path(file.url if file else None, base_url)
+
+    found = []
+    (kernel_url, kernel), *initrds = _pairs(old, new)
+    if not is_same(kernel_url, kernel):
+        found.append(("kernel", _shown(kernel_url), _shown(kernel.url if kernel else None)))
+    if not all(is_same(*each) for each in initrds):
+        found.append(("initrd", _shown(*old.initrds), _shown(*(file.url if file else None for _, file in initrds))))
+    theirs, ours = _without_leads(old.arguments), _without_leads(new.kernel_arguments)
+    only_old, only_new = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
+    if only_old or only_new:
+        found.append(("arguments", _shown(*only_old.elements()), _shown(*only_new.elements())))
+    elif theirs != ours:
+        found.append(("order of arguments", _shown(*theirs), _shown(*ours)))
+    new_data = None
+    if new.user_data is not None:
+        files = new.user_data.files
+        new_data = files.get("user-data") or next(iter(files.values()), None)
+    if not _same_text(old_data, new_data):
+        found.append(("user data", _sized(old_data), _sized(new_data)))
+    verdict = Likeness.DIFFERS if found else Likeness.EQUAL
+    return Contrast(server=server, verdict=verdict, differences=tuple(found))
 
 
 def elsewhere(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
     """The old one's files that lie at another path than gitboot's, and may be the same all the same."""
     for url, file in _pairs(old, new):
-        if url is not None and file is not None and _file(url, old_url) != _of(file, base_url):
+        if url is not None and file is not None and _path(url, old_url) != _path(file.url, base_url):
             yield url
 
 
@@ -70,37 +93,13 @@ def _pairs(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile | Non
     yield from zip_longest(old.initrds, initrds)
 
 
-def _differences(
-    old: OldBoot, old_data: str | None, new: Boot, digests: Mapping[str, str], old_url: str, base_url: str
-) -> Iterator[tuple[str, str, str]]:
-    def is_same(url: str | None, file: BootFile | None) -> bool:
-        by_content = file is not None and url is not None and digests.get(url) == file.sha256
-        return by_content or _file(url, old_url) == _of(file, base_url)
-
-    kernel = new.files.kernel or new.direct_uki
-    if not is_same(old.kernel, kernel):
-        yield "kernel", _shown(old.kernel), _shown(kernel.url if kernel else None)
-    initrds = new.files.initrds if new.files.kernel else ()
-    if not all(is_same(url, file) for url, file in zip_longest(old.initrds, initrds)):
-        yield "initrd", _shown(*old.initrds), _shown(*(each.url for each in initrds))
-    theirs, ours = (_without_leads(each) for each in (old.arguments, new.kernel_arguments))
-    if theirs != ours:
-        only_old, only_new = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
-        if only_old or only_new:
-            yield "arguments", _shown(*only_old.elements()), _shown(*only_new.elements())
-        else:
-            yield "order of arguments", _shown(*theirs), _shown(*ours)
-    if not _same_text(old_data, _text(new)):
-        yield "user data", _sized(old_data), _sized(_text(new))
-
-
 def _without_leads(arguments: tuple[str, ...]) -> list[str]:
     """The arguments but for where user data is, which is compared by what it says, and for numbers of one request."""
     named = ((each.partition("=")[0], each) for each in arguments)
     return [each for name, each in named if name not in _OF_A_REQUEST and (name not in LEADS or "://" not in each)]
 
 
-def _file(url: str | None, base: str) -> str | None:
+def _path(url: str | None, base: str) -> str | None:
     """A URL as a path below its system, wherever that serves its files: another host may serve the same file."""
     if url is None:
         return None
@@ -109,17 +108,6 @@ def _file(url: str | None, base: str) -> str | None:
         return url
     path = parts.path.removeprefix(root.path.rstrip("/")).lstrip("/")
     return path.removeprefix("assets/").removeprefix("cobbler/")
-
-
-def _of(file: BootFile | None, base_url: str) -> str | None:
-    return _file(file.url, base_url) if file is not None else None
-
-
-def _text(boot: Boot) -> str | None:
-    if boot.user_data is None:
-        return None
-    files = boot.user_data.files
-    return files.get("user-data") or next(iter(files.values()), None)
 
 
 def _same_text(old: str | None, new: str | None) -> bool:

@@ -161,14 +161,30 @@ def _server_files(name: str, machine: ImportedMachine, ready: Mapping[str, str])
         remarks.append(missing(f"what it boots, {machine.boot}, lacks something or is not in the source"))
     arguments, more = _sound(machine.arguments)
     bmc, about = _bmc(machine)
-    labels, unfit = _labels(machine.labels)
-    remarks += [*more, *about, *unfit]
+    remarks += [*more, *about]
+    labels = {}
+    for key, value in sorted(machine.labels.items()):
+        try:
+            labels[parse_label_key(key)] = parse_label_value(value)
+        except Malformed as error:
+            remarks.append(lost(f"label {key}: {error.message}"))
+    some_boot = any(nic.boot for nic in machine.nics)
     spec: dict[str, Any] = {
         "uuid": machine.uuid,
         "serial": machine.serial,
         "architecture": str(machine.architecture or Architecture.X86_64),
         "firmware": str(machine.firmware or Firmware.UEFI),
-        "interfaces": [_interface(machine, index) for index in range(len(machine.nics))],
+        "interfaces": [
+            _present(
+                {
+                    "name": nic.name,
+                    "mac": str(nic.mac).replace("-", ":"),
+                    "addresses": list(nic.addresses),
+                    "boot": None if nic.boot or not some_boot else False,
+                }
+            )
+            for nic in machine.nics
+        ],
         "bmc": bmc,
         "lifecycle": "Parked",
         "policy": policy,
@@ -179,19 +195,6 @@ def _server_files(name: str, machine: ImportedMachine, ready: Mapping[str, str])
     item = Imported(kind="Server", name=name, pending=pending, remarks=_in_order(remarks))
     about_it = "Parked: the old system has it. Without that line it is gitboot's, and installs at provision: 1."
     return item, {_path("servers", name, pending): _document(item, about_it, spec, labels)}
-
-
-def _interface(machine: ImportedMachine, index: int) -> dict[str, Any]:
-    nic = machine.nics[index]
-    bootable = nic.boot or not any(each.boot for each in machine.nics)
-    return _present(
-        {
-            "name": nic.name,
-            "mac": str(nic.mac).replace("-", ":"),
-            "addresses": list(nic.addresses),
-            "boot": None if bootable else False,
-        }
-    )
 
 
 def _bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRemark]]:
@@ -207,16 +210,6 @@ def _bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRe
     return _present({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
         missing(f"user and password of its BMC: put them into the directory of credentials as {bmc.credentials}")
     ]
-
-
-def _labels(found: Mapping[str, str]) -> tuple[dict[str, str], list[ImportRemark]]:
-    labels, remarks = {}, []
-    for key, value in sorted(found.items()):
-        try:
-            labels[parse_label_key(key)] = parse_label_value(value)
-        except Malformed as error:
-            remarks.append(lost(f"label {key}: {error.message}"))
-    return labels, remarks
 
 
 # What they boot
@@ -348,11 +341,16 @@ def _document(item: Imported, about: str, spec: Mapping[str, Any], labels: Mappi
     up = "../.." if item.pending else ".."
     noted = [each for each in item.remarks if each.fate in (ImportFate.GUESSED, ImportFate.MISSING)]
     head = [about, *(f"{each.fate}: {printable(each.text)}" for each in noted)]
-    metadata = {"name": item.name, **({"labels": dict(labels)} if labels else {})}
-    body = {"apiVersion": API_VERSION, "kind": item.kind, "metadata": metadata, "spec": _present(spec)}
+    head.insert(1, f"yaml-language-server: $schema={up}/.gitboot/schemas/{item.kind}.json")
+    return _yaml(head, item.kind, item.name, labels, spec)
+
+
+def _yaml(head: Iterable[str], kind: str, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> str:
+    """Return the YAML of a document below the comments of its head."""
+    metadata = {"name": name, **({"labels": dict(labels)} if labels else {})}
+    body = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": _present(spec)}
     text = yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
-    schema = f"# yaml-language-server: $schema={up}/.gitboot/schemas/{item.kind}.json\n"
-    return "".join(f"# {line}\n" for line in head[:1]) + schema + "".join(f"# {line}\n" for line in head[1:]) + text
+    return "".join(f"# {line}\n" for line in head) + text
 
 
 class _Dumper(yaml.SafeDumper):
@@ -386,43 +384,24 @@ def new_document(name: str, new: NewServer, like: Server | None, about: str) -> 
         ],
         "bmc": dict(new.bmc) if new.bmc is not None else None,
         "lifecycle": "Parked",
-        **(_shared(like) if like is not None else {}),
     }
-    labels = dict(like.metadata.labels) if like is not None else {}
-    metadata = {"name": name, **({"labels": labels} if labels else {})}
-    present = {key: value for key, value in spec.items() if value not in (None, [], {})}
-    body = {"apiVersion": API_VERSION, "kind": "Server", "metadata": metadata, "spec": present}
-    text = yaml.dump(body, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=1 << 20)
-    head = (
-        about,
-        "yaml-language-server: $schema=../.gitboot/schemas/Server.json",
-        *_HINTS,
-        *(_UUID if new.uuid is None else ()),
-    )
-    return "".join(f"# {line}\n" for line in head) + text
+    if like is not None:  # what machines of one kind have in common
+        spec |= {
+            "policy": like.spec.policy,
+            "localDisk": like.spec.local_disk,
+            "loader": str(like.spec.loader) if like.spec.loader is not None else None,
+            "kernelArguments": list(like.spec.kernel_arguments),
+            "vars": dict(sorted(like.spec.vars.items())),
+        }
+    head = [about, "yaml-language-server: $schema=../.gitboot/schemas/Server.json", _PARKED]
+    if new.uuid is None:
+        head.append("Its UUID is not known: nothing is installed, and no BMC asked, until it stands here.")
+    return _yaml(head, "Server", name, like.metadata.labels if like is not None else {}, spec)
 
 
-_HINTS = ("Parked until somebody knows what it is to be: take that line out then; provision: 1 lets it be installed.",)
-_UUID = ("Its UUID is not known: nothing is installed, and no BMC asked, until it stands here.",)
-
-
-def _shared(like: Server) -> dict[str, Any]:
-    """What machines of one kind have in common, as their documents say it."""
-    spec = like.spec
-    return {
-        "policy": spec.policy,
-        "localDisk": spec.local_disk,
-        "loader": str(spec.loader) if spec.loader is not None else None,
-        "kernelArguments": list(spec.kernel_arguments),
-        "vars": dict(sorted(spec.vars.items())),
-    }
-
-
-class _PlainDumper(yaml.SafeDumper):
-    """YAML without anchors, which documents must not have."""
-
-    def ignore_aliases(self, _: Any) -> bool:
-        return True
+_PARKED: Final = (
+    "Parked until somebody knows what it is to be: take that line out then; provision: 1 lets it be installed."
+)
 
 
 def summary(fleet: ImportedFleet) -> str:
@@ -454,13 +433,7 @@ def _lines(system: str, fleet: ImportedFleet, left: Collection[str]) -> Iterator
         if found:
             yield from ("", f"## {title}")
         for item in found:
-            yield from _item(item)
-
-
-def _item(item: Imported) -> Iterator[str]:
-    yield from ("", f"### {item.name}{' (pending)' if item.pending else ''}", "")
-    for fate in ImportFate:
-        yield from (_line(each) for each in item.remarks if each.fate is fate)
+            yield from ("", f"### {item.name}{' (pending)' if item.pending else ''}", "", *map(_line, item.remarks))
 
 
 def _line(remark: ImportRemark) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from ipaddress import ip_interface
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
@@ -49,17 +51,11 @@ def json_of(path: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        where = (
-            f"line {error.lineno}, column {error.colno}: {_without_at(error.msg)}"
-            if isinstance(error, json.JSONDecodeError)
-            else "nested too deeply"
-        )
+        where = "nested too deeply"
+        if isinstance(error, json.JSONDecodeError):
+            message = error.msg.removesuffix(" at").removesuffix(" starting")  # Python puts the place behind these
+            where = f"line {error.lineno}, column {error.colno}: {message}"
         raise UsageError(f"{path} is no JSON: {where}") from None
-
-
-def _without_at(message: str) -> str:
-    """Python's "Invalid control character at" is followed by the place."""
-    return message.removesuffix(" at").removesuffix(" starting")
 
 
 def yaml_of(path: str, text: str) -> list[Any]:
@@ -137,18 +133,13 @@ def firmware_of(value: object) -> Firmware | None:
 def address_of(address: object, netmask: object = None) -> str | None:
     """An IP address with its prefix length, where its mask is known."""
     text = str(address or "")
-    try:
-        return str(ip_interface(f"{text}/{netmask}")) if netmask and "/" not in text else text if _ip(text) else None
-    except ValueError:
-        return text if _ip(text) else None
-
-
-def _ip(text: str) -> bool:
-    try:
+    if netmask and "/" not in text:
+        with suppress(ValueError):
+            return str(ip_interface(f"{text}/{netmask}"))
+    with suppress(ValueError):
         ip_interface(text)
-    except ValueError:
-        return False
-    return True
+        return text
+    return None
 
 
 def name_of(text: str) -> str:
@@ -276,28 +267,17 @@ class ImportFate(StrEnum):
     MISSING = "missing"  # a person has to supply it first
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class ImportRemark:
+class ImportRemark(NamedTuple):
     """One line of the report."""
 
     fate: ImportFate
     text: str
 
 
-def kept(text: str) -> ImportRemark:
-    return ImportRemark(fate=ImportFate.KEPT, text=text)
-
-
-def guessed(text: str) -> ImportRemark:
-    return ImportRemark(fate=ImportFate.GUESSED, text=text)
-
-
-def lost(text: str) -> ImportRemark:
-    return ImportRemark(fate=ImportFate.LOST, text=text)
-
-
-def missing(text: str) -> ImportRemark:
-    return ImportRemark(fate=ImportFate.MISSING, text=text)
+kept: Final = partial(ImportRemark, ImportFate.KEPT)
+guessed: Final = partial(ImportRemark, ImportFate.GUESSED)
+lost: Final = partial(ImportRemark, ImportFate.LOST)
+missing: Final = partial(ImportRemark, ImportFate.MISSING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -396,39 +376,31 @@ class Supplement:
 
 
 def uuids_of(text: str, path: str) -> dict[str, SystemUuid]:
-    """Lines ``MAC UUID`` or ``NAME UUID``; raises `UsageError` with the line that is neither."""
-    found = {}
-    for number, (key, value) in _pairs(text, path):
-        try:
-            found[_mac_or_name(key)] = parse_lookup_uuid(value)
-        except Malformed as error:
-            raise UsageError(f"{path}:{number}: {error.message}; {error.hint}") from None
-    return found
+    """Read lines ``MAC UUID`` or ``NAME UUID``. Raises `UsageError` with the first other line."""
+    return _pairs(text, path, lambda key, value: (_or_none(parse_mac, key) or key, parse_lookup_uuid(value)))
 
 
 def sums_of(text: str, path: str) -> dict[str, str]:
-    """What ``sha256sum`` prints; raises `UsageError` with the line that it does not."""
-    found: dict[str, str] = {}
-    for number, (digest, name) in _pairs(text, path):
-        try:
-            found[name.removeprefix("*").removeprefix("./").strip("/")] = parse_digest(digest)
-        except Malformed as error:
-            raise UsageError(f"{path}:{number}: {error.message}; {error.hint}") from None
-    return found
+    """Read what ``sha256sum`` prints. Raises `UsageError` with the first other line."""
+    return _pairs(
+        text,
+        path,
+        lambda digest, name: (name.removeprefix("*").removeprefix("./").strip("/"), parse_digest(digest)),
+    )
 
 
-def _pairs(text: str, path: str) -> Iterable[tuple[int, tuple[str, str]]]:
+def _pairs(text: str, path: str, parse: Callable[[str, str], tuple[str, T]]) -> dict[str, T]:
+    """Return what the two words of each line are parsed as. Lines that are empty or comments are left out."""
+    found = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         first, _, second = line.strip().partition(" ")
         if not second.strip():
             raise UsageError(f"{path}:{number}: expected two words, found one")
-        yield number, (first, second.strip())
-
-
-def _mac_or_name(key: str) -> str:
-    try:
-        return str(parse_mac(key))
-    except Malformed:
-        return key
+        try:
+            key, value = parse(first, second.strip())
+        except Malformed as error:
+            raise UsageError(f"{path}:{number}: {error.message}; {error.hint}") from None
+        found[key] = value
+    return found
