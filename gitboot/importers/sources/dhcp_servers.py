@@ -70,14 +70,12 @@ def _dnsmasq(text: str) -> Iterator[_Row]:
         parts = [part.strip() for part in value.split(",")]
         macs = [mac for part in parts if part.count(":") == 5 and "[" not in part and (mac := mac_of(part))]
         addresses = [found for part in parts if part not in macs and (found := address_of(part.strip("[]")))]
-        names = [part for part in parts if re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*", part) and not _is_word(part)]
+        names = [part for part in parts if _NAME.fullmatch(part)]
         for mac in macs:
             yield next(iter(names), None), mac, tuple(addresses)
 
 
-def _is_word(part: str) -> bool:
-    """A lease time or an order of dnsmasq's, and no name."""
-    return part in ("ignore", "infinite") or bool(re.fullmatch(r"\d+[smhdw]?", part))
+_NAME: Final = re.compile(r"(?!(?:ignore|infinite)$)[A-Za-z][A-Za-z0-9.-]*")  # those are orders of dnsmasq
 
 
 def _isc(text: str) -> Iterator[_Row]:

@@ -41,7 +41,8 @@ def read(files: Texts) -> Estate:
         if path.endswith(".json"):
             found = json_of(path, text)
             rows += items(found if isinstance(found, list) else at(found, "nodes") or at(found, "ports") or [found])
-    rows = [{_key(key): value for key, value in row.items()} for row in rows]
+    # `Driver Info` of the command line is `driver_info` of the API.
+    rows = [{key.lower().replace(" ", "_"): value for key, value in row.items()} for row in rows]
     ports = [row for row in rows if "address" in row]
     nodes = [row for row in rows if "driver" in row]
     boots = {boot.name: boot for boot in map(_boot, nodes) if boot is not None}
@@ -50,11 +51,6 @@ def read(files: Texts) -> Estate:
         (_machine(node, of_node.get(str(node.get("uuid")), [])) for node in nodes), key=lambda machine: machine.name
     )
     return Estate(machines=tuple(machines), boots=tuple(boot for _, boot in sorted(boots.items())))
-
-
-def _key(column: str) -> str:
-    """``Driver Info`` of the command line is ``driver_info`` of the API."""
-    return column.lower().replace(" ", "_")
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -102,7 +98,11 @@ def _name(node: Mapping[str, Any]) -> str:
 def _machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMachine:
     """A node; its UUID is Ironic's own, and not that of its board."""
     properties, driver, name = _mapping(node.get("properties")), _mapping(node.get("driver_info")), _name(node)
-    nics = [_nic(port, mac) for port in ports if (mac := mac_of(port["address"]))]
+    nics = []
+    for port in ports:
+        if mac := mac_of(port["address"]):
+            boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
+            nics.append(ImportedNic(mac=mac, name=words(port.get("name")), boot=boots))
     remarks: list[ImportRemark] = [kept(f"node {name} ({node.get('uuid')})")]
     if not nics:
         remarks.append(missing("it has no port: export those with `openstack baremetal port list --long -f json`"))
@@ -135,8 +135,3 @@ def _machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMa
         boot=name if _boot(node) else None,
         remarks=(*remarks, *more),
     )
-
-
-def _nic(port: Mapping[str, Any], mac: Any) -> ImportedNic:
-    boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
-    return ImportedNic(mac=mac, name=words(port.get("name")), boot=boots)

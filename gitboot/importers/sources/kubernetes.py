@@ -166,7 +166,16 @@ def _bare_metal_host(name: str, each: _Object, objects: _Objects) -> ImportedMac
     spec, seen = mapping(at(each, "spec")), mapping(at(each, "status", "hardware"))
     seen = seen or mapping(objects.spec("HardwareData", name).get("hardware"))
     boots_by = mac_of(spec.get("bootMACAddress"))
-    nics = {mac: _seen_nic(nic, mac, boots_by) for nic in items(seen.get("nics")) if (mac := mac_of(nic.get("mac")))}
+    nics = {  # a second row of the same MAC address is its IPv6 address
+        mac: ImportedNic(
+            mac=mac,
+            name=words(nic.get("name")),
+            addresses=_some(address_of(nic.get("ip"))),
+            boot=boots_by is None or mac == boots_by,
+        )
+        for nic in items(seen.get("nics"))
+        if (mac := mac_of(nic.get("mac")))
+    }
     if boots_by is not None and boots_by not in nics:
         nics[boots_by] = ImportedNic(mac=boots_by)
     bmc, remarks = bmc_of(
@@ -188,16 +197,6 @@ def _bare_metal_host(name: str, each: _Object, objects: _Objects) -> ImportedMac
         bmc=bmc,
         labels=_labels(each),
         remarks=(kept(f"BareMetalHost {name}"), *remarks),
-    )
-
-
-def _seen_nic(nic: _Object, mac: Any, boots_by: object) -> ImportedNic:
-    """An interface of the inspection; a second row of the same MAC address is its IPv6 address."""
-    return ImportedNic(
-        mac=mac,
-        name=words(nic.get("name")),
-        addresses=_some(address_of(nic.get("ip"))),
-        boot=boots_by is None or mac == boots_by,
     )
 
 
@@ -247,11 +246,8 @@ def _controller(
     return bmc_of(address, words(at(controller, "bmcSecretRef", "name")), system=system)
 
 
-_BY_UUID: Final = ("IPXEBootConfig", "HTTPBootConfig")
-
-
 def _configs(objects: _Objects) -> Iterator[tuple[str, _Object]]:
-    for kind in _BY_UUID:
+    for kind in ("IPXEBootConfig", "HTTPBootConfig"):
         for name, each in objects.of(kind).items():
             yield name, mapping(at(each, "spec"))
 
@@ -325,8 +321,7 @@ def _list(value: object) -> list[object]:
 
 
 def _labels(each: _Object) -> Mapping[str, str]:
-    found = at(each, "metadata", "labels")
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    return {str(key): str(value) for key, value in mapping(at(each, "metadata", "labels")).items()}
 
 
 _MACHINES: Final[Mapping[str, Callable[[str, _Object, _Objects], ImportedMachine]]] = {

@@ -37,14 +37,18 @@ _FIRST_BOOT: Final = ("ignition.config.url=", "coreos.config.url=", "flatcar.con
 
 def read(files: Texts) -> Estate:
     """``groups/``, ``profiles/`` and ``ignition/`` of a matchbox's data directory."""
-    folders = {folder: dict(_below(files, folder)) for folder in ("groups", "profiles", "ignition")}
+    folders = {
+        folder: {path: text for path, text in files.items() if folder in path.split("/")[:-1]}
+        for folder in ("groups", "profiles", "ignition")
+    }
     groups = list(_objects(folders["groups"]))
     profiles = [profile for _, profile in _objects(folders["profiles"])]
     templates = {path.rpartition("ignition/")[2]: text for path, text in folders["ignition"].items()}
     by_identity: dict[str, list[dict[str, Any]]] = {}
     remarks = []
     for path, group in groups:
-        identity = _identity(group)
+        selector = mapping(at(group, "selector"))
+        identity = next((f"{key} {str(selector[key]).lower()}" for key in _IDENTITIES if selector.get(key)), None)
         if identity is not None:
             by_identity.setdefault(identity, []).append(group)
         else:
@@ -60,17 +64,8 @@ def _objects(files: Texts) -> Iterator[tuple[str, dict[str, Any]]]:
     return ((path, mapping(json_of(path, text))) for path, text in sorted(files.items()) if path.endswith(".json"))
 
 
-def _below(files: Texts, folder: str) -> Iterator[tuple[str, str]]:
-    return ((path, text) for path, text in files.items() if folder in path.split("/")[:-1])
-
-
 def _name(group: Mapping[str, Any], path: str = "") -> str:
     return words(group.get("id")) or words(group.get("name")) or path
-
-
-def _identity(group: Mapping[str, Any]) -> str | None:
-    selector = mapping(at(group, "selector"))
-    return next((f"{key} {str(selector[key]).lower()}" for key in _IDENTITIES if selector.get(key)), None)
 
 
 def _machine(groups: list[dict[str, Any]]) -> ImportedMachine:
