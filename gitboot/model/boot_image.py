@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from gitboot.model.fields import (
     Boolean,
+    Document,
     Field,
     Instant,
     Integer,
     KernelArgument,
-    Metadata,
     NameField,
     Percent,
     Positive,
@@ -176,12 +176,10 @@ class BootImageSpec:
 
 
 @structure
-class BootImage:
+class BootImage(Document):
     """One immutable version of an operating system's image."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["BootImage"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: BootImageSpec = Field(description="What the image is.")
 
 
@@ -239,10 +237,8 @@ class ImageStreamSpec:
 
 
 @structure
-class ImageStream:
+class ImageStream(Document):
     """The golden pointer: one name for the image that is current."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["ImageStream"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: ImageStreamSpec = Field(description="What the stream points to.")

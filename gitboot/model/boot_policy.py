@@ -6,6 +6,7 @@ from typing import Literal
 from gitboot.model.boot_image import FormatField
 from gitboot.model.fields import (
     CountOrPercent,
+    Document,
     Field,
     FilePath,
     Instant,
@@ -13,7 +14,6 @@ from gitboot.model.fields import (
     KernelArgument,
     LabelKey,
     LabelValue,
-    Metadata,
     NameField,
     SecretPath,
     SignedInteger,
@@ -185,12 +185,10 @@ class BootProfileSpec:
 
 
 @structure
-class BootProfile:
+class BootProfile(Document):
     """How to boot something: image or stream, method, arguments, user data."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["BootProfile"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: BootProfileSpec = Field(description="What the profile boots, and how.")
 
 
@@ -261,12 +259,10 @@ class BootPolicySpec:
 
 
 @structure
-class BootPolicy:
+class BootPolicy(Document):
     """A pool: which servers boot which profile, and how often from the network."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["BootPolicy"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: BootPolicySpec = Field(description="Who boots what.")
 
 
@@ -338,10 +334,8 @@ class MaintenanceSpec:
 
 
 @structure
-class Maintenance:
+class Maintenance(Document):
     """Another profile for a while: it beats every policy inside its window, and never outside."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["Maintenance"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: MaintenanceSpec = Field(description="Who boots what instead, and when.")

@@ -440,3 +440,12 @@ class Metadata:
         default_factory=dict,
         description="Notes for people and tools; nothing selects by them. Default: none.",
     )
+
+
+@structure
+class Document:
+    """What documents of every kind have. Each kind adds its spec."""
+
+    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
+    kind: str = Field(description="The kind of this document.")
+    metadata: Metadata = Field(description="Name, labels, annotations.")

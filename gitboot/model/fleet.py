@@ -7,11 +7,11 @@ from gitboot.errors import Orders
 from gitboot.model.fields import (
     BaseUrl,
     Boolean,
+    Document,
     Field,
     Integer,
     Ledger,
     LocalDisk,
-    Metadata,
     NameField,
     Network,
     Percent,
@@ -269,10 +269,8 @@ NOBODY: Final = "nobody"  # no ledger is called so
 
 
 @structure
-class Fleet:
+class Fleet(Document):
     """The one document that holds for all servers; usually fleet.yaml."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["Fleet"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: FleetSpec = Field(description="What holds for every server.")

@@ -7,6 +7,7 @@ from typing import Final, Literal
 from gitboot.model.fields import (
     BmcAddress,
     Boolean,
+    Document,
     Field,
     FilePath,
     Fingerprint,
@@ -16,7 +17,6 @@ from gitboot.model.fields import (
     KernelArgument,
     LocalDisk,
     Mac,
-    Metadata,
     NameField,
     SecretPath,
     Text,
@@ -231,12 +231,10 @@ class ServerSpec:
 
 
 @structure
-class Server:
+class Server(Document):
     """One machine: who it is, and how it is reached."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["Server"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: ServerSpec = Field(description="What the server is.")
 
     @property
