@@ -34,7 +34,7 @@ from gitboot.model.boot_image import ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fields import read
 from gitboot.model.fleet import Fleet, UnknownProfile
-from gitboot.model.scalars import AGE, Name, Path, shown
+from gitboot.model.scalars import AGE, Malformed, Name, Path, shown
 from gitboot.model.selectors import Selector
 from gitboot.model.server import Server
 from gitboot.problems import MAX_KEPT, Code, Problem, first
@@ -225,13 +225,27 @@ def _contents(snapshot: Snapshot, paths: Iterable[str], before: Loaded | None) -
             contents[path] = known[path]
             continue
         try:
-            data = snapshot.read(blob)
-        except Oversized:
+            contents[path] = _read_named(snapshot, path)
+        except Malformed:
             return None
-        if is_lfs_pointer(data) or why_not_sealed(path, data) is not None:
-            return None
-        contents[path] = data
     return contents
+
+
+def _read_named(snapshot: Snapshot, path: str) -> bytes:
+    """Return a file that a resource names. Raises `Malformed` if gitboot must not use the file."""
+    try:
+        data = snapshot.read(snapshot.blobs[path])
+    except Oversized as error:
+        raise Malformed(Code.FILE_TOO_LARGE, too_large(error)) from None
+    if is_lfs_pointer(data):
+        raise Malformed(Code.LFS_POINTER, f"{shown(path)} is a Git LFS pointer")
+    if path.endswith(AGE):
+        try:
+            sealed(data)
+        except NotSealed as error:
+            message = f"{shown(path)} is no secret that an endpoint could open: {error}"
+            raise Malformed(Code.NOT_SEALED, message) from None
+    return data
 
 
 def _examined(snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFile]) -> FleetRepository | Flawed:
@@ -324,55 +338,30 @@ def _has_empty_reports(server: Server) -> bool:
 
 def _dangling_references(draft: Draft) -> Iterator[Remark]:
     """Report names of nothing. The files that resources name are read into the draft."""
-    known = draft.known()
-    names = _Names(known, draft.snapshot.blobs)
+    known, blobs = draft.known(), draft.snapshot.blobs
+    names = _Names(known, blobs)
     for key, resource in sorted(draft.resources.items()):
         for kind, name, at in references(resource):
-            if kind == "file":
-                yield from _missing_file(draft, names, key, name, at)
-            elif Id(kind, name) not in known and not draft.unread.may_hold(kind, name):
+            spot = draft.spot(key, at)
+            if kind == "file" and name in blobs:
+                try:
+                    draft.files[name] = _read_named(draft.snapshot, name)
+                except Malformed as error:
+                    yield Remark(spot=spot, code=error.code, message=error.message)
+            elif kind == "file" and not draft.could_hold(name):
                 yield Remark(
-                    spot=draft.spot(key, at),
+                    spot=spot,
+                    code=Code.UNKNOWN_REFERENCE,
+                    message=f"there is no file {shown(name)}",
+                    hint=partial(names.hint, kind, name, "add the file; paths start at the fleet's root"),
+                )
+            elif kind != "file" and Id(kind, name) not in known and not draft.unread.may_hold(kind, name):
+                yield Remark(
+                    spot=spot,
                     code=Code.UNKNOWN_REFERENCE,
                     message=f'there is no {kind} named "{name}"',
                     hint=partial(names.hint, kind, name, f"add a {kind} of this name, or correct the name"),
                 )
-
-
-def _missing_file(draft: Draft, names: _Names, key: Id, name: str, at: Path) -> Iterator[Remark]:
-    blobs = draft.snapshot.blobs
-    if name not in blobs:
-        if not draft.could_hold(name):
-            yield Remark(
-                spot=draft.spot(key, at),
-                code=Code.UNKNOWN_REFERENCE,
-                message=f"there is no file {shown(name)}",
-                hint=partial(names.hint, "file", name, "add the file; paths start at the fleet's root"),
-            )
-        return
-    try:
-        data = draft.snapshot.read(blobs[name])
-    except Oversized as error:
-        yield Remark(spot=draft.spot(key, at), code=Code.FILE_TOO_LARGE, message=too_large(error))
-        return
-    if is_lfs_pointer(data):
-        message = f"{shown(name)} is a Git LFS pointer"
-        yield Remark(spot=draft.spot(key, at), code=Code.LFS_POINTER, message=message)
-    elif why_not := why_not_sealed(name, data):
-        message = f"{shown(name)} is no secret that an endpoint could open: {why_not}"
-        yield Remark(spot=draft.spot(key, at), code=Code.NOT_SEALED, message=message, hint=Code.NOT_SEALED.hint)
-    else:
-        draft.files[name] = data
-
-
-def why_not_sealed(name: str, data: bytes) -> str | None:
-    """Why a file that its name calls a secret is none; None: it is one, or is called something else."""
-    if name.endswith(AGE):
-        try:
-            sealed(data)
-        except NotSealed as error:
-            return str(error)
-    return None
 
 
 class _Names:
