@@ -204,10 +204,10 @@ def declared_fields(kind: Any) -> tuple[DeclaredField, ...]:
     return tuple(
         DeclaredField(
             name=field.name,
-            alias=field.metadata["alias"] or to_camel(field.name),
+            alias=field.metadata.get("alias") or to_camel(field.name),
             type=types[field.name],
-            description=field.metadata["description"],
-            min_length=field.metadata["min_length"],
+            description=field.metadata.get("description", ""),
+            min_length=field.metadata.get("min_length", 0),
             is_required=field.default is field.default_factory is dataclasses.MISSING,
         )
         for field in dataclasses.fields(kind)

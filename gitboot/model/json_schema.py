@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
@@ -24,7 +24,7 @@ def schema(kind: type) -> dict[str, Any]:
     Editors type plain scalars by YAML 1.2, gitboot by this schema. If gitboot reads text, a number is valid here too.
     """
     definitions: dict[str, Any] = {}
-    found = _structure(kind, definitions)
+    found = structure_schema(kind, definitions)
     return {"$schema": _DIALECT, "title": kind.__name__, **found, "$defs": definitions}
 
 
@@ -43,7 +43,7 @@ def any_document() -> dict[str, Any]:
         "allOf": [
             {
                 "if": {"properties": {"kind": {"const": kind.__name__}}, "required": ["kind"]},
-                "then": _structure(kind, definitions),
+                "then": structure_schema(kind, definitions),
             }
             for kind in KINDS
         ],
@@ -51,11 +51,13 @@ def any_document() -> dict[str, Any]:
     }
 
 
-def _structure(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def structure_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON Schema of a structure, and add the definitions that the schema refers to."""
     properties = {}
     for field in declared_fields(kind):
-        found = {**_value(field.type, definitions), "description": field.description}
+        found = _value(field.type, definitions)
+        if field.description:
+            found["description"] = field.description
         if field.min_length:
             found["minItems" if found["type"] == "array" else "minProperties"] = field.min_length
         properties[field.alias] = found
@@ -72,12 +74,13 @@ def _structure(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 def _value(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON Schema of a value of a type, as a field declares it."""
     origin, arguments = get_origin(kind), get_args(kind)
+    if kind in _PLAIN:
+        return dict(_PLAIN[kind])
     if origin is Annotated:
         return dict(arguments[1].schema)
     if origin in (Union, UnionType):
-        if arguments[1] is NoneType:
-            return {"anyOf": [_value(arguments[0], definitions), {"type": "null"}]}
-        return {"oneOf": [_value(each, definitions) for each in arguments]}
+        is_word_or_structure = get_origin(arguments[0]) is Literal
+        return {"oneOf" if is_word_or_structure else "anyOf": [_value(each, definitions) for each in arguments]}
     if origin is tuple:
         return {"type": "array", "items": _value(arguments[0], definitions)}
     if origin is dict:
@@ -92,8 +95,17 @@ def _value(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             documented = {"description": kind.__doc__} if kind.__doc__ else {}
             definitions[kind.__name__] = {"type": "string", "enum": list(words_of(kind)), **documented}
         else:
-            definitions[kind.__name__] = _structure(kind, definitions)
+            definitions[kind.__name__] = structure_schema(kind, definitions)
     return {"$ref": f"#/$defs/{kind.__name__}"}
+
+
+_PLAIN: Final[Mapping[Any, Mapping[str, str]]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    bool: {"type": "boolean"},
+    NoneType: {"type": "null"},
+    Any: {},
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
