@@ -76,17 +76,6 @@ class Unread(NamedTuple):
 ANYTHING: Final = Unread(None, None)
 
 
-def unread_text(data: bytes) -> Unread:
-    """What a text that is no YAML may be: its name stands there."""
-    return Unread(None, frozenset(_NAMES.findall(data.decode(errors="replace"))))
-
-
-def unread_document(kind: Value, value: Value) -> Unread:
-    """What a document may be whose kind or name is none: its name is likely there, in another place or spelling."""
-    names = frozenset(name for text in _texts(value) for name in _NAMES.findall(text.lower()))
-    return Unread(kind if isinstance(kind, str) and kind in KINDS else None, names)
-
-
 def _texts(value: Value) -> Iterator[str]:
     match value:
         case dict():
@@ -152,7 +141,9 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
     problems: list[Problem] = []
     more = parsed.more
     broken: list[Id] = []
-    unread = [ANYTHING] if parsed.unread is None else [unread_text(text) for text in parsed.unread]
+    unread = [ANYTHING]
+    if parsed.unread is not None:  # the name of a document that is no YAML is likely in its text
+        unread = [Unread(None, frozenset(_NAMES.findall(text.decode(errors="replace")))) for text in parsed.unread]
     for document in parsed.documents:
         try:
             resources.append((document.index, read_resource(document.value)))
@@ -162,8 +153,10 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
             more += len(invalid.faults) - len(shown)
             if (key := _id(document.value)) is not None:
                 broken.append(key)
-            else:
-                unread.append(unread_document(document.value.get("kind"), document.value))
+            else:  # its name is likely there, in another place or spelling
+                kind, texts = document.value.get("kind"), _texts(document.value)
+                names = frozenset(name for text in texts for name in _NAMES.findall(text.lower()))
+                unread.append(Unread(kind if isinstance(kind, str) and kind in KINDS else None, names))
     problems = sorted([*problems, *parsed.problems])
     return ParsedBlob(
         resources=tuple(resources),

@@ -20,7 +20,7 @@ from gitboot.model.scalars import (
     is_placeholder_uuid,
     is_stand_in,
 )
-from gitboot.model.server import Bmc, Server
+from gitboot.model.server import Server
 
 
 class Identity(NamedTuple):
@@ -61,22 +61,19 @@ def identities(server: Server) -> Iterator[Identity]:
         for index, address in enumerate(interface.addresses):
             ip = address.partition("/")[0]
             yield Identity("address", ip, ip, (*at, "addresses", index))
-    if spec.bmc is not None:
-        yield from _identities_of_bmc(server, spec.bmc)
-
-
-def _identities_of_bmc(server: Server, bmc: Bmc) -> Iterator[Identity]:
-    spec, at = server.spec, ("spec", "bmc")
+    if (bmc := spec.bmc) is None:
+        return
     place = " ".join(filter(None, (bmc.address, bmc.system)))
-    yield Identity("BMC", place, " ".join(filter(None, place_of(bmc.address, bmc.system))), (*at, "address"))
+    same = " ".join(filter(None, place_of(bmc.address, bmc.system)))
+    yield Identity("BMC", place, same, ("spec", "bmc", "address"))
     if bmc.reports is None:
         return
     # What a BMC shows is its machine's alone, as what a document says of a machine is.
     uuid, serial = bmc.reports.uuid, bmc.reports.serial
     if uuid is not None and uuid not in byte_orders(server.uuid):
-        yield Identity("UUID", uuid, byte_orders(uuid)[0], (*at, "reports", "uuid"))
+        yield Identity("UUID", uuid, byte_orders(uuid)[0], ("spec", "bmc", "reports", "uuid"))
     if serial is not None and serial.upper() != (spec.serial or "").upper():
-        yield Identity("serial", serial, serial.upper(), (*at, "reports", "serial"))
+        yield Identity("serial", serial, serial.upper(), ("spec", "bmc", "reports", "serial"))
 
 
 @lru_cache(maxsize=1 << 16)

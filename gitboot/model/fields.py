@@ -353,7 +353,9 @@ def _structure_reader(kind: Any) -> Read:
             else:
                 faults.append(Fault((), _unknown_field(key, fields), is_key=True))
         for name in sorted(required.keys() - made.keys()):
-            faults.append(Fault((), _missing_field(required[name]), is_key=True))
+            alias = required[name]
+            error = Misfit(Code.MISSING_FIELD, f"needs {alias}", f"add {alias}", follows_place=True)
+            faults.append(Fault((), error, is_key=True))
         if faults:
             raise Invalid(faults)
         structure = kind(**made)
@@ -382,10 +384,6 @@ def _unknown_field(name: str, fields: Iterable[str]) -> Misfit:
     find_hint = partial(did_you_mean, name, fields, f"it has {', '.join(sorted(fields))}")
     message = f"has no field {shown(name)}"
     return Misfit(Code.UNKNOWN_FIELD, message, at=(name,), find_hint=find_hint, follows_place=True)
-
-
-def _missing_field(name: str) -> Misfit:
-    return Misfit(Code.MISSING_FIELD, f"needs {name}", f"add {name}", follows_place=True)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
