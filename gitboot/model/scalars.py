@@ -136,11 +136,7 @@ def parse_interface_address(value: object) -> str:
     """An IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)
     host, slash, prefix = found.partition("/")
-    address: str | None
-    if _IPV4.fullmatch(host):
-        address, most = host, 32  # which has one spelling
-    else:
-        address, most = _ipv6(host), 128
+    address, most = (host, 32) if _IPV4.fullmatch(host) else (_ipv6(host), 128)  # an IPv4 address has one spelling
     is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= most
     if address is None or "%" in host or (slash and not is_prefix):
         raise Malformed(
@@ -406,38 +402,29 @@ OCI: Final = re.compile(
 
 def parse_artifact_url(value: object) -> ArtifactUrl:
     """``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
-    found = text(value)
+    found = _url_text(value)
     hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
-    _check_url_text(found)
+    oci = OCI.fullmatch(found)
     if found.startswith("assets:"):
         path = found.removeprefix("assets:")
         if not path or path.startswith("/") or {"", ".", ".."} & set(path.split("/")):
             raise _malformed_url(found, "a path below the asset base", "write assets:DIR/FILE, without ..")
-    elif found.startswith("oci:"):
-        _check_oci(found, hint)
-    elif not _http(found):
+    elif oci is None and not _http(found):
         raise _malformed_url(found, "a URL of an artifact", hint)
-    return ArtifactUrl(found)
-
-
-def _check_oci(found: str, hint: str) -> None:
-    """The blob of a registry: a tag is another image tomorrow, and has more than one file."""
-    parts = OCI.fullmatch(found)
-    if parts is None:
-        raise _malformed_url(found, "a URL of an artifact", hint)
-    if parts["tag"] is not None or parts["digest"] is None:
-        image = f"oci://{parts['host']}/{parts['repository']}:{parts['tag'] or 'TAG'}"
+    elif oci is not None and (oci["tag"] is not None or oci["digest"] is None):
+        # A tag is another image tomorrow, and has more than one file.
+        image = f"oci://{oci['host']}/{oci['repository']}:{oci['tag'] or 'TAG'}"
         raise Malformed(
             Code.OCI_TAG,
             f"{found} names an image of a registry by its tag, where the digest of one file is needed",
             f"`gitboot artifacts resolve {shell_words(image)}` prints what to write",
         )
+    return ArtifactUrl(found)
 
 
 def parse_base_url(value: object) -> str:
     """An http(s) URL that paths are appended to; a slash at its end is dropped."""
-    found = text(value)
-    _check_url_text(found)
+    found = _url_text(value)
     if not _http(found) or "?" in found or "#" in found:
         raise _malformed_url(found, "an http or https URL", "write http://HOST[:PORT][/PATH], no ? and no #")
     return found.rstrip("/")
@@ -445,10 +432,9 @@ def parse_base_url(value: object) -> str:
 
 def parse_bmc_address(value: object) -> str:
     """Where a BMC answers: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
-    found = text(value)
-    if not found.lower().startswith("ipmi:"):
-        return parse_base_url(found)
-    _check_url_text(found)
+    if not text(value).lower().startswith("ipmi:"):
+        return parse_base_url(value)
+    found = _url_text(value)
     parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
     if parsed is None or int(parsed[2] or 623) > 65535:
         raise _malformed_url(found, "a host that speaks IPMI", "write ipmi://HOST or ipmi://HOST:PORT")
@@ -458,7 +444,9 @@ def parse_bmc_address(value: object) -> str:
 _URL_TEXT: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces: what every loader carries unharmed
 
 
-def _check_url_text(found: str) -> None:
+def _url_text(value: object) -> str:
+    """Return text that can be a URL without a user and a password. Raises `Malformed`."""
+    found = text(value)
     if not _URL_TEXT.fullmatch(found) or set(found) & set("\"'<>\\^`{|}"):
         raise _malformed_url(found, "a URL of plain ASCII", "percent-encode spaces, quotes and all non-ASCII")
     try:
@@ -471,6 +459,7 @@ def _check_url_text(found: str) -> None:
             "a URL here must not hold a user or a password",
             "it would be published: let the mirror allow the fetch by network instead",
         )
+    return found
 
 
 def _http(found: str) -> bool:

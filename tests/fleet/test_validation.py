@@ -68,25 +68,6 @@ def test_yaml_counts_wherever_it_lies_but_not_behind_a_dot(path: str, counts: bo
     assert wrong(files={path: "kind: Other\n"}) == ([f"{path}:1 GB1021"] if counts else [])
 
 
-@for_each(
-    ("ignored", "counts"),
-    [
-        ("charts/", False),
-        ("/charts", False),
-        ("*.yaml\n!servers.yaml\n00*", True),
-        ("*/values.yaml", False),
-        ("chart", True),
-        ("# charts/", True),
-        ("charts/*\n!charts/values.yaml", True),
-        ("\ufeffcharts/", False),
-        ("charts/\r\n", False),
-    ],
-)
-def test_gitbootignore_is_written_as_gitignore(ignored: str, counts: bool) -> None:
-    files = {"charts/values.yaml": "kind: Other\n", ".gitbootignore": ignored}
-    assert ("charts/values.yaml:1 GB1021" in wrong(files=files)) == counts or ignored.startswith("*.yaml")
-
-
 def test_gitbootignore_counts_only_at_the_root() -> None:
     files = {"charts/values.yaml": "kind: Other\n", "charts/.gitbootignore": "*"}
     assert wrong(files=files) == ["charts/values.yaml:1 GB1021"]
