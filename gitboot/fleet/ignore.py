@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -224,87 +225,60 @@ def parse_pattern(text: bytes) -> Pattern:
     )
 
 
+# What a glob is made of. A member of a class is a name, as [:alpha:], a range, or a byte; the first may be a "]".
+_NAME: Final = rb"\[:[^\]]++(?<=:)\]"
+_BYTE: Final = rb"(?:\\.|[^\\\]])"
+_MEMBER: Final = re.compile(rb"(?>%b|(?!\x00)%b-%b|%b)" % (_NAME, _BYTE, _BYTE, _BYTE), re.DOTALL)
+_TOKEN: Final = re.compile(
+    rb"(?P<stars>\*+)|\?|\[(?P<negated>[!^]?+)(?P<first>(?>%b|\](?:-%b)?+))(?P<others>(?:%b)*+)\]|\\.|[^\\*?\[]"
+    % (_MEMBER.pattern, _BYTE, _MEMBER.pattern),
+    re.DOTALL,
+)
+
+
 def _tokens(glob: bytes, is_path: bool) -> list[Token]:
     tokens: list[Token] = []
     # Git compares bytes up to here and takes the rest for a pattern of its own: "**" may stand at its beginning.
     literal = next((index for index, byte in enumerate(glob) if byte in b"*?[\\"), len(glob))
     position = 0
     while position < len(glob):
-        match chr(glob[position]):
-            case "*":
-                begins = is_path and (position == literal or glob[position - 1] == SLASH)
-                position, token = _stars(glob, position, begins)
-                if not (isinstance(token, AnyFolders) and tokens and isinstance(tokens[-1], AnyFolders)):
-                    tokens.append(token)
-            case "[":
-                position, members = _class(glob, position + 1)
-                tokens.append(One(members & _NO_SLASH))
-            case "?":
-                tokens.append(One(_NO_SLASH))
-                position += 1
-            case _:
-                position, byte = _literal(glob, position)
-                tokens.append(One(1 << byte))
+        found = _TOKEN.match(glob, position)
+        if found is None:
+            raise NoPattern
+        end = found.end()
+        if found["stars"]:
+            # Several stars take more than a name only as a name of their own.
+            is_name = is_path and end - position > 1 and (position == literal or glob[position - 1] == SLASH)
+            if is_name and glob.startswith(b"/", end):
+                end += 1
+                if not (tokens and isinstance(tokens[-1], AnyFolders)):
+                    tokens.append(AnyFolders())
+            else:
+                tokens.append(Star(crosses=is_name and (end == len(glob) or glob.startswith(b"\\/", end))))
+        elif found["negated"] is not None:
+            members = _members([found["first"], *_MEMBER.findall(found["others"])])
+            tokens.append(One((members ^ _ALL if found["negated"] else members) & _NO_SLASH))
+        else:  # a byte, perhaps behind a backslash
+            tokens.append(One(_NO_SLASH if found[0] == b"?" else 1 << found[0][-1]))
+        position = end
     return tokens
 
 
-def _stars(glob: bytes, position: int, begins: bool) -> tuple[int, Star | AnyFolders]:
-    """Where a run of stars ends, and what it takes: more than a name only as a name of its own."""
-    beyond = next((index for index in range(position, len(glob)) if glob[index] != glob[position]), len(glob))
-    if begins and beyond - position > 1:
-        if glob.startswith(b"/", beyond):
-            return beyond + 1, AnyFolders()
-        if beyond == len(glob) or glob.startswith(b"\\/", beyond):
-            return beyond, Star(crosses=True)
-    return beyond, Star(crosses=False)
-
-
-def _class(glob: bytes, position: int) -> tuple[int, Bytes]:
-    """Where a character class ends that begins before ``position``, and the bytes in it."""
-    negated = glob[position : position + 1] in (b"!", b"^")
-    position += negated
+def _members(written: Iterable[bytes]) -> Bytes:
+    """Return the bytes in a character class."""
     members: Bytes = 0
-    before = 0  # what a "-" would begin a range with
-    first = True
-    while first or glob[position : position + 1] != b"]":
-        first = False
-        byte = _at(glob, position)
-        if byte == ord("-") and before and glob[position + 1 : position + 2] not in (b"", b"]"):
-            position, last = _literal(glob, position + 1)
-            if last < before:
-                raise NoPattern
-            members |= (1 << last + 1) - (1 << before)
-            before = 0
-        elif (name := _class_name(glob, position)) is not None:
-            if name not in _CLASSES:
+    for each in written:
+        if each.startswith(b"[:"):
+            if (name := each[2:-2]) not in _CLASSES:
                 raise NoPattern
             members |= _CLASSES[name]
-            position, before = position + len(name) + 4, 0
         else:
-            position, before = _literal(glob, position)
-            members |= 1 << before
-    return position + 1, members ^ (_ALL if negated else 0)
-
-
-def _literal(glob: bytes, position: int) -> tuple[int, int]:
-    """Where a byte ends, that may stand behind a backslash, and the byte."""
-    if _at(glob, position) == ord("\\"):
-        position += 1
-    return position + 1, _at(glob, position)
-
-
-def _at(glob: bytes, position: int) -> int:
-    if position >= len(glob):
-        raise NoPattern
-    return glob[position]
-
-
-def _class_name(glob: bytes, position: int) -> bytes | None:
-    """What stands between "[:" and ":]"; None where that is not what begins here."""
-    if not glob.startswith(b"[:", position):
-        return None
-    name = glob[position + 2 : max(glob.find(b"]", position), 0)]
-    return name[:-1] if name.endswith(b":") else None
+            plain = re.sub(rb"\\(.)", rb"\1", each, flags=re.DOTALL)
+            first, last = plain[0], plain[-1]  # of a range, or one byte
+            if last < first:
+                raise NoPattern
+            members |= (1 << last + 1) - (1 << first)
+    return members
 
 
 def _bytes(members: Iterable[int]) -> Bytes:
