@@ -80,10 +80,10 @@ class _States:
             (self.at_path if pattern.is_path else self.at_name).append(self._next)
             for token in pattern.tokens:
                 self._add(token)
-            end = self._state()
-            self.ends.append(end)
-            self.file_ends += [end] * (not pattern.folders_only)
-            self.takes_in += [end] * pattern.takes_in
+            state = self._state()
+            self.ends.append(state)
+            self.file_ends += [state] * (not pattern.folders_only)
+            self.takes_in += [state] * pattern.takes_in
 
     def _add(self, token: Token) -> None:
         match token:
