@@ -53,12 +53,12 @@ START: Final = Place(1, 1)  # of a file in which no line is to blame
 
 
 def problem_at(path: str, place: Place, code: Code, message: str, hint: str = "") -> Problem:
-    """A problem of a file; what the code itself hints at fixes it where nothing better is known."""
+    """Return a problem at a place of a file. Without a hint, the problem has the hint of its code."""
     return Problem(path=path, line=place.line, column=place.column, code=code, message=message, hint=hint or code.hint)
 
 
 def dotted(path: Path) -> str:
-    """A path as people write it: spec.interfaces[0].mac; keys that go on and on do not."""
+    """Return a path as people write it, such as spec.interfaces[0].mac. Long keys are cut."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}{'…' * (len(step) > 80)}" for step in path)
     return printable("".join(steps)).removeprefix(".") or "the document"
 
@@ -67,7 +67,7 @@ _NAMES: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
 
 
 class Unread(NamedTuple):
-    """A document, or what may be several, of which it is not known which resource it is."""
+    """A document whose kind or name gitboot cannot read, or a text that may be several documents."""
 
     kind: str | None  # None: it may be of any
     names: frozenset[str] | None  # that it may have: what stands in it; None: nobody has read it
@@ -89,7 +89,7 @@ def _texts(value: Value) -> Iterator[str]:
 
 
 class AllUnread:
-    """All of a revision's."""
+    """The documents of a revision whose kind or name gitboot cannot read."""
 
     def __init__(self, found: Iterable[Unread]) -> None:
         self._unknown: set[str | None] = set()  # kinds of which one may have any name
@@ -106,13 +106,13 @@ class AllUnread:
             self._names |= {(found.kind, name) for name in found.names}
 
     def may_hold(self, kind: str, name: str) -> bool:
-        """Whether a resource that is nowhere else may be one of these."""
+        """Return whether one of these documents may be this resource."""
         return any(each in self._unknown or (each, name) in self._names for each in (kind, None))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedBlob:
-    """What one blob says wherever it lies: resources by document, problems without a path."""
+    """The documents of one blob, at whatever path: its resources, and its problems without their path."""
 
     resources: tuple[tuple[int, Resource], ...]  # (index of the document, resource)
     problems: tuple[Problem, ...]  # the first ones, sorted
@@ -132,7 +132,7 @@ ParseCache = MutableMapping[BlobId, ParsedBlob]
 
 
 def parse_blob(data: bytes, path: str) -> ParsedBlob:
-    """What a file says: each of its documents as a resource, or with its problems."""
+    """Return the documents of a file: each is a resource, or has problems."""
     if is_lfs_pointer(data):
         problem = problem_at(path, START, Code.LFS_POINTER, Code.LFS_POINTER.headline)
         return ParsedBlob(resources=(), problems=(problem,), more=0, broken=(), unread=(ANYTHING,))
@@ -180,7 +180,7 @@ def _problems(data: bytes, path: str, index: int, faults: Iterable[Fault], at_mo
 
 
 def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
-    """What the file at ``path`` says; one that no fleet needs is not read."""
+    """Return the documents of the file at ``path``. gitboot does not read a file that is too large."""
     try:
         return parse_blob(snapshot.read(blob), path)
     except Oversized as error:
@@ -190,7 +190,7 @@ def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
 
 
 def oversized(path: str, at: Place, error: Oversized) -> Problem:
-    """The problem of a file that was not read."""
+    """Return the problem of a file that is too large to be read."""
     return problem_at(path, at, Code.FILE_TOO_LARGE, too_large(error))
 
 
@@ -219,7 +219,7 @@ class NotSealed(ValueError):
 
 
 def sealed(data: bytes) -> bytes:
-    """The file without its armor; raise `NotSealed` where it is none that an endpoint with the right key could open."""
+    """Return an encrypted file without its armor. Raises `NotSealed` if no endpoint could open the file."""
     if len(data) > MOST_BYTES:
         raise NotSealed(f"it has {len(data):,} bytes, over {MOST_BYTES:,}")
     if found := _ARMOR.fullmatch(data):

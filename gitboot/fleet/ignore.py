@@ -20,7 +20,7 @@ MAX_BYTES: Final = 64 * 1024
 
 @lru_cache(maxsize=2)  # of the accepted commit and of the next one
 def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
-    """What a file leaves out, and its lines that can match nothing."""
+    """Return the patterns of a file, and its lines that can match nothing."""
     patterns, malformed = [], []
     for line in lines(data):
         try:
@@ -31,7 +31,7 @@ def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
 
 
 class Ignore:
-    """Which paths are left out; what it was asked once, it knows."""
+    """The patterns of .gitbootignore. They remember their answers."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._automaton = _Automaton(patterns)
@@ -39,7 +39,7 @@ class Ignore:
         self.leaves_out: Callable[[str], bool] = lru_cache(maxsize=_PATHS)(self._leaves_out)
 
     def _leaves_out(self, path: str) -> bool:
-        """Whether a path, or a folder that it lies in, is left out; a path that ends with "/" is a folder."""
+        """Return whether a path, or a folder above it, is left out. A path that ends with "/" is a folder."""
         folder, slash, name = path.removesuffix("/").rpartition("/")
         states = self._behind(folder) if slash else self._automaton.start
         if states is None:
@@ -48,7 +48,7 @@ class Ignore:
         return self._automaton.leaves_out(states, is_folder=path.endswith("/"))
 
     def _enter(self, folder: str) -> int | None:
-        """The states behind a folder's "/"; None where it is left out: nothing below can be taken in again."""
+        """Return the states behind the "/" of a folder, or None if the folder and all below it are left out."""
         states = self._automaton.start
         for name in folder.split("/"):
             states = self._automaton.through(states, name)
@@ -63,7 +63,7 @@ _PATHS: Final = 256 * 1024
 
 
 class _States:
-    """What each state of the automaton is: a token that comes next, or the end of a pattern; in the lines' order."""
+    """The states of the automaton, in the order of the lines: a token that comes next, or the end of a pattern."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._next = 0
@@ -104,7 +104,7 @@ class _States:
 
 
 class _Automaton:
-    """All patterns at once: which states it can be in is a number, a bit for each."""
+    """All patterns as one automaton. A number has a bit for each state in which the automaton can be."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         states = _States(patterns)
@@ -120,29 +120,29 @@ class _Automaton:
         self.start = self._with_skipped(_bits(states.at_path)) | self._at_name
 
     def through(self, states: int, name: str) -> int:
-        """The states behind a name in a path."""
+        """Return the states behind a name in a path."""
         for byte in name.encode():
             states = self._with_skipped((states & self._takes[byte]) << 1 | states & self._stars)
         return states
 
     def into_folder(self, states: int) -> int:
-        """The states behind the "/" that ends a folder's name."""
+        """Return the states behind the "/" that ends the name of a folder."""
         return self._with_skipped((states & self._takes[SLASH]) << 1 | states & self._crossing) | self._at_name
 
     def leaves_out(self, states: int, *, is_folder: bool) -> bool:
-        """Whether the last pattern that matches says so, when all of a path was taken."""
+        """Return whether the last pattern that matches the whole path leaves the path out."""
         ended = states & (self._ends if is_folder else self._file_ends)
         return bool(ended) and not self._takes_in >> (ended.bit_length() - 1) & 1
 
     def _with_skipped(self, states: int) -> int:
-        """The states, and those that are reached from them by taking nothing."""
+        """Return the states, and the states that follow them without a byte."""
         entries = states & self._entries
         states |= entries << 1 | entries << 3
         return states | (states & self._stars) << 1
 
 
 def _bits(states: list[int]) -> int:
-    """A number with these bits; they come in order. Built at once: to set them one by one copies it each time."""
+    """Return a number with these bits, which are in order. To set them one by one would copy the number each time."""
     bits = bytearray(states[-1] // 8 + 1 if states else 0)
     for state in states:
         bits[state // 8] |= 1 << state % 8
@@ -156,18 +156,18 @@ _NO_SLASH: Final[Bytes] = _ALL ^ 1 << SLASH
 
 
 class NoPattern(ValueError):
-    """A line that can match nothing: Git passes over it in silence."""
+    """A line that can match nothing. Git ignores such a line."""
 
 
 class Line(NamedTuple):
-    """What stands in one line that is neither empty nor a comment."""
+    """A line that is neither empty nor a comment."""
 
     number: int  # 1-based
     text: bytes
 
 
 def lines(data: bytes) -> Iterator[Line]:
-    """The lines of a file as Git reads them: without a byte order mark, CR before LF, and spaces at the end."""
+    """Return the lines of a file as Git reads them: without a byte order mark, CR before LF, and spaces at the end."""
     for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
         line = line.removesuffix(b"\r")
         text = line.rstrip(b" ")
@@ -201,7 +201,7 @@ Token = One | Star | AnyFolders
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pattern:
-    """One line: what it matches, and what follows from that."""
+    """The pattern of one line."""
 
     tokens: tuple[Token, ...]
     is_path: bool  # matched against the whole path, else against each name in it
@@ -210,7 +210,7 @@ class Pattern:
 
 
 def parse_pattern(text: bytes) -> Pattern:
-    """What a line matches; raise `NoPattern` where that is nothing."""
+    """Return the pattern of a line. Raises `NoPattern` if the line can match nothing."""
     takes_in = text.startswith(b"!")
     text = text.removeprefix(b"!")
     if not text:
@@ -310,7 +310,7 @@ class Listing(NamedTuple):
 
 
 def listed(snapshot: Snapshot) -> Listing:
-    """All but what is left out: dot-files, dot-folders, and what ``.gitbootignore`` names."""
+    """Return the files of a revision without dot-files, dot-folders and the files that ``.gitbootignore`` names."""
     named, problems = _named(snapshot)
 
     def left_out(path: str, *, is_folder: bool = False) -> bool:
@@ -327,7 +327,7 @@ def listed(snapshot: Snapshot) -> Listing:
 
 
 def _named(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
-    """Whether ``.gitbootignore`` leaves out a path; and which of its lines match nothing."""
+    """Return a function that tells whether ``.gitbootignore`` names a path, and the problems of the file."""
     blob = snapshot.blobs.get(IGNORE_FILE)
     if blob is None:
         return _nothing, []

@@ -12,9 +12,9 @@ V = TypeVar("V")
 
 
 def merged(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] = ()) -> Mapping[K, V]:
-    """What there was, with what is another and without what is gone; the same object where nothing is.
+    """Return ``before`` with the changed values and without the gone keys, or ``before`` itself if both are equal.
 
-    The keys of ``before`` are in their order, unless nothing comes. It must not change any more.
+    If keys are added, those of ``before`` must be sorted. ``before`` must not change afterwards.
     """
     if all(before.get(key) == each for key, each in changed.items()) and not any(key in before for key in gone):
         return before
@@ -60,7 +60,7 @@ def _layers(mapping: Mapping[K, V]) -> tuple[Mapping[K, V], Collection[K]]:
 
 
 class Overlay(Mapping[K, V]):
-    """A mapping that shares nearly all with another one, which lies below it; made by `merged`."""
+    """A mapping above another mapping, with which it shares nearly all of its values."""
 
     __slots__ = ("base", "come", "over", "without")
 

@@ -26,10 +26,10 @@ _LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # fleet.yaml:12, which a mess
 
 
 def sarif(problems: Sequence[Problem]) -> str:
-    """One run with a result for each problem, and the rules that they go by.
+    """Return problems as SARIF: one run with a result for each problem, and the rules of the results.
 
-    Paths are relative to the root of the repository. A result's fingerprint says nothing of lines, so it stays
-    the same while lines move.
+    Paths are relative to the root of the repository. The fingerprint of a result does not contain its line, so the
+    fingerprint stays the same if lines move.
     """
     ordered = worst_first(problems)
     numbers = {code: number for number, code in enumerate(sorted({problem.code for problem in ordered}))}
@@ -68,7 +68,7 @@ def sarif(problems: Sequence[Problem]) -> str:
 
 
 def _fingerprint(problem: Problem, seen: Counter[str]) -> str:
-    """Distinguishes a result from others wherever its line moves; those that read alike are numbered.
+    """Return a text that identifies a result if its line moves. Results with the same text are numbered.
 
     GitHub docs, "SARIF support for code scanning": primaryLocationLineHash is the one that GitHub reads.
     """
@@ -79,7 +79,7 @@ def _fingerprint(problem: Problem, seen: Counter[str]) -> str:
 
 
 def junit(problems: Sequence[Problem]) -> str:
-    """A report of one suite; without problems it has one test, which passed."""
+    """Return problems as a JUnit report of one suite. Without problems, the suite has one test that passed."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     counts = {
         "tests": str(len(problems) or 1),
@@ -112,7 +112,7 @@ LIMIT: Final = 10  # annotations of each level that GitHub shows a step; it drop
 
 
 def github(problems: Sequence[Problem]) -> str:
-    """One command a line, as many as GitHub shows; a notice says how many problems are left out."""
+    """Return problems as commands of GitHub Actions, one a line. A notice counts those that GitHub would not show."""
     ordered = worst_first(problems)
     lines: list[str] = []
     left_out: list[str] = []
@@ -142,7 +142,7 @@ _IN_PROPERTIES: Final = _IN_TEXTS | str.maketrans({":": "%3A", ",": "%2C"})
 
 
 def counted(problems: Sequence[Problem]) -> str:
-    """How many errors and warnings there are, in words."""
+    """Return the numbers of errors and warnings in words."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     warnings = len(problems) - errors
     parts = [count(number, noun) for number, noun in ((errors, "error"), (warnings, "warning")) if number]
@@ -150,7 +150,7 @@ def counted(problems: Sequence[Problem]) -> str:
 
 
 def as_text(problems: Sequence[Problem], prefix: str) -> str:
-    """One problem a line: ``path:line:column: CODE: message``, its hint on a line below."""
+    """Return one problem a line, ``path:line:column: CODE: message``, with the hint on the next line."""
     lines = []
     for problem in problems:
         error = problem.severity is Severity.ERROR
@@ -167,7 +167,7 @@ def as_json(problems: Sequence[Problem], prefix: str) -> str:
 
 
 def _annotated(write: Callable[[Sequence[Problem]], str]) -> Callable[[Sequence[Problem], str], str]:
-    """A format of a code host or a CI system, which knows files by their path from where it checked out."""
+    """Return a format for a code host or a CI system. These find files by their path below the current directory."""
 
     def written(problems: Sequence[Problem], prefix: str) -> str:
         folder = os.path.relpath(prefix or ".")

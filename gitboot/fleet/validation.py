@@ -158,7 +158,7 @@ def _unchanged(snapshot: Snapshot, files: Mapping[str, LoadedFile], before: Load
 def _valid_repository(
     snapshot: Snapshot, files: Mapping[str, LoadedFile], before: Loaded | None
 ) -> FleetRepository | None:
-    """Return the repository, or None if any check across files fails. `check` then finds out what is wrong."""
+    """Return the repository, or None if any check across files fails. `_examined` then finds out what is wrong."""
     loaded = files.values()
     if any(each.has_problems for each in loaded):
         return None
@@ -307,7 +307,7 @@ def _held(identity: Identity, holder: Id, held: Identity, place: str) -> str:
 
 
 def _ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
-    """Servers that mean the only system of a BMC of which another server names one."""
+    """Report servers that name no system of a BMC if another server names one."""
     servers = [(key, server.spec.bmc) for key, server in draft.of(Server) if server.spec.bmc is not None]
     named = {place_of(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
     for key, bmc in servers:
@@ -365,7 +365,7 @@ def _dangling_references(draft: Draft) -> Iterator[Remark]:
 
 
 class _Names:
-    """What references may have meant."""
+    """The names that references may have meant."""
 
     def __init__(self, known: Iterable[Id], files: Collection[str]) -> None:
         self._names: defaultdict[str, Collection[str]] = defaultdict(list, file=files)
@@ -375,7 +375,7 @@ class _Names:
         self._left = _COMPARISONS
 
     def hint(self, kind: str, name: str, otherwise: str) -> str:
-        """The name that is nearest; ``otherwise`` where none is, or where too many were looked for already."""
+        """Return a hint at the nearest name, or ``otherwise`` if there is none or too many names were compared."""
         if (kind, name) not in self._near and self._left > 0:
             self._left -= len(self._names[kind])
             self._near[kind, name] = near(name, self._names[kind])
@@ -387,7 +387,7 @@ _COMPARISONS: Final = 50_000  # each takes microseconds: limits what many wrong 
 
 
 class Draft:
-    """The resources of all files, and what is known of those that could not be read."""
+    """The resources of all files, and what is known of the documents that gitboot cannot read."""
 
     def __init__(self, snapshot: Snapshot, irregular: tuple[str, ...]) -> None:
         self.snapshot = snapshot
@@ -404,7 +404,7 @@ class Draft:
         self._twice: set[Id] = set()
 
     def add(self, path: str, parsed: ParsedBlob) -> None:
-        """Take in what the file at ``path`` says, and what is wrong with it."""
+        """Add the resources and the problems of the file at ``path``."""
         self.problems += (replace(problem, path=path) for problem in parsed.problems)
         self.more[path] = parsed.more
         self._broken.update(parsed.broken)
@@ -428,15 +428,15 @@ class Draft:
             )
 
     def of(self, kind: type[Resource]) -> list[tuple[Id, Any]]:
-        """The resources of a kind, by name."""
+        """Return the resources of a kind in the order of their names."""
         return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
 
     def known(self) -> set[Id]:
-        """Every resource that there is, with those that are broken: to name one of these is no second problem."""
+        """Return all resources, and the broken ones. To name a broken one is no second problem."""
         return self._broken | self.resources.keys()
 
     def could_hold(self, path: str) -> bool:
-        """Whether a path is, or would lie below, one at which there may be anything."""
+        """Return whether a path is, or is below, a path at which there may be anything."""
         prefixes = (path[:length] for length in self._lengths if path[length : length + 1] in ("", "/"))
         return any(prefix in self._irregular for prefix in prefixes)
 
@@ -444,7 +444,7 @@ class Draft:
         return self._origins[resource], at
 
     def whole(self) -> frozenset[Id]:
-        """The resources that stand once, and of which everything that they name is there, too."""
+        """Return the resources that are written once, and that name only such resources and existing files."""
         kept = self.resources.keys() - self._twice
         while lacking := {key for key in kept if not self._has_all(key, kept)}:
             kept -= lacking
@@ -470,7 +470,7 @@ Spot = tuple[Origin, Path]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remark:
-    """Something that is wrong with a resource, before anybody has looked where it stands."""
+    """A problem of a resource before gitboot has looked up its line."""
 
     spot: Spot
     code: Code
@@ -484,7 +484,7 @@ class Remark:
 
 
 def problems_of(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> tuple[list[Problem], Counter[str]]:
-    """The first remarks of each file as problems; and by path, how many lie behind them."""
+    """Return the first remarks of each file as problems, and by path how many more there are."""
     remarks = list(remarks)
     places = _places((remark.spot for remark in remarks), read)
     remarks.sort(key=lambda remark: (remark.path, places[remark.spot]))
@@ -506,13 +506,13 @@ def problems_of(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> t
 
 
 def _places(spots: Iterable[Spot], read: Callable[[BlobId], bytes]) -> dict[Spot, Place]:
-    """Where they are, looked up document by document: each is read once."""
+    """Return the places of values. Each document is read once."""
     in_order = sorted(set(spots), key=lambda spot: spot[0])
     return {(origin, at): locate(read(origin.blob), origin.document, at) for origin, at in in_order}
 
 
 def references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
-    """Every name of another resource or file in ``resource``: (kind or "file", name, where)."""
+    """Return each name of another resource or file in ``resource``: (kind or "file", name, path of the field)."""
     match resource:
         case Fleet(spec=fleet):
             if isinstance(fleet.unknown_servers, UnknownProfile):

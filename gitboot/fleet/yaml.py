@@ -69,7 +69,7 @@ class Document:
 
 
 class Parsed(NamedTuple):
-    """What a file says."""
+    """The documents of a file."""
 
     documents: tuple[Document, ...]  # that are sound
     problems: tuple[Problem, ...]  # the first ones of the others, sorted
@@ -88,9 +88,9 @@ _T = TypeVar("_T")
 
 
 def parse(data: bytes, path: str) -> Parsed:
-    """Every sound document of a file, and what is wrong with the others.
+    """Return the valid YAML documents of a file, and the problems of the others.
 
-    Documents with nothing in them are passed over.
+    Empty documents are left out.
     """
     if problem := _problem_of_file(data, path):
         return Parsed((), (problem,), 0, None)
@@ -114,10 +114,10 @@ def parse(data: bytes, path: str) -> Parsed:
 
 
 def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
-    """The place of a value, or of its key, in the document that ``parse`` gave with this ``index``.
+    """Return the place of a value, or of its key, in the document that `parse` returned with this index.
 
-    An absent value stands where its key does. A path that leads nowhere gives the last value on its way. To look for
-    all places in one document, and then for those in the next, reads each of them once.
+    An absent value has the place of its key. A path that leads nowhere has the place of the last value on its way. Look
+    up all places of one document before those of the next. Each document is then read once.
     """
     layout = _layout(data, index)
     at, key_at = layout.root, layout.root.start
@@ -159,9 +159,9 @@ def lines_above(data: bytes, index: int) -> int:
 
 
 def rewritten(data: bytes, index: int, path: Path, text: str) -> bytes:
-    """The file with ``text`` in place of one scalar of a document; all else stays as it is, byte by byte.
+    """Return the file with ``text`` instead of one scalar of a document. All other bytes stay.
 
-    Raises KeyError where the path leads to no scalar that is written.
+    Raises KeyError if the path leads to no scalar, or to an absent one.
     """
     at = _layout(data, index).root
     for step in path:
@@ -200,7 +200,7 @@ def _problem_of_file(data: bytes, path: str) -> Problem | None:
 
 
 class _Span(NamedTuple):
-    """Which bytes of a file are one document."""
+    """The bytes of one document in its file."""
 
     start: int
     end: int
@@ -208,7 +208,7 @@ class _Span(NamedTuple):
 
 
 def _cut(data: bytes) -> Iterator[_Span]:
-    """Every document of a file, in the file's order, the empty ones too."""
+    """Return every document of a file in order, also the empty ones."""
     start = lines = 0
     while start < len(data):
         following = _NEXT_DOCUMENT.search(data, start)
@@ -220,16 +220,16 @@ def _cut(data: bytes) -> Iterator[_Span]:
 
 @lru_cache(maxsize=2)
 def _spans(data: bytes) -> tuple[_Span, ...]:
-    """The documents that are not empty, by their index."""
+    """Return the documents that are not empty, by their index."""
     return tuple(span for span in _cut(data) if not _Reader(data, span).is_empty)
 
 
 class _CannotReadOn(Exception):
-    """Ends the reading of a document once its problem is noted."""
+    """The rest of a document cannot be read. The problem is noted."""
 
 
 class _Lines:
-    """The places of characters in a text that begins behind some lines of its file."""
+    """The places of characters in a text. The text begins after some lines of its file."""
 
     def __init__(self, text: str, lines_before: int) -> None:
         self._ends = array("L", (found.start() for found in _LINE_FEED.finditer(text)))
@@ -242,7 +242,7 @@ class _Lines:
 
 
 def _step(placed: Spot, step: Step) -> tuple[int, Spot] | None:
-    """What lies in a value by its key or index, with the place of the key."""
+    """Return the value at a key or an index of a value, with the place of the key."""
     if isinstance(placed.items, dict) and isinstance(step, str):
         return placed.items.get(step)
     if isinstance(placed.items, list) and isinstance(step, int) and step < len(placed.items):
@@ -251,14 +251,14 @@ def _step(placed: Spot, step: Step) -> tuple[int, Spot] | None:
 
 
 class _Layout(NamedTuple):
-    """Where everything in a document stands."""
+    """The places of all values of a document."""
 
     root: Spot
     lines: _Lines
 
 
 class _Reader:
-    """Reads one document, event by event, and goes on behind a fault where libyaml can."""
+    """The reader of one document. It reads event by event, and goes on after a fault if libyaml can."""
 
     def __init__(self, data: bytes, span: _Span, path: str = "") -> None:
         self.problems: list[Problem] = []  # what is wrong with the document, in words that help its author
@@ -274,14 +274,14 @@ class _Reader:
         return self._root is None and not self.problems
 
     def read(self, index: int) -> Document | None:
-        """The document, or None where it has faults."""
+        """Return the document, or None if it has faults."""
         value = self._attempt(self._whole) if self._root else None
         if self.problems or not isinstance(value, dict):
             return None
         return Document(value=value, index=index)
 
     def layout(self) -> _Layout:
-        """Where everything stands in a document that is sound."""
+        """Return the places of all values of a valid document."""
         return _Layout(_laid_out(self._next, self._root), self.lines)
 
     @property
@@ -308,7 +308,7 @@ class _Reader:
         self.problems.append(Problem(path=self._path, line=line, column=column, code=code, message=message, hint=hint))
 
     def refuse(self, event: Any, code: Code, message: str, hint: str) -> None:
-        """Note what is wrong with what an event begins."""
+        """Note a problem of the value that an event begins."""
         self.note(self.place(event.start_mark), code, message, hint)
 
     def note_bytes(self, error: ReaderError) -> None:
@@ -342,7 +342,7 @@ class _Reader:
         self.note(self.place(mark), code, message, hint)
 
     def _attempt(self, step: Callable[[], _T]) -> _T | None:
-        """What ``step`` returns; None, and a problem noted, where the document cannot be read on."""
+        """Return what ``step`` returns, or None after a problem is noted if the rest of the document cannot be read."""
         try:
             return step()
         except ReaderError as error:
@@ -369,7 +369,7 @@ class _Reader:
         return self._next_root()
 
     def _next_root(self) -> Any:
-        """The event that begins the next value at a document's root; None behind the last."""
+        """Return the event that begins the next value at a document's root, or None after the last."""
         while type(self._next()) is DocumentStartEvent:
             root = self._next()
             if not _is_absent(root):
@@ -389,7 +389,7 @@ class _Reader:
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
-        """The value that ``event`` begins, read to its end; a list or a mapping would be the ``depth``-th."""
+        """Read the value that ``event`` begins. ``depth`` is how many lists and mappings contain it, and 1."""
         if self._may_have_properties:
             self._refuse_properties(event)
         kind = type(event)  # quicker than isinstance(), and events have no subclasses
@@ -451,7 +451,7 @@ class _Reader:
 
 
 def _laid_out(read: Callable[[], Any], event: Any) -> Spot:
-    """Where the value stands that ``event`` begins, with all that lies in it."""
+    """Return the places of the value that ``event`` begins, and of all values in it."""
     kind, start = type(event), event.start_mark.index
     if kind is MappingStartEvent:
         mapping: dict[str, tuple[int, Spot]] = {}
@@ -468,7 +468,7 @@ def _laid_out(read: Callable[[], Any], event: Any) -> Spot:
 
 
 def _is_absent(event: Any) -> bool:
-    """Whether nothing is written where ``event`` has a scalar."""
+    """Return whether the scalar of ``event`` has no text in the document."""
     length: int = event.end_mark.index - event.start_mark.index
     return length == 0 and type(event) is ScalarEvent
 

@@ -55,7 +55,7 @@ _FORMATS = (
 
 
 def parse_user_data_format(value: object) -> str:
-    """``Ignition/3.x`` with its minor version, or the name of a family."""
+    """Read ``Ignition/3.x`` with its minor version, or the name of a family."""
     found = text(value)
     if found not in _FORMATS:
         hint = f"write one of {', '.join(_FORMATS)}"

@@ -112,7 +112,7 @@ class UserData:
 
     @property
     def beside(self) -> dict[str, tuple[str, str]]:
-        """Templates of what lies beside the user data in a bundle: field and path, by the name of the file."""
+        """Return the templates of the other files in a bundle of user data: field and path, by the name of the file."""
         named = {
             "vendor-data": ("vendorData", self.vendor_data),
             "network-config": ("networkConfig", self.network_config),
@@ -121,7 +121,7 @@ class UserData:
 
     @property
     def templates(self) -> tuple[str, ...]:
-        """All files that it is made of."""
+        """Return the paths of all templates of the user data."""
         return (self.template, *(path for _, path in self.beside.values()))
 
 

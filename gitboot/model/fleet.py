@@ -245,11 +245,11 @@ class FleetSpec:
 
     @property
     def has_instances_by_site(self) -> bool:
-        """Whether a site names the ledger that acts for it."""
+        """Return whether a site names the ledger that acts for it."""
         return any(site.ledger is not None for site in self.sites)
 
     def ledger_for(self, site: str | None) -> str | None:
-        """The ledger whose instance may act for ``site``, or with None for all sites.
+        """Return the ledger whose instance may act for ``site``, or with None for all sites.
 
         None: any may, but for BMCs, which each of several would set.
         For a site that names none nobody acts: two instances, neither of which knows what the other has installed,
@@ -261,7 +261,7 @@ class FleetSpec:
         return " and ".join(by_sites) or self.provisioning.ledger
 
     def orders_at(self, site: str | None) -> Orders:
-        """What the instance for ``site`` obeys at once, or with None the one for all sites."""
+        """Return what the instance for ``site`` obeys at once. With None, that is the instance for all sites."""
         return Orders(stopped=self.stopped, ledger=self.ledger_for(site))
 
 

@@ -23,7 +23,7 @@ _MAC: Final = re.compile(
 
 
 def parse_mac(value: object) -> MacAddress:
-    """A MAC address in colons, hyphens, dots or none, any case; group addresses are no one's."""
+    """Read a MAC address with colons, hyphens, dots or none, in any case. Group addresses are malformed."""
     found = matched(value, _MAC, Code.MAC, "a MAC address", "write it as 52:54:00:12:34:56")
     d = digits = found.lower().replace(":", "").replace("-", "").replace(".", "")
     if int(digits[1], 16) & 1:
@@ -41,7 +41,7 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGN
 
 
 def parse_uuid(value: object) -> SystemUuid:
-    """An SMBIOS system UUID in any case."""
+    """Read an SMBIOS system UUID in any case."""
     hint = "write it as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732"
     found = matched(value, _UUID, Code.UUID, "a system UUID", hint)
     lower = found.lower()
@@ -53,13 +53,13 @@ def parse_uuid(value: object) -> SystemUuid:
 
 
 def parse_ledger(value: object) -> str:
-    """The identity of a ledger, a UUID in any case."""
+    """Read the identity of a ledger, a UUID in any case."""
     hint = "copy it from `gitboot status --state STATE`"
     return matched(value, _UUID, Code.UUID, "the identity of an instance's ledger", hint).lower()
 
 
 def swapped(uuid: SystemUuid) -> SystemUuid:
-    """The same UUID with its first three fields in the other byte order.
+    """Return the UUID with its first three fields in the other byte order.
 
     SMBIOS 2.6 made them little-endian; firmware older than that, and some loaders, print the
     bytes as they lie (SMBIOS reference specification, 7.2.1).
@@ -69,7 +69,7 @@ def swapped(uuid: SystemUuid) -> SystemUuid:
 
 
 def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
-    """The UUIDs that one machine may be looked up by, sorted."""
+    """Return a UUID in both byte orders, sorted."""
     other = swapped(uuid)
     if other == uuid:
         return (uuid,)
@@ -109,7 +109,7 @@ LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[
 
 
 def parse_local_disk(value: object) -> str:
-    """How a loader hands over to the local disk: a word, or the path of a loader on an EFI system partition."""
+    """Read how a loader hands over to the local disk: a word, or the path of a loader on an EFI system partition."""
     found = text(value)
     if not LOCAL_DISK.fullmatch(found) or "/../" in found:
         raise Malformed(
@@ -124,7 +124,7 @@ _STAND_IN: Final = "00000000-0000-8000-8000-"  # of version 8, which is anybody'
 
 
 def stand_in(mac: MacAddress) -> SystemUuid:
-    """What stands for the UUID of a machine of which only that is known."""
+    """Return the UUID that stands for a machine of which only a MAC address is known."""
     return SystemUuid(_STAND_IN + mac.replace("-", ""))
 
 
@@ -133,7 +133,7 @@ def is_stand_in(uuid: SystemUuid) -> bool:
 
 
 def parse_interface_address(value: object) -> str:
-    """An IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
+    """Read an IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)
     host, slash, prefix = found.partition("/")
     address, most = (host, 32) if _IPV4.fullmatch(host) else (_ipv6(host), 128)  # an IPv4 address has one spelling
@@ -148,7 +148,7 @@ def parse_interface_address(value: object) -> str:
 
 
 def _ipv6(host: str) -> str | None:
-    """An IPv6 address in its short form; None where it is none."""
+    """Return an IPv6 address in its short form, or None if the text is no IPv6 address."""
     if _SHORT_IPV6.fullmatch(host) and host.count(":") <= 6:
         return host
     try:
@@ -327,7 +327,7 @@ _COUNT_OR_PERCENT: Final = re.compile(r"[1-9][0-9]{0,8}|(?:[1-9][0-9]?|100)%")
 
 
 def parse_count_or_percent(value: object) -> str:
-    """A number of servers, or a percentage of them: 1, 25%."""
+    """Read a number of servers, or a percentage: 1, 25%."""
     expected = "a number from 1 or a percentage from 1% to 100%"
     return matched(value, _COUNT_OR_PERCENT, Code.COUNT, expected, "write 1, or 25%")
 
@@ -341,9 +341,9 @@ _VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Orders versions by their dotted numbers: 3602.2.3 < 3815.0; other text sorts before numbers.
+    """Return a key that sorts versions by their dotted numbers: 3602.2.3 < 3815.0. Other text sorts before numbers.
 
-    Numbers of one length sort as text does: so none is too long, as it would be to `int`.
+    Numbers of one length are compared as text, because `int` refuses long ones.
     """
     parts = _VERSION_PART.findall(version)
     return tuple(_ordered(part.lstrip("0")) if part[0] in "0123456789" else (0, 0, part) for part in parts)
@@ -358,7 +358,7 @@ _WITH_FRACTION: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[.,]\d+(?:
 
 
 def parse_instant(value: object) -> datetime:
-    """An RFC 3339 instant with its offset, to the second; in UTC."""
+    """Read an RFC 3339 instant with its offset, to the second. Return the instant in UTC."""
     found = text(value)
     hint = "write it with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
     if _WITH_FRACTION.fullmatch(found):
@@ -382,7 +382,7 @@ def parse_digest(value: object) -> Digest:
 
 
 def parse_fingerprint(value: object) -> Digest:
-    """A certificate's sha256 in any case, with or without colons, as openssl and BMCs' pages show it."""
+    """Read the sha256 of a certificate in any case, with or without colons, as openssl and BMCs show it."""
     hint = "copy what `openssl x509 -noout -fingerprint -sha256` prints for it"
     found = matched(value, _FINGERPRINT, Code.DIGEST, "the sha256 of a certificate", hint)
     return Digest(found.replace(":", "").lower())
@@ -401,7 +401,7 @@ OCI: Final = re.compile(
 
 
 def parse_artifact_url(value: object) -> ArtifactUrl:
-    """``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
+    """Read ``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
     found = _url_text(value)
     hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
     oci = OCI.fullmatch(found)
@@ -423,7 +423,7 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
 
 
 def parse_base_url(value: object) -> str:
-    """An http(s) URL that paths are appended to; a slash at its end is dropped."""
+    """Read an http(s) URL to which paths are appended. Return the URL without a slash at its end."""
     found = _url_text(value)
     if not _http(found) or "?" in found or "#" in found:
         raise _malformed_url(found, "an http or https URL", "write http://HOST[:PORT][/PATH], no ? and no #")
@@ -431,7 +431,7 @@ def parse_base_url(value: object) -> str:
 
 
 def parse_bmc_address(value: object) -> str:
-    """Where a BMC answers: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
+    """Read the address of a BMC: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
     if not text(value).lower().startswith("ipmi:"):
         return parse_base_url(value)
     found = _url_text(value)
@@ -487,14 +487,14 @@ class Malformed(ValueError):
 
 
 def shown(value: object) -> str:
-    """A value as messages show it: quoted, short, on one line."""
+    """Return a value as messages show it: quoted, short, on one line."""
     if isinstance(value, str):
         return f'"{printable(value if len(value) <= 60 else f"{value[:57]}…")}"'
     return {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(value), "another value")
 
 
 def text(value: object) -> str:
-    """The source text of a scalar, whatever it looks like to YAML."""
+    """Return the source text of a scalar, whatever type YAML gives it. Raises `Malformed` for a list or a mapping."""
     if not isinstance(value, str):
         raise Malformed(Code.SHAPE, f"expected a single value, found {shown(value)}")
     return str(value)
@@ -519,7 +519,7 @@ NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a
 
 
 def parse_name(value: object) -> Name:
-    """A DNS-1123 subdomain, as Kubernetes names objects."""
+    """Read a DNS-1123 subdomain, as Kubernetes names objects."""
     found = text(value)
     if len(found) > 253 or not NAME.fullmatch(found):
         raise Malformed(
@@ -539,7 +539,7 @@ _LABEL_MEND: Final = (
 
 
 def parse_label_key(value: object) -> str:
-    """Kubernetes' label key: an optional DNS prefix and a name."""
+    """Read the key of a Kubernetes label: an optional DNS prefix and a name."""
     found = text(value)
     prefix, slash, name = found.rpartition("/")
     if not LABEL_NAME.fullmatch(name) or (slash and (len(prefix) > 253 or not NAME.fullmatch(prefix))):
@@ -560,7 +560,7 @@ def parse_variable_name(value: object) -> str:
 
 
 def parse_variable(value: object) -> str | bool:
-    """The source text; plain ``true`` and ``false`` are booleans, so that templates can branch."""
+    """Return the source text. Plain ``true`` and ``false`` become booleans, so that templates can branch."""
     found = text(value)
     if type(value) is str and found in ("true", "false"):  # what was quoted is a `Quoted`
         return found == "true"
@@ -568,7 +568,7 @@ def parse_variable(value: object) -> str | bool:
 
 
 def parse_file_path(value: object) -> str:
-    """A file in the repository, relative to the fleet's root."""
+    """Read the path of a file in the repository, relative to the fleet's root."""
     found = nonempty(value)
     if found.startswith("/") or "\\" in found or {"", ".", ".."} & set(found.split("/")):
         raise Malformed(
@@ -583,7 +583,7 @@ AGE: Final = ".age"  # the end of the name of a file that is encrypted
 
 
 def parse_secret_path(value: object) -> str:
-    """A file that age encrypted, in the repository; its name says so, to people and to editors."""
+    """Read the path of a file that age encrypted. The end of its name shows that to people and editors."""
     found = parse_file_path(value)
     if not found.endswith(AGE):
         raise Malformed(
@@ -598,7 +598,7 @@ _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]+")
 
 
 def parse_kernel_argument(value: object) -> str:
-    """One argument, possibly a template: ``name``, ``name=value``, or ``-name`` to remove one."""
+    """Read one kernel argument, possibly a template: ``name``, ``name=value``, or ``-name`` to remove one."""
     found = nonempty(value)
     if not _ARGUMENT.fullmatch(found) or found.strip() != found:
         raise Malformed(

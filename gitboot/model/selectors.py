@@ -72,7 +72,7 @@ class Selector:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The labels that it looks at."""
+        """Return the keys of the labels that the selector reads."""
         return frozenset((*self.match_labels, *(expression.key for expression in self.match_expressions)))
 
     def matches(self, name: Name, labels: Mapping[str, str]) -> bool:
@@ -87,7 +87,7 @@ Select = Literal["All", "None"] | Selector
 
 
 def selects(select: Literal["All", "None"] | Selector, name: Name, labels: Mapping[str, str]) -> bool:
-    """Whether ``select`` names the server with this name and these labels."""
+    """Return whether ``select`` selects the server with this name and these labels."""
     if isinstance(select, str):
         return select == "All"
     return select.matches(name, labels)

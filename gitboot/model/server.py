@@ -239,7 +239,7 @@ class Server(Document):
 
     @property
     def uuid(self) -> SystemUuid:
-        """Its key, in all that is recorded: its UUID; while that is not known, what stands for it."""
+        """Return the key of the server in all records: its UUID, or the UUID that stands for an unknown one."""
         return self.spec.uuid if self.spec.uuid is not None else stand_in(self.spec.interfaces[0].mac)
 
     @property
@@ -248,12 +248,12 @@ class Server(Document):
 
     @property
     def lookup_macs(self) -> tuple[MacAddress, ...]:
-        """The MAC addresses by which loaders find the server: of interfaces that may boot, without placeholders."""
+        """Return the MAC addresses by which loaders find the server: of interfaces that may boot, no placeholders."""
         return tuple(mac for mac in self.boot_macs if not is_placeholder_mac(mac))
 
     @property
     def boot_serial(self) -> str | None:
-        """The serial number that loaders find the server by: none that is a placeholder, or that a path cannot hold."""
+        """Return the serial number by which loaders find the server. None: it is a placeholder, or unfit for a path."""
         serial = self.spec.serial
         if serial is None or not _SERIAL.fullmatch(serial) or is_placeholder_serial(serial):
             return None
