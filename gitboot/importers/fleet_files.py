@@ -67,9 +67,9 @@ class ImportedFleet:
 
 
 def fleet_of(estate: Estate, supplement: Supplement) -> ImportedFleet:
-    """The documents of an estate: the same estate gives the same bytes, whatever the order of its parts.
+    """Return the documents of an estate. The order of its parts does not change a byte.
 
-    No server is Active, and none has a provision: none of them installs anything.
+    Every server is Parked and has no provision, so nothing is installed.
     """
     files: dict[str, str] = {}
     items: list[Imported] = []
@@ -89,7 +89,7 @@ def fleet_of(estate: Estate, supplement: Supplement) -> ImportedFleet:
 
 
 def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Things by the name of their document; of two with one name the second is NAME-2. Who has it as it is keeps it."""
+    """Return values by the name of their document. The second of a name is NAME-2. An unchanged name wins."""
     found: dict[str, Any] = {}
     for own, each in sorted(pairs, key=lambda pair: (name_of(pair[0]) != pair[0], pair[0])):
         name, number = name_of(own), 1
@@ -107,7 +107,7 @@ def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> dict[str, ImportedMachine]:
-    """The machines with their UUIDs, and without what another has already: two servers share nothing."""
+    """Return the machines with their UUIDs, and without identities that another machine has already."""
     owners: dict[str, str] = {}
     found = {}
     for name, machine in machines.items():
@@ -216,7 +216,7 @@ def _bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRe
 
 
 def _boot_files(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[Imported, dict[str, str]]:
-    """An image, a profile, a policy that no server is selected by, and its user data."""
+    """Return an image, a profile, a policy that selects no server, and the user data."""
     remarks = list(boot.remarks)
     artifacts, lacking = _artifacts(boot, supplement)
     arguments, more = _sound(boot.arguments)
@@ -291,13 +291,13 @@ def _artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[str, An
 
 
 def _version(boot: ImportedBoot) -> str:
-    """The first number with a dot in the names of its files; else its own name."""
+    """Return the first number with a dot in the URLs of its files, or its own name."""
     found = (re.search(r"\d+(?:\.\d+)+", url.partition("://")[2].partition("/")[2] or url) for url in boot.urls)
     return next((match[0] for match in found if match), boot.name)
 
 
 def _sound(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[ImportRemark]]:
-    """The arguments that loaders carry as they are."""
+    """Return the arguments that loaders pass on unchanged, and remarks on the others."""
     fine, remarks = [], []
     for argument in arguments:
         try:
@@ -327,7 +327,7 @@ def _path(folder: str, name: str, pending: bool) -> str:
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said; an absent field has its default."""
+    """Return the values that are not empty."""
     return {key: value for key, value in values.items() if value is not None and value != [] and value != {}}
 
 
@@ -337,7 +337,7 @@ def _in_order(remarks: Iterable[ImportRemark]) -> tuple[ImportRemark, ...]:
 
 
 def _document(item: Imported, about: str, spec: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    """A document as `gitboot init` writes them: what it is, its schema, and what was guessed or is missing."""
+    """Return a document with comments: what the document is, its schema, and what was guessed or is missing."""
     up = "../.." if item.pending else ".."
     noted = [each for each in item.remarks if each.fate in (ImportFate.GUESSED, ImportFate.MISSING)]
     head = [about, *(f"{each.fate}: {printable(each.text)}" for each in noted)]
@@ -373,7 +373,8 @@ class NewServer:
 
 
 def new_document(name: str, new: NewServer, like: Server | None, about: str) -> str:
-    """The document, Parked so that nothing is booted or set by it; of ``like`` it has what is no one machine's own."""
+    """Return the document of a new server. It is Parked, so gitboot leaves the machine alone. It takes policy, loader,
+    kernel arguments and variables from ``like``."""
     spec: dict[str, Any] = {
         "uuid": new.uuid,
         "serial": new.serial,
@@ -405,7 +406,7 @@ _PARKED: Final = (
 
 
 def summary(fleet: ImportedFleet) -> str:
-    """How much there is, and how much of it waits for a person."""
+    """Return how many servers and boots there are, and how many wait for a person."""
     parts = []
     for kind, noun in (("Server", "server"), ("BootProfile", "boot")):
         found = [item for item in fleet.items if item.kind == kind]
@@ -415,7 +416,7 @@ def summary(fleet: ImportedFleet) -> str:
 
 
 def report(system: str, fleet: ImportedFleet, left: Collection[str] = ()) -> str:
-    """import-report.md: the same source gives the same report; ``left`` are files that people have changed."""
+    """Return import-report.md. The same source gives the same report. ``left`` are files that people have changed."""
     return "\n".join(_lines(system, fleet, left)) + "\n"
 
 

@@ -35,7 +35,7 @@ _OF_A_RAMDISK: Final = ("root=/dev/ram0", "text")  # what Ironic puts before the
 
 
 def read(files: Texts) -> Estate:
-    """Nodes, and the ports beside them: a port names its node, a node its driver."""
+    """Read nodes and ports. A port names its node, and a node names its driver."""
     rows = []
     for path, text in sorted(files.items()):
         if path.endswith(".json"):
@@ -54,7 +54,7 @@ def read(files: Texts) -> Estate:
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
-    """A mapping, which the command line may print as a text."""
+    """Return a mapping, which the command line may print as a text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -64,14 +64,14 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _capabilities(node: Mapping[str, Any]) -> Mapping[str, str]:
-    """``boot_mode:uefi,profile:compute``."""
+    """Return the capabilities of a node by name. Ironic writes ``boot_mode:uefi,profile:compute``."""
     text = str(_mapping(node.get("properties")).get("capabilities") or "")
     pairs = (each.partition(":") for each in text.split(",") if ":" in each)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _boot(node: Mapping[str, Any]) -> ImportedBoot | None:
-    """What a node's instance boots over the network: a ramdisk, or an installer's kernel."""
+    """Return what a node's instance boots over the network: a ramdisk, or the kernel of an installer."""
     info = _mapping(node.get("instance_info"))
     if not (kernel := words(info.get("kernel"))):
         return None
@@ -96,7 +96,7 @@ def _name(node: Mapping[str, Any]) -> str:
 
 
 def _machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMachine:
-    """A node; its UUID is Ironic's own, and not that of its board."""
+    """Return a machine for a node. The UUID of the node is Ironic's own, and not that of the board."""
     properties, driver, name = _mapping(node.get("properties")), _mapping(node.get("driver_info")), _name(node)
     nics = []
     for port in ports:

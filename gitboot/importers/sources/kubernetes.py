@@ -49,7 +49,7 @@ class _Objects:
 
 
 def read(files: Texts) -> Estate:
-    """Each kind that describes a machine; Secrets are not looked into."""
+    """Read each kind that describes a machine. Secrets are not read."""
     by_kind: dict[str, dict[str, _Object]] = {}
     for path, text in sorted(files.items()):
         for document in yaml_of(path, text):
@@ -122,7 +122,7 @@ def _hardware(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
 
 
 def _hardware_v1alpha2(name: str, each: _Object) -> ImportedMachine:
-    """Tinkerbell's second version: interfaces by MAC address, the BMC in the object itself."""
+    """Return a machine of Tinkerbell's second version: interfaces by MAC address, the BMC in the object itself."""
     spec = mapping(at(each, "spec"))
     nics = []
     for text, interface in sorted(mapping(spec.get("networkInterfaces")).items()):
@@ -235,7 +235,7 @@ def _server(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
 def _controller(
     controller: _Object, objects: _Objects, system: str | None
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """A BMC object, or what a Server says of it in place; its address may be an Endpoint's."""
+    """Return the BMC of a BMC object, or of the same fields in a Server. Its address may be that of an Endpoint."""
     endpoint = objects.spec("Endpoint", at(controller, "endpointRef", "name") or at(controller, "endpoint", "name"))
     host = words(at(controller, "access", "ip") or controller.get("address") or endpoint.get("ip"))
     protocol = mapping(at(controller, "protocol"))
@@ -253,7 +253,7 @@ def _configs(objects: _Objects) -> Iterator[tuple[str, _Object]]:
 
 
 def _by_uuid(objects: _Objects) -> Iterator[ImportedMachine]:
-    """Machines that only a boot configuration names; its network identifiers are addresses or MAC addresses."""
+    """Return machines that only a boot configuration names. Network identifiers are IP or MAC addresses."""
     for name, spec in sorted(_configs(objects)):
         uuid = uuid_of(spec.get("systemUUID"))
         found = [*_list(spec.get("networkIdentifiers")), *_list(spec.get("systemIPs")), *_list(spec.get("systemIP"))]
@@ -274,7 +274,7 @@ def _by_uuid(objects: _Objects) -> Iterator[ImportedMachine]:
 
 
 def _boots(objects: _Objects) -> Iterator[ImportedBoot]:
-    """What boot configurations name, and the kernels that Tinkerbell's Hardware overrides."""
+    """Return the boots of boot configurations, and those of kernels in Tinkerbell's Hardware."""
     for name, spec in sorted(_configs(objects)):
         remarks: tuple[ImportRemark, ...] = (
             (lost("its Ignition is in a Secret"),) if spec.get("ignitionSecretRef") else ()
@@ -307,7 +307,7 @@ def _boots(objects: _Objects) -> Iterator[ImportedBoot]:
 
 
 def _url(value: object) -> str | None:
-    """A URL, which boot-operator also takes without its scheme."""
+    """Return a URL. boot-operator also reads one without a scheme."""
     text = words(value)
     return text if text is None or "://" in text else f"http://{text}"
 

@@ -36,7 +36,7 @@ _FIRST_BOOT: Final = ("ignition.config.url=", "coreos.config.url=", "flatcar.con
 
 
 def read(files: Texts) -> Estate:
-    """``groups/``, ``profiles/`` and ``ignition/`` of a matchbox's data directory."""
+    """Read ``groups/``, ``profiles/`` and ``ignition/`` of matchbox's data directory."""
     folders = {
         folder: {path: text for path, text in files.items() if folder in path.split("/")[:-1]}
         for folder in ("groups", "profiles", "ignition")
@@ -69,7 +69,7 @@ def _name(group: Mapping[str, Any], path: str = "") -> str:
 
 
 def _machine(groups: list[dict[str, Any]]) -> ImportedMachine:
-    """A machine by the group that selects it before it says anything of itself; matchbox's others come later."""
+    """Return the machine of the group with the shortest selector. matchbox uses the other groups later."""
     groups = sorted(groups, key=lambda group: (len(group["selector"]), _name(group)))
     first, later = groups[0], groups[1:]
     selector = first["selector"]
@@ -105,7 +105,7 @@ def _further(group: Mapping[str, Any]) -> str:
 
 
 def _metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str], list[ImportRemark]]:
-    """Variables for templates: texts only, and no secrets."""
+    """Return variables and labels, without secrets and without values that are no text."""
     variables, labels, remarks = {}, {}, []
     for key, value in sorted(metadata.items()):
         text = words(value)
@@ -127,7 +127,7 @@ def _metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, st
 
 
 def _boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
-    """A profile; the files that matchbox serves as assets are the fleet's assets."""
+    """Return the boot of a profile. matchbox's assets become assets of the fleet."""
     boot, remarks = mapping(at(profile, "boot")), list[ImportRemark]()
     found = [str(argument) for argument in sequence(boot.get("args"))]
     leads = [argument for argument in found if "/ignition?" in argument]
@@ -161,7 +161,7 @@ def _asset(url: object) -> str | None:
 
 
 def _data(profile: Mapping[str, Any], templates: Texts) -> tuple[ImportedData | None, list[ImportRemark]]:
-    """Ignition that matchbox serves as it is; what is a template of Go's is named, and not translated."""
+    """Return Ignition that matchbox serves unchanged, or a remark. Templates of Go are not translated."""
     name = words(profile.get("ignition_id"))
     if name is None:
         return None, []
