@@ -358,10 +358,10 @@ def _structure_reader(kind: Any) -> Read:
             faults.append(Fault((), error, is_key=True))
         if faults:
             raise Invalid(faults)
-        structure = kind(**made)
-        for check_structure in checks:
-            check_structure(structure)
-        return structure
+        found = kind(**made)
+        for check_found in checks:
+            check_found(found)
+        return found
 
     return read_structure
 
