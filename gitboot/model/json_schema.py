@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
@@ -56,7 +56,8 @@ def structure_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     properties = {}
     for field in declared_fields(kind):
         found = _value(field.type, definitions)
-        if field.description:
+        definition = definitions.get(found.get("$ref", "").rpartition("/")[2], {})
+        if field.description and field.description != definition.get("description"):
             found["description"] = field.description
         if field.min_length:
             found["minItems" if found["type"] == "array" else "minProperties"] = field.min_length
@@ -140,7 +141,7 @@ def _fields_in(kind: Any, path: str) -> Iterator[SchemaField]:
     elif origin in (Union, UnionType):
         for each in arguments:
             yield from _fields_in(each, path)
-    elif is_dataclass(kind):
+    elif hasattr(kind, "__dataclass_fields__"):
         for field in declared_fields(kind):
             yield from _field(field, f"{path}.{field.alias}")
 
@@ -152,7 +153,7 @@ def _type_name(kind: Any) -> str:
         return " or ".join(dict.fromkeys(_type_name(each) for each in arguments if each is not NoneType))
     if origin is tuple or origin is dict:
         return "[]" if origin is tuple else "{}"
-    if is_dataclass(kind):
+    if hasattr(kind, "__dataclass_fields__"):
         return "mapping"
     if origin is not Annotated or "enum" in schema:
         return " · ".join(f"`{word}`" for word in schema.get("enum") or words_of(kind))

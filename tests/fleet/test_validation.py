@@ -15,10 +15,11 @@ from gitboot.fleet.documents import ParseCache, parse_blob
 from gitboot.fleet.resources import KINDS, Id
 from gitboot.fleet.revision import BlobId, Irregular, Oversized, Snapshot
 from gitboot.fleet.validation import load, references
+from gitboot.model.fields import written as plain
 from gitboot.model.scalars import Path, parse_file_path, parse_name
 from gitboot.problems import Problem
 from tests.helpers.cases import AT_MOST, TIMES, for_each, growth
-from tests.helpers.document_strategies import AWKWARD, LAYOUTS, Document, documents, fields, plain, written
+from tests.helpers.document_strategies import AWKWARD, LAYOUTS, Document, documents, fields, written
 from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 from tests.helpers.search_effort import examples
 

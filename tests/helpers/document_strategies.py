@@ -6,7 +6,6 @@ that what is loaded from it can be compared with it.
 
 from __future__ import annotations
 
-import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -152,7 +151,7 @@ def fields(hint: Any, path: str = "") -> Iterator[tuple[str, Callable[..., Any]]
     elif origin in (Union, types.UnionType):
         for each in arguments:
             yield from fields(each, path)
-    elif dataclasses.is_dataclass(hint):
+    elif hasattr(hint, "__dataclass_fields__"):
         for field in declared_fields(hint):
             yield from fields(field.type, f"{path}.{field.alias}".removeprefix("."))
 

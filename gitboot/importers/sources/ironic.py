@@ -115,8 +115,8 @@ def _machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMa
         system = words(driver.get("redfish_system_id"))
         bmc, more = bmc_of(address, f"{name_of(name)}-bmc", system=system, verify=verify)
     elif host := words(driver.get("ipmi_address")):
-        port = words(driver.get("ipmi_port"))
-        bmc, more = bmc_of(f"ipmi://{host}{f':{port}' if port else ''}", f"{name_of(name)}-bmc")
+        number = words(driver.get("ipmi_port"))
+        bmc, more = bmc_of(f"ipmi://{host}{f':{number}' if number else ''}", f"{name_of(name)}-bmc")
     else:
         remarks.append(lost(f"its driver {node.get('driver')} is neither Redfish nor IPMI: add a bmc by hand"))
     if image := words(_mapping(node.get("instance_info")).get("image_source")):
