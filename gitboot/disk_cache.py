@@ -346,7 +346,7 @@ def _bytes_in_use(connection: sqlite3.Connection) -> int:
 
 
 # Libraries whose results are cached: they read, check and encode documents and templates.
-_LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pydantic", "pydantic_core", "pygit2", "yaml")
+_LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pygit2", "yaml")
 
 
 @cache

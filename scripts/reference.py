@@ -18,7 +18,7 @@ from gitboot.cli.commands.init import CI, seed
 from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_of
 from gitboot.cli.main import Exit, cli
 from gitboot.endpoint.metrics import families
-from gitboot.model.json_schema import KINDS, schema, schema_fields
+from gitboot.model.json_schema import KINDS, schema_fields
 from gitboot.problems import Code
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,10 +33,9 @@ def fields_page() -> str:
         "",
     ]
     for kind in KINDS:
-        document = schema(kind)
-        lines += [f"## {kind.__name__}", "", str(document["description"]), ""]
+        lines += [f"## {kind.__name__}", "", str(kind.__doc__), ""]
         lines += ["| field | type | |", "|---|---|---|"]
-        for field in schema_fields(document):
+        for field in schema_fields(kind):
             need = "*required.* " if field.is_required else ""
             description = field.description.replace("|", "\\|")
             lines.append(f"| `{field.path}` | {field.type} | {need}{description} |")

@@ -28,6 +28,7 @@ from gitboot.git.history import History, Range, open_blame, open_range
 from gitboot.git.signatures import SignatureKeys, Signatures
 from gitboot.git.snapshots import of_commit, open_snapshot
 from gitboot.jsonio import canonical
+from gitboot.model.fields import Invalid, read
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
@@ -262,8 +263,6 @@ def selected(text: str | None) -> Selector | None:
     """``-l key=value,key!=value,key,!key``, as kubectl selects."""
     if text is None:
         return None
-    from pydantic import TypeAdapter, ValidationError
-
     expressions: list[dict[str, object]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         if "!=" in part:
@@ -277,11 +276,9 @@ def selected(text: str | None) -> Selector | None:
         else:
             expressions.append({"key": part, "operator": "Exists"})
     try:
-        found: Selector = TypeAdapter(Selector).validate_python({"matchExpressions": expressions})
-    except ValidationError as error:
-        reason = error.errors()[0].get("ctx", {}).get("error", "an empty selector")
-        raise UsageError(f"-l {text}: {reason}; write role=web,site!=fra1,rack,!gpu") from None
-    return found
+        return read(Selector, {"matchExpressions": expressions})
+    except Invalid as invalid:
+        raise UsageError(f"-l {text}: {invalid}; write role=web,site!=fra1,rack,!gpu") from None
 
 
 NO_KEYS: Final = TrustSettings()

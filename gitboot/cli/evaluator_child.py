@@ -33,7 +33,7 @@ PROGRAM: Final = object()  # the context of a command that is a process of its o
 _FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _EXCEEDED: Final = {
     -signal.SIGXCPU: "it takes more time",
-    -signal.SIGABRT: "it takes more memory",  # so pydantic ends where it can have none
+    -signal.SIGABRT: "it takes more memory",  # some libraries end so if they get no memory
     -signal.SIGSEGV: "it takes more memory, as it seems,",  # so do libraries that do not look whether they have it
 }
 _SI_KERNEL: Final = 0x80  # sigaction(2): a terminal's own signal, which the child got, too

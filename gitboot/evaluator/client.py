@@ -283,7 +283,7 @@ class _Conversation:
             return NotEvaluated([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([exceeded("it takes more processor time to evaluate than it may")])
-        if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # pydantic aborts if it gets no memory
+        if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # a library aborts if it gets no memory
             return InvalidRepository([exceeded("it takes more memory to evaluate than it may")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return _Killed("its evaluation was killed twice, perhaps because the machine has no memory left")

@@ -136,13 +136,13 @@ def _explain_kind(kind: str, field: str | None, outputs: tuple[OutputOption, ...
 
 def _fields_as_text(kind: str, field: str | None) -> str:
     from gitboot.cli.terminal import table
-    from gitboot.model.json_schema import KINDS, schema, schema_fields
+    from gitboot.model.json_schema import KINDS, schema_fields
 
-    documents = {each.__name__: schema(each) for each in KINDS if kind in (each.__name__, "Any")}
+    known_kinds = {each.__name__: each for each in KINDS}
     if kind == "Any":
-        kinds = [(name, str(document["description"])) for name, document in documents.items()]
+        kinds = [(name, str(each.__doc__)) for name, each in known_kinds.items()]
         return table(("KIND", "DESCRIPTION"), kinds)
-    fields = list(schema_fields(documents[kind]))
+    fields = list(schema_fields(known_kinds[kind]))
     path = f"spec.{field.removeprefix('spec.')}" if field is not None else "spec"
     found = [each for each in fields if _is_of(each.path, path)]
     if not found:
@@ -157,7 +157,7 @@ def _fields_as_text(kind: str, field: str | None) -> str:
         for each in found
     ]
     shown = table(("FIELD", "TYPE", "DESCRIPTION"), rows)
-    return shown if field is not None else f"{documents[kind]['description']}\n\n{shown}"
+    return shown if field is not None else f"{known_kinds[kind].__doc__}\n\n{shown}"
 
 
 def _write_schemas(directory: Path) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import ConfigDict, Field, TypeAdapter, with_config
-from pydantic.alias_generators import to_camel
+from typing import Any, Literal
 
 from gitboot.jsonio import facts, format_instant
-from gitboot.model.json_schema import _DIALECT, KINDS, any_document, schema
+from gitboot.model.fields import Field, structure
+from gitboot.model.json_schema import _DIALECT, KINDS, any_document, schema, structure_schema
 from gitboot.problems import Problem
 from gitboot.review.change_groups import ChangeCause, Group, Outlier
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
@@ -26,49 +23,44 @@ from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import ImageClaim, Review
 from gitboot.review.risks import Effect, Risk
 
-_CLOSED = ConfigDict(extra="forbid", alias_generator=to_camel)
 Verdict = Literal["unchanged", "fine", "held", "invalid"]
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class SideFacts:
     """One of the two revisions."""
 
-    named: Annotated[str, Field(description="As it was asked for: a branch, a commit, WORKTREE.")]
-    revision: Annotated[str, Field(description="The commit, WORKTREE, or of what it is the merge.")]
+    named: str = Field(description="As it was asked for: a branch, a commit, WORKTREE.")
+    revision: str = Field(description="The commit, WORKTREE, or of what it is the merge.")
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class CountFacts:
     """How much changes."""
 
-    changed: Annotated[int, Field(description="Servers in both commits whose decision is another.")]
-    renamed: Annotated[int, Field(description="Of these, those with another name.")]
+    changed: int = Field(description="Servers in both commits whose decision is another.")
+    renamed: int = Field(description="Of these, those with another name.")
     added: int
     removed: int
     unchanged: int
-    images: Annotated[int, Field(description="BootImages that were added, removed or edited.")]
-    overrides: Annotated[int, Field(description="Servers of which nothing but the override changes.")]
+    images: int = Field(description="BootImages that were added, removed or edited.")
+    overrides: int = Field(description="Servers of which nothing but the override changes.")
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class AreaFacts:
     """A group of servers by a label, or the whole fleet."""
 
-    area: Annotated[str, Field(description="all, site=VALUE or role=VALUE.")]
-    size: Annotated[int, Field(description="Servers of the old commit, and who moved here.")]
-    changed: Annotated[int, Field(description="But for those that only offer less.")]
-    less: Annotated[int, Field(description="Servers that offer nothing that they did not offer before.")]
-    removed: Annotated[int, Field(description="Removed or retired.")]
+    area: str = Field(description="all, site=VALUE or role=VALUE.")
+    size: int = Field(description="Servers of the old commit, and who moved here.")
+    changed: int = Field(description="But for those that only offer less.")
+    less: int = Field(description="Servers that offer nothing that they did not offer before.")
+    removed: int = Field(description="Removed or retired.")
     added: int
-    reinstalled: Annotated[int, Field(description="Servers that may be reinstalled.")]
+    reinstalled: int = Field(description="Servers that may be reinstalled.")
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class TripFacts:
     """A limit that is exceeded."""
 
@@ -77,35 +69,32 @@ class TripFacts:
     number: int
     limit: int
     of: int | None
-    percent: Annotated[bool, Field(description="Whether the limit is a percentage.")]
+    percent: bool = Field(description="Whether the limit is a percentage.")
     area: str
     acknowledged: bool
-    by: Annotated[str, Field(description="Who has acknowledged it; empty: nobody.")]
-    acknowledgement: Annotated[str, Field(description="The line for a commit's message.")]
+    by: str = Field(description="Who has acknowledged it; empty: nobody.")
+    acknowledgement: str = Field(description="The line for a commit's message.")
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class SignerFacts:
     """A commit between BASE and HEAD, and whose key has signed it."""
 
     commit: str
     person: str
     key: str
-    forge: Annotated[bool, Field(description="Whether it is a forge's own key, which counts for merge commits alone.")]
+    forge: bool = Field(description="Whether it is a forge's own key, which counts for merge commits alone.")
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class StepFacts:
     """A commit between BASE and HEAD that somebody has to acknowledge."""
 
     commit: str
-    acknowledgements: Annotated[tuple[str, ...], Field(description="The lines for a commit's message.")]
+    acknowledgements: tuple[str, ...] = Field(description="The lines for a commit's message.")
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class UnheededFacts:
     """A line that was to acknowledge something, and does not."""
 
@@ -114,8 +103,7 @@ class UnheededFacts:
     why: str
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class FieldFacts:
     """A field before and after."""
 
@@ -124,22 +112,20 @@ class FieldFacts:
     new: Any
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class CauseFacts:
     """A document or file that servers change by."""
 
-    cause: Annotated[str, Field(description="KIND/NAME, or a file's path.")]
+    cause: str = Field(description="KIND/NAME, or a file's path.")
     fate: Literal["added", "removed", "edited"]
-    documents: Annotated[int, Field(description="How many: more than 1 where each server has its own.")]
+    documents: int = Field(description="How many: more than 1 where each server has its own.")
     fields: tuple[str, ...]
     path: str | None
     line: int | None
     column: int | None
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class EffectFacts:
     """When a change takes effect."""
 
@@ -149,8 +135,7 @@ class EffectFacts:
     end: str | None
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class RenderedFacts:
     """A unified diff of what a machine fetches."""
 
@@ -159,18 +144,16 @@ class RenderedFacts:
     lines: tuple[str, ...]
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class OutlierFacts:
     """In what a group renders otherwise than a larger one; each server's own values are replaced by their names."""
 
-    than: Annotated[str, Field(description="The first server of the larger group.")]
-    lines: Annotated[tuple[str, ...], Field(description="Lines that only this group's difference has.")]
-    missing: Annotated[tuple[str, ...], Field(description="Lines that only the larger group's difference has.")]
+    than: str = Field(description="The first server of the larger group.")
+    lines: tuple[str, ...] = Field(description="Lines that only this group's difference has.")
+    missing: tuple[str, ...] = Field(description="Lines that only the larger group's difference has.")
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class GroupFacts:
     """Servers that change alike, by the same causes, with rendered differences that are equal but for own values."""
 
@@ -178,43 +161,38 @@ class GroupFacts:
     risks: tuple[str, ...]
     effects: tuple[EffectFacts, ...]
     reinstalls: tuple[str, ...]
-    unknown: Annotated[tuple[str, ...], Field(description="Why it becomes unknown whether they are provisioned.")]
+    unknown: tuple[str, ...] = Field(description="Why it becomes unknown whether they are provisioned.")
     servers: tuple[str, ...]
-    example: Annotated[str, Field(description="The server that fields and rendered are of.")]
-    own: Annotated[
-        tuple[str, ...], Field(description="What of each server's own stands in the rendered lines that come and go.")
-    ]
-    outlier: Annotated[OutlierFacts | None, Field(description="null: no larger group changes by the same causes.")]
+    example: str = Field(description="The server that fields and rendered are of.")
+    own: tuple[str, ...] = Field(description="What of each server's own stands in the rendered lines that come and go.")
+    outlier: OutlierFacts | None = Field(description="null: no larger group changes by the same causes.")
     fields: tuple[FieldFacts, ...]
-    rendered: Annotated[tuple[RenderedFacts, ...] | None, Field(description="null: there are too many lines.")]
+    rendered: tuple[RenderedFacts, ...] | None = Field(description="null: there are too many lines.")
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class ServerFacts:
     """One server that changes."""
 
     server: str
-    before: Annotated[str | None, Field(description="Its name in the old commit.")]
+    before: str | None = Field(description="Its name in the old commit.")
     fate: Literal["added", "removed", "edited"]
     risks: tuple[str, ...]
-    group: Annotated[int, Field(description="Which of groups, from 0.")]
-    old: Annotated[str | None, Field(description="The digest of its old decision.")]
+    group: int = Field(description="Which of groups, from 0.")
+    old: str | None = Field(description="The digest of its old decision.")
     new: str | None
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class ImageFacts:
     """A BootImage that was added, removed or edited."""
 
     image: str
     fate: Literal["added", "removed", "edited"]
-    servers: Annotated[int, Field(description="How many can boot it, before or after.")]
+    servers: int = Field(description="How many can boot it, before or after.")
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class DocumentFacts:
     """A document or file that differs, whether a decision follows from it or not."""
 
@@ -223,8 +201,7 @@ class DocumentFacts:
     fields: tuple[str, ...]
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class ProblemFacts:
     """A problem of a commit."""
 
@@ -237,8 +214,7 @@ class ProblemFacts:
     hint: str
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class CredentialFacts:
     """Whom a server's BMC credentials are for: their name, the address, and how that is trusted."""
 
@@ -247,8 +223,7 @@ class CredentialFacts:
     new: str | None
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class ClaimFacts:
     """An image that claims for the first time to write no disk (writesDisk: false)."""
 
@@ -256,22 +231,20 @@ class ClaimFacts:
     path: str
     line: int
     column: int
-    author: Annotated[str | None, Field(description="Author and commit of the line; null: not committed.")]
+    author: str | None = Field(description="Author and commit of the line; null: not committed.")
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class AccessFacts:
     """A setting of the Fleet that says who may fetch, before and after."""
 
     field: str
     old: tuple[str, ...] | bool | str
     new: tuple[str, ...] | bool | str
-    widens: Annotated[bool, Field(description="Whether more clients can fetch, or fetches count that did not.")]
+    widens: bool = Field(description="Whether more clients can fetch, or fetches count that did not.")
 
 
-@with_config(_CLOSED)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@structure
 class DiffFacts:
     """What `gitboot diff -o json` prints."""
 
@@ -279,8 +252,8 @@ class DiffFacts:
     base: SideFacts
     head: SideFacts
     verdict: Verdict
-    digest: Annotated[str | None, Field(description="What acknowledgements are bound to; null: HEAD is invalid.")]
-    compared_with_nothing: Annotated[bool, Field(description="Whether BASE holds no fleet, so that all is new.")]
+    digest: str | None = Field(description="What acknowledgements are bound to; null: HEAD is invalid.")
+    compared_with_nothing: bool = Field(description="Whether BASE holds no fleet, so that all is new.")
     counts: CountFacts | None
     areas: tuple[AreaFacts, ...]
     limits: dict[str, int | bool] | None
@@ -289,20 +262,19 @@ class DiffFacts:
     unheeded: tuple[UnheededFacts, ...]
     unknown_servers: tuple[RenderedFacts, ...] | None
     shared: tuple[FieldFacts, ...] | None
-    access: Annotated[tuple[AccessFacts, ...], Field(description="Who may fetch, where that changes.")]
+    access: tuple[AccessFacts, ...] = Field(description="Who may fetch, where that changes.")
     images: tuple[ImageFacts, ...]
-    claims: Annotated[tuple[ClaimFacts, ...], Field(description="Images that newly claim to write no disk.")]
+    claims: tuple[ClaimFacts, ...] = Field(description="Images that newly claim to write no disk.")
     groups: tuple[GroupFacts, ...]
     servers: tuple[ServerFacts, ...]
-    documents: Annotated[tuple[DocumentFacts, ...], Field(description="Those from which no decision follows.")]
-    bmcs: Annotated[tuple[str, ...], Field(description="Servers whose BMC is another, or is trusted otherwise.")]
-    credentials: Annotated[
-        tuple[CredentialFacts, ...], Field(description="The same and new servers: where credentials go by it.")
-    ]
-    signers: Annotated[
-        tuple[SignerFacts, ...],
-        Field(description="Whose trusted keys have signed the commits, where --verify is given."),
-    ]
+    documents: tuple[DocumentFacts, ...] = Field(description="Those from which no decision follows.")
+    bmcs: tuple[str, ...] = Field(description="Servers whose BMC is another, or is trusted otherwise.")
+    credentials: tuple[CredentialFacts, ...] = Field(
+        description="The same and new servers: where credentials go by it."
+    )
+    signers: tuple[SignerFacts, ...] = Field(
+        description="Whose trusted keys have signed the commits, where --verify is given."
+    )
     problems: tuple[ProblemFacts, ...]
     base_problems: tuple[ProblemFacts, ...]
     reproduce: str
@@ -495,8 +467,22 @@ def schemas() -> Mapping[str, str]:
     """Every schema as the text of its file, by file name: of what is written, and of what `gitboot diff` says."""
     made = {f"{kind.__name__}.json": schema(kind) for kind in KINDS}
     made["any.json"] = any_document()
-    made["diff.schema.json"] = {"$schema": _DIALECT, **TypeAdapter(DiffFacts).json_schema()}
+    definitions: dict[str, Any] = {}
+    found = _with_titles("DiffFacts", structure_schema(DiffFacts, definitions))
+    titled = {name: _with_titles(name, each) for name, each in definitions.items()}
+    made["diff.schema.json"] = {"$schema": _DIALECT, **found, "$defs": titled}
     return {name: json.dumps(made[name], indent=2, sort_keys=True) + "\n" for name in sorted(made)}
+
+
+def _with_titles(name: str, structure: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a structure with titles: its name, and those of its fields that hold no structure."""
+    properties = {
+        field: each
+        if any("$ref" in branch for branch in (each, *each.get("anyOf", ())))
+        else {"title": field.title(), **each}
+        for field, each in structure["properties"].items()
+    }
+    return {**structure, "title": name, "properties": properties}
 
 
 def main(arguments: list[str]) -> int:
