@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from gitboot.bmc.identity import NOTHING, Shown
 from gitboot.bmc.reboot_detection import NO_MARKS, Marks
 from gitboot.fleet.identities import BmcAccess
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 _DISCS = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that an ISO image is
 _STICK = "USBStick"  # as which one is read too, by whoever looks for a volume of its label
@@ -106,31 +107,12 @@ def insertion(slot: MediaSlot, url: str) -> Mapping[str, Any]:
 EJECTION: Mapping[str, Any] = {"Image": None, "Inserted": False}  # PATCHed where there is no EjectMedia
 
 
-class BootTarget(StrEnum):
-    """Redfish ComputerSystem ``BootSourceOverrideTarget``: those that gitboot sets."""
-
-    UEFI_HTTP = "UefiHttp"
-    PXE = "Pxe"
-    HDD = "Hdd"
-    CD = "Cd"
-    USB_CD = "UsbCd"
-    NONE = "None"
-
-
-class Enabled(StrEnum):
-    """Redfish ComputerSystem ``BootSourceOverrideEnabled``."""
-
-    DISABLED = "Disabled"
-    ONCE = "Once"
-    CONTINUOUS = "Continuous"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Override:
     """A boot override, as it is wanted or as a BMC shows it."""
 
-    enabled: Enabled
-    target: str  # a BootTarget, or whatever else a BMC shows
+    enabled: OverrideEnabled
+    target: str  # a OverrideTarget, or whatever else a BMC shows
     mode: str | None = None  # UEFI or Legacy; None: as it is, or not shown
     http_boot_uri: str | None = None  # None: what DHCP says
     medium: str | None = None  # the URL of the image that has to lie in a slot before it is set
@@ -144,7 +126,7 @@ class Override:
     @property
     def leaves_it_to_dhcp(self) -> bool:
         """Whether DHCP names the loader, which asks for what it is to boot."""
-        return self.target in (BootTarget.PXE, BootTarget.UEFI_HTTP) and self.http_boot_uri is None
+        return self.target in (OverrideTarget.PXE, OverrideTarget.UEFI_HTTP) and self.http_boot_uri is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +145,7 @@ class Observed:
     supports_http_boot_uri: bool = False
     mode_is_fixed: bool = False  # what it shows cannot be set
     continuous_http: bool = True  # UefiHttp may be Continuous without changing the boot order for good
-    boots_cd_as: BootTarget = BootTarget.CD  # the target under which virtual media boot
+    boots_cd_as: OverrideTarget = OverrideTarget.CD  # the target under which virtual media boot
     settings: str = ""  # the resource that takes overrides: the system itself or its Settings
     etags: tuple[str, ...] = ()  # of that resource
     bmc: str = ""  # the row of `gitboot.bmc.redfish.quirks` that applies

@@ -10,10 +10,8 @@ from typing import NamedTuple
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same, is_another_system
 from gitboot.bmc.override_state import (
     AskOperator,
-    BootTarget,
     Confirm,
     Eject,
-    Enabled,
     Insert,
     Leave,
     Medium,
@@ -33,6 +31,7 @@ from gitboot.bmc.override_state import (
 )
 from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, in_utc, parse
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide
 _CORRECTION_PERIOD = timedelta(hours=1)
@@ -46,7 +45,7 @@ _TO_BE_CLEARED = timedelta(seconds=10)
 _LONGEST_POST = timedelta(minutes=30)
 
 
-OFF = Override(enabled=Enabled.DISABLED, target=BootTarget.NONE)
+OFF = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 
 
 class Withdrawal(NamedTuple):
@@ -111,7 +110,7 @@ def needs_firmware_uri(wanted: Wanted | None, observed: Observed) -> bool:
     if wanted is None or not observed.keeps_uri or observed.firmware_uri is not None:
         return False
     fitted = fit(wanted.override, observed)
-    return fitted is not None and fitted.target == BootTarget.UEFI_HTTP and fitted.leaves_it_to_dhcp
+    return fitted is not None and fitted.target == OverrideTarget.UEFI_HTTP and fitted.leaves_it_to_dhcp
 
 
 def uri_to_keep(wanted: Wanted | None, observed: Observed) -> str | None:
@@ -139,7 +138,7 @@ def needs_clock(records: Iterable[OverrideRecord], observed: Observed, at: datet
 
 
 def _is_in_question(record: OverrideRecord, observed: Observed) -> bool:
-    once = record.state.is_open and record.override.enabled is Enabled.ONCE
+    once = record.state.is_open and record.override.enabled is OverrideEnabled.ONCE
     if not once or record.marks.bmc_time is None:
         return False
     return not stands(record.override, observed) or bool(observed.marks.moved_since(record.marks))
@@ -185,8 +184,8 @@ def has_changed(seen: Observed, now: Observed) -> bool:
 def stands(override: Override, observed: Observed) -> bool:
     """Tell whether ``override`` is what the BMC shows, as far as it shows it."""
     seen = observed.override
-    if override.enabled is Enabled.DISABLED:
-        return seen.enabled is Enabled.DISABLED
+    if override.enabled is OverrideEnabled.DISABLED:
+        return seen.enabled is OverrideEnabled.DISABLED
     return (
         (seen.enabled, seen.target) == (override.enabled, override.target)
         and (override.mode is None or seen.mode in (None, override.mode))
@@ -200,15 +199,15 @@ def fit(override: Override, observed: Observed) -> Override | None:
     Where the URI cannot be set, DHCP names a loader and the loader finds the server's entry.
     """
     target, uri = override.target, override.http_boot_uri
-    if target == BootTarget.CD:
+    if target == OverrideTarget.CD:
         target = observed.boots_cd_as
-    if target == BootTarget.UEFI_HTTP:
-        continuous = override.enabled is Enabled.CONTINUOUS
-        if not _allows(BootTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
-            target, uri = BootTarget.PXE, None
+    if target == OverrideTarget.UEFI_HTTP:
+        continuous = override.enabled is OverrideEnabled.CONTINUOUS
+        if not _allows(OverrideTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
+            target, uri = OverrideTarget.PXE, None
         elif not observed.supports_http_boot_uri:
             if observed.firmware_uri not in (None, "", uri):  # somebody else's, which it would boot
-                target = BootTarget.PXE
+                target = OverrideTarget.PXE
             uri = None
     mode = override.mode if observed.override.mode else None
     wrong_mode = observed.mode_is_fixed and mode not in (None, observed.override.mode)
@@ -222,11 +221,11 @@ def left_to_dhcp(wanted: Override, observed: Observed) -> str | None:
     fitted = fit(wanted, observed) if wanted.http_boot_uri is not None else None
     if fitted is None or not fitted.leaves_it_to_dhcp:
         return None
-    if fitted.target == BootTarget.UEFI_HTTP:
+    if fitted.target == OverrideTarget.UEFI_HTTP:
         return "takes no HttpBootUri" if observed.firmware_uri != wanted.http_boot_uri else None
     if observed.firmware_uri not in (None, "", wanted.http_boot_uri):
         return f"would boot {observed.firmware_uri}, which stands in its firmware's settings"
-    lacks = not _allows(BootTarget.UEFI_HTTP, observed)
+    lacks = not _allows(OverrideTarget.UEFI_HTTP, observed)
     return "has no UefiHttp" if lacks else "would boot by HTTP for good, were it set Continuous"
 
 
@@ -234,13 +233,13 @@ def _allows(target: str, observed: Observed) -> bool:
     return not observed.allowable_targets or target in observed.allowable_targets
 
 
-def is_allowed(enabled: Enabled, observed: Observed) -> bool:
+def is_allowed(enabled: OverrideEnabled, observed: Observed) -> bool:
     """Whether a BMC takes overrides for so long: XCC knows no Continuous, and iRMC no Disabled."""
     return not observed.allowable_enabled or enabled in observed.allowable_enabled
 
 
 def _uri_matters(override: Override, observed: Observed) -> bool:
-    return override.target == BootTarget.UEFI_HTTP and observed.supports_http_boot_uri
+    return override.target == OverrideTarget.UEFI_HTTP and observed.supports_http_boot_uri
 
 
 def _set_elsewhere(records: Iterable[OverrideRecord], observed: Observed) -> OverrideRecord | None:
@@ -325,7 +324,7 @@ def _is_someone_elses(record: OverrideRecord, observed: Observed) -> bool:
     A machine that is still in POST has not consumed it yet. What was only about to be set may have been set after
     the reset.
     """
-    once = record.override.enabled is Enabled.ONCE and record.state in (State.CONFIRMED, State.WITHDRAWING)
+    once = record.override.enabled is OverrideEnabled.ONCE and record.state in (State.CONFIRMED, State.WITHDRAWING)
     return (
         once
         and observed.marks.settled
@@ -347,7 +346,7 @@ def _what_became_of(record: OverrideRecord, observed: Observed, at: datetime, mo
     machine shuts down and boots within the moment that a withdrawal takes. From `OverrideRecord.clears_from` on, this
     or another instance may have cleared a one-time override without a record of that: then nothing proves a boot.
     """
-    if record.override.enabled is Enabled.CONTINUOUS:
+    if record.override.enabled is OverrideEnabled.CONTINUOUS:
         return State.WITHDRAWN
     if record.may_be_cleared_unrecorded(at):
         return State.LOST
@@ -437,7 +436,7 @@ def _set_anew(
     """Set what does not stand in gitboot's name, unless somebody else's override would have to give way to it."""
     step = _set(wanted, record, override, observed, at)
     seen = observed.override
-    free = seen.enabled is Enabled.DISABLED or seen.target == BootTarget.NONE or stands(override, observed)
+    free = seen.enabled is OverrideEnabled.DISABLED or seen.target == OverrideTarget.NONE or stands(override, observed)
     if isinstance(step, Set | Insert) and not free:
         return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=_foreign(override, seen))
     return step
@@ -488,7 +487,7 @@ def _is_set_by_another(wanted: Wanted, override: Override, observed: Observed) -
     Two that nobody named, each told that nothing is installed, see nothing of each other but the BMC. It shows the
     override until a boot has consumed it, and many go on showing its URI after that.
     """
-    if not wanted.writes_disk or override.enabled is not Enabled.ONCE:
+    if not wanted.writes_disk or override.enabled is not OverrideEnabled.ONCE:
         return False
     seen = observed.override
     uri = override.http_boot_uri
@@ -577,7 +576,7 @@ def _unsupported(override: Override, observed: Observed) -> str:
 
 def _not_shown(record: OverrideRecord, observed: Observed) -> str:
     seen = observed.override
-    if seen.enabled is Enabled.DISABLED:
+    if seen.enabled is OverrideEnabled.DISABLED:
         return "it was set a moment ago, and is not shown yet"
     return (
         f"{record.override.enabled} {record.override.target} was set a moment ago, and the BMC shows {seen.enabled}"
@@ -586,7 +585,7 @@ def _not_shown(record: OverrideRecord, observed: Observed) -> str:
 
 
 def _foreign(override: Override, seen: Override) -> str:
-    uri = f" {seen.http_boot_uri}" if seen.http_boot_uri and seen.target == BootTarget.UEFI_HTTP else ""
+    uri = f" {seen.http_boot_uri}" if seen.http_boot_uri and seen.target == OverrideTarget.UEFI_HTTP else ""
     return (
         f"the BMC shows {seen.enabled} {seen.target}{uri}, which gitboot has not set;"
         f" {override.enabled} {override.target} is set when it is gone"
@@ -610,7 +609,7 @@ def _contended(record: OverrideRecord, observed: Observed) -> str:
 
 def _undecidable(record: OverrideRecord, observed: Observed) -> str:
     seen = observed.override
-    shown = f"; the BMC shows {seen.enabled} {seen.target}" if seen.enabled is not Enabled.DISABLED else ""
+    shown = f"; the BMC shows {seen.enabled} {seen.target}" if seen.enabled is not OverrideEnabled.DISABLED else ""
     return (
         f"{record.override.enabled} {record.override.target} was to be set for {record.reason} and does not"
         f" stand: it was never set, or it was set and consumed{shown}"

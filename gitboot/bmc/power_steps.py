@@ -9,9 +9,10 @@ from enum import StrEnum
 from typing import Final
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged
-from gitboot.bmc.override_state import Enabled, Observed, OperatorCondition, OverrideRecord, State
+from gitboot.bmc.override_state import Observed, OperatorCondition, OverrideRecord, State
 from gitboot.bmc.override_steps import marks_beside, stands
 from gitboot.bmc.reboot_detection import Marks, Reset
+from gitboot.resolve.server_decision import OverrideEnabled
 
 _TO_BE_SHOWN: Final = timedelta(minutes=1)  # how long it may take until a BMC shows what it was asked for
 # How long an operating system may take to shut down; as long as Ironic gives it ([conductor]soft_power_off_timeout).
@@ -297,7 +298,9 @@ def _is_set(reason: str, observed: Observed, overrides: Collection[OverrideRecor
 
 
 def _has_not_booted(wanted: Switching, observed: Observed, overrides: Collection[OverrideRecord]) -> bool:
-    own = [each for each in overrides if each.reason == wanted.override and each.override.enabled is Enabled.ONCE]
+    own = [
+        each for each in overrides if each.reason == wanted.override and each.override.enabled is OverrideEnabled.ONCE
+    ]
     return any(
         each.state is State.CONFIRMED
         and stands(each.override, observed)

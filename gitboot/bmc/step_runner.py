@@ -15,7 +15,6 @@ from gitboot.bmc.override_state import (
     AskOperator,
     Confirm,
     Eject,
-    Enabled,
     Insert,
     Leave,
     MediaSlot,
@@ -58,6 +57,7 @@ from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled
 
 if TYPE_CHECKING:
     from gitboot.bmc.redfish.transport import Login, Reach
@@ -162,7 +162,7 @@ def bring_about(
                     keep(record)
                     was_confirmed = True
                 case Set(record=record):
-                    if record.override.enabled is Enabled.ONCE:
+                    if record.override.enabled is OverrideEnabled.ONCE:
                         seen = bmc.with_clock(seen, clock)
                     record = replace(record, marks=seen.marks)
                     known = tuple(records.values())

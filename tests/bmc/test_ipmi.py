@@ -21,8 +21,6 @@ from gitboot.bmc.credentials import Credentials, as_file, read_trust
 from gitboot.bmc.identity import Another, Same, Shown
 from gitboot.bmc.ipmi import IpmiConnection, _override, system_uuid
 from gitboot.bmc.override_state import (
-    BootTarget,
-    Enabled,
     Observed,
     OperatorCondition,
     Override,
@@ -48,6 +46,7 @@ from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcU
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.validation import load
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.cases import for_each
 from tests.helpers.configuration import HERE, configured, give_credentials
 from tests.helpers.fleets import fleet, server, snapshot, uuid_of
@@ -59,8 +58,8 @@ UUID_ = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")
 LOOSE = configured(max_small_group=100, max_update_percent=100)
 PASSWORD = "correct-horse"  # OpenIPMI's simulator reads none with a space
 _PING = bytes.fromhex("0600ff06 000011be 80000000")  # ASF 2.0, 3.2.4.2: presence ping
-INSTALL = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")
-HTTP = replace(INSTALL, target=BootTarget.UEFI_HTTP, http_boot_uri="http://boot.test/web.efi")
+INSTALL = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
+HTTP = replace(INSTALL, target=OverrideTarget.UEFI_HTTP, http_boot_uri="http://boot.test/web.efi")
 
 needs_ipmitool = pytest.mark.skipif(
     shutil.which("ipmitool") is None and "CI" not in os.environ, reason="needs ipmitool: scripts/install-packages"
@@ -131,9 +130,9 @@ def test_no_system_is_asked_to_restart_by_ipmi(bmc: IpmiConnection) -> None:
     [
         (INSTALL, "a0 04 00 00 00"),
         (replace(INSTALL, mode="Legacy"), "80 04 00 00 00"),
-        (replace(INSTALL, enabled=Enabled.CONTINUOUS), "e0 04 00 00 00"),
-        (replace(INSTALL, target=BootTarget.HDD), "a0 08 00 00 00"),
-        (replace(INSTALL, target=BootTarget.CD), "a0 14 00 00 00"),
+        (replace(INSTALL, enabled=OverrideEnabled.CONTINUOUS), "e0 04 00 00 00"),
+        (replace(INSTALL, target=OverrideTarget.HDD), "a0 08 00 00 00"),
+        (replace(INSTALL, target=OverrideTarget.CD), "a0 14 00 00 00"),
         (HTTP, "a0 04 00 00 00"),
     ],
     ids=["Once Pxe", "Legacy", "Continuous", "Hdd", "Cd", "UefiHttp becomes Pxe"],

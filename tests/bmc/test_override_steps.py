@@ -25,9 +25,7 @@ from gitboot.bmc.identity import (
 )
 from gitboot.bmc.override_state import (
     AskOperator,
-    BootTarget,
     Confirm,
-    Enabled,
     Leave,
     Observed,
     OperatorCondition,
@@ -46,23 +44,24 @@ from gitboot.bmc.redfish import resources
 from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.bmc.redfish.resources import Resource
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.cases import for_each
 from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.profiles import PROFILES, Profile
 from tests.helpers.search_effort import examples
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.PXE)
-HTTP = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, http_boot_uri="http://b/1.efi")
-CONTINUOUS = Override(enabled=Enabled.CONTINUOUS, target=BootTarget.PXE)
-FOREIGN = Override(enabled=Enabled.ONCE, target="BiosSetup")
+ONCE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE)
+HTTP = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, http_boot_uri="http://b/1.efi")
+CONTINUOUS = Override(enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.PXE)
+FOREIGN = Override(enabled=OverrideEnabled.ONCE, target="BiosSetup")
 
 INSTALL = Wanted(reason="provision 3", plan_digest="d", override=ONCE)
 ALWAYS = replace(INSTALL, override=CONTINUOUS)
 SET_ANEW = replace(INSTALL, set_again=True)
 OTHER_URI = replace(INSTALL, override=HTTP)
 FIRST = replace(OTHER_URI, is_first=True)
-LEFT_URI = replace(HTTP, enabled=Enabled.DISABLED, target=BootTarget.NONE)
+LEFT_URI = replace(HTTP, enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 OTHER_REASON = replace(INSTALL, reason="provision 4")
 UNHEARD_OF = replace(INSTALL, override=replace(ONCE, target="Floppy"))
 
@@ -426,7 +425,7 @@ def test_questions_to_the_operator_say_what_was_found() -> None:
     step = _step(legacy, fixed)
     assert isinstance(step, AskOperator)
     messages.append(step.message)
-    continuous = replace(INSTALL, override=replace(ONCE, enabled=Enabled.CONTINUOUS))
+    continuous = replace(INSTALL, override=replace(ONCE, enabled=OverrideEnabled.CONTINUOUS))
     step = _step(continuous, replace(_seen(OFF), allowable_enabled=frozenset({"Once", "Disabled"})))
     assert isinstance(step, AskOperator)
     assert [*messages, step.message] == [
@@ -456,7 +455,7 @@ def test_what_marks_prove(before: Marks, after: Marks, reset: Reset) -> None:
 
 
 PLAIN_HTTP = replace(HTTP, http_boot_uri=None)
-CD = replace(ONCE, target=BootTarget.CD)
+CD = replace(ONCE, target=OverrideTarget.CD)
 XCC = frozenset({"Once", "Disabled"})
 
 
@@ -470,7 +469,7 @@ XCC = frozenset({"Once", "Disabled"})
         pytest.param(HTTP, replace(SEEN, allowable_targets=frozenset({"Hdd"})), None, id="no network at all"),
         pytest.param(HTTP, replace(SEEN, continuous_http=False), HTTP, id="Once is no matter"),
         pytest.param(
-            replace(HTTP, enabled=Enabled.CONTINUOUS),
+            replace(HTTP, enabled=OverrideEnabled.CONTINUOUS),
             replace(SEEN, continuous_http=False),
             CONTINUOUS,
             id="Continuous would change the boot order",
@@ -479,7 +478,10 @@ XCC = frozenset({"Once", "Disabled"})
         pytest.param(HTTP, replace(SEEN, allowable_enabled=XCC), HTTP, id="Once is all it needs"),
         pytest.param(CD, SEEN, CD, id="a CD"),
         pytest.param(
-            CD, replace(SEEN, boots_cd_as=BootTarget.USB_CD), replace(CD, target=BootTarget.USB_CD), id="a USB CD"
+            CD,
+            replace(SEEN, boots_cd_as=OverrideTarget.USB_CD),
+            replace(CD, target=OverrideTarget.USB_CD),
+            id="a USB CD",
         ),
         pytest.param(replace(ONCE, mode="UEFI"), SEEN, ONCE, id="shows no mode"),
         pytest.param(
@@ -697,8 +699,8 @@ def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bm
 
 def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
     """The PATCH that was to turn Continuous into Once was lost: what stands is known, and is set again or withdrawn."""
-    continuous = Override(enabled=Enabled.CONTINUOUS, target=BootTarget.PXE, mode="UEFI")
-    once = replace(continuous, enabled=Enabled.ONCE)
+    continuous = Override(enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.PXE, mode="UEFI")
+    once = replace(continuous, enabled=OverrideEnabled.ONCE)
     wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, set_again=True)
     stood = Observed(system="/redfish/v1/Systems/1", override=continuous)
     first = _step(wanted, stood, [_standing(continuous)], at=_NOON)
@@ -717,7 +719,7 @@ def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
 
 
 def test_a_boot_of_each_time_whose_override_is_gone_without_proof_is_for_a_person() -> None:
-    once = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")
+    once = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
     wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, set_again=True)
     gone = replace(_standing(once), state=State.LOST)
     step = _step(wanted, Observed(system="/x", override=OFF), [gone], at=_NOON)

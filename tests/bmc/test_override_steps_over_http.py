@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same, accept
-from gitboot.bmc.override_state import BootTarget, Enabled, Override, State
+from gitboot.bmc.override_state import Override, State
 from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack, racks, write_credentials
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.double import STARTED, Machine
@@ -25,7 +26,10 @@ UNSET = "03000200-0400-0500-0006-000700080009"
 DIRECT = replace(
     ONCE,
     override=Override(
-        enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri="http://boot.test/install.efi"
+        enabled=OverrideEnabled.ONCE,
+        target=OverrideTarget.UEFI_HTTP,
+        mode="UEFI",
+        http_boot_uri="http://boot.test/install.efi",
     ),
 )
 

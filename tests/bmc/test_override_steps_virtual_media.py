@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.override_state import (
-    BootTarget,
-    Enabled,
     MediumState,
     OperatorCondition,
     Override,
@@ -19,6 +17,7 @@ from gitboot.bmc.override_state import (
     Wanted,
 )
 from gitboot.bmc.step_runner import Outcome
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import MakeRack, Rack, racks
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.double import Machine
@@ -31,7 +30,7 @@ ISO, OTHERS = "http://boot.test/assets/node/1.iso", "http://rescue.test/somebody
 DISC = Wanted(
     reason="provision/1",
     plan_digest="d" * 64,
-    override=Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI", medium=ISO),
+    override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=ISO),
 )
 DATA = "http://boot.test/media/4c4c4544/user-data.iso"
 BOTH = replace(DISC, override=replace(DISC.override, data_medium=DATA))
@@ -109,16 +108,16 @@ def test_a_medium_whose_reason_ends_unbooted_is_ejected_after_its_override(
     assert rack.machine.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled"
 
 
-@pytest.mark.parametrize("target", [BootTarget.CD, BootTarget.PXE])
+@pytest.mark.parametrize("target", [OverrideTarget.CD, OverrideTarget.PXE])
 @pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
 def test_an_override_is_withdrawn_before_its_medium_gives_way_to_another(
-    make_rack: MakeRack, profile: Profile, target: BootTarget
+    make_rack: MakeRack, profile: Profile, target: OverrideTarget
 ) -> None:
     rack = _rack(make_rack, profile)
     rack.bring_about(DISC)
     rack.machine.requests.clear()
     rack.server.service.requests.clear()
-    other = replace(DISC.override, target=target, medium=ISO.replace("1", "2") if target is BootTarget.CD else None)
+    other = replace(DISC.override, target=target, medium=ISO.replace("1", "2") if target is OverrideTarget.CD else None)
     assert rack.bring_about(replace(DISC, override=other)).outcome is Outcome.APPLIED
     sent = [each.path for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
     off, ejected, *more = sent
@@ -129,8 +128,8 @@ def test_an_override_is_withdrawn_before_its_medium_gives_way_to_another(
     assert [(each.target, each.medium) for each in rack.machine.boots] == [(fit_target(profile, target), other.medium)]
 
 
-def fit_target(profile: Profile, target: BootTarget) -> str:
-    return profile.boots_cd_as if target is BootTarget.CD else target
+def fit_target(profile: Profile, target: OverrideTarget) -> str:
+    return profile.boots_cd_as if target is OverrideTarget.CD else target
 
 
 def test_a_machine_that_is_off_keeps_no_medium(make_rack: MakeRack) -> None:
@@ -143,7 +142,9 @@ def test_a_machine_that_is_off_keeps_no_medium(make_rack: MakeRack) -> None:
     assert _disc(rack).image is None
 
 
-@pytest.mark.parametrize("wanted", [DISC, replace(DISC, override=replace(DISC.override, enabled=Enabled.CONTINUOUS))])
+@pytest.mark.parametrize(
+    "wanted", [DISC, replace(DISC, override=replace(DISC.override, enabled=OverrideEnabled.CONTINUOUS))]
+)
 def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(make_rack: MakeRack, wanted: Wanted) -> None:
     rack = _rack(make_rack)
     _disc(rack).image = OTHERS

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same
-from gitboot.bmc.override_state import BootTarget, Enabled, Observed, OperatorCondition, Override, OverrideRecord, State
+from gitboot.bmc.override_state import Observed, OperatorCondition, Override, OverrideRecord, State
 from gitboot.bmc.power_steps import (
     SHUTDOWN,
     AskForReset,
@@ -29,6 +29,7 @@ from gitboot.bmc.power_steps import (
 )
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.bmc.step_runner import Outcome
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at
@@ -40,7 +41,7 @@ from tests.helpers.redfish_double.service import Service
 
 NOON = at("20T12:00")
 ALL = frozenset(ResetType)
-PXE = Override(enabled=Enabled.ONCE, target=BootTarget.PXE)
+PXE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE)
 RAN = Marks(
     last_reset_time="2026-11-17T12:00:00Z",
     boot_progress="OSRunning",
@@ -60,7 +61,7 @@ def seen(**more: Any) -> Observed:
 
 
 OFF = seen(power="Off", runs_os=False, marks=replace(RAN, settled=False, boot_progress="None"))
-GONE = Override(enabled=Enabled.DISABLED, target=BootTarget.NONE)
+GONE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 
 
 def overridden(state: State = State.CONFIRMED, **more: Any) -> OverrideRecord:

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials, read_credentials
-from gitboot.bmc.override_state import Enabled, OverrideRecord, State, Wanted
+from gitboot.bmc.override_state import OverrideRecord, State, Wanted
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import tls_context
 from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled
 from tests.helpers.bmcs import (
     ALWAYS,
     ONCE,
@@ -56,7 +57,7 @@ def test_an_override_is_recorded_before_it_is_set_and_set_before_it_is_confirmed
     assert rack.written == [("web01", State.RECORDED, 0), ("web01", State.CONFIRMED, 1)]
     assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Once Pxe")
     assert [record.state for record in result.wrote] == [State.RECORDED, State.CONFIRMED]
-    assert result.observed is not None and result.observed.override.enabled is Enabled.ONCE
+    assert result.observed is not None and result.observed.override.enabled is OverrideEnabled.ONCE
     assert rack.machine.writes == [{"Boot": SET_AT_BMC}]
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.override_state import Override, OverrideRecord, State
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.step_runner import bring_about
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import uuid_of
@@ -24,7 +25,10 @@ from tests.helpers.redfish_double.profiles import GENERIC, Profile
 INSTALL = replace(
     ONCE,
     override=Override(
-        enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri="http://boot.test/1.efi"
+        enabled=OverrideEnabled.ONCE,
+        target=OverrideTarget.UEFI_HTTP,
+        mode="UEFI",
+        http_boot_uri="http://boot.test/1.efi",
     ),
     is_first=True,
 )

@@ -12,13 +12,14 @@ from typing import Any
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Pinned, shared
-from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, State, Wanted
+from gitboot.bmc.override_state import Override, OverrideRecord, State, Wanted
 from gitboot.bmc.power_steps import SwitchRecord, SwitchState
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.step_runner import Job, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.double import STARTED, Machine
@@ -31,9 +32,9 @@ SECRETS = (PASSWORD, base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode())
 ONCE = Wanted(
     reason="provision/1",
     plan_digest="d" * 64,
-    override=Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI"),
+    override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI"),
 )
-ALWAYS = replace(ONCE, override=replace(ONCE.override, enabled=Enabled.CONTINUOUS))
+ALWAYS = replace(ONCE, override=replace(ONCE.override, enabled=OverrideEnabled.CONTINUOUS))
 SET_AT_BMC = {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}
 
 

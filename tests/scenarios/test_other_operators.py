@@ -25,7 +25,7 @@ from typing import Any, Final, Self, TypeAlias
 import pytest
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override, OverrideRecord, State, Wanted
+from gitboot.bmc.override_state import Observed, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.override_steps import fit
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord
 from gitboot.bmc.redfish.client import BmcConnection
@@ -48,7 +48,7 @@ from gitboot.render.boot_files import server_files, shared_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record, Run, exported, imported
-from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.resolve.server_decision import Decision, Decisions, OverrideEnabled, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Phase
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import (
@@ -467,8 +467,8 @@ def wanted_by(planned: BootPlan | None) -> Wanted | None:
         reason=override.reason,
         plan_digest=planned.digest,
         override=Override(
-            enabled=Enabled(override.enabled.value),
-            target=BootTarget(override.target.value),
+            enabled=override.enabled,
+            target=override.target,
             mode="UEFI",
             http_boot_uri=override.http_boot_uri,
         ),
@@ -535,7 +535,7 @@ class Rack:
 def override(case: Case) -> None:
     given = case["given"]
     wanted = Override(
-        enabled=Enabled.ONCE, target=BootTarget(given["policyMethod"]), http_boot_uri=given["httpBootURI"]
+        enabled=OverrideEnabled.ONCE, target=OverrideTarget(given["policyMethod"]), http_boot_uri=given["httpBootURI"]
     )
     for each in PROFILES.values():
         seen = observed(Machine(profile=each))
@@ -564,7 +564,7 @@ def power_on(case: Case) -> None:
         _check_resting_order(given["biosOrder"], expected["boots"])
     else:
         order, told = given["biosOrder"], given["operatorOverride"]
-        once = told and Override(enabled=Enabled(told["enabled"]), target=BootTarget(told["target"]))
+        once = told and Override(enabled=OverrideEnabled(told["enabled"]), target=OverrideTarget(told["target"]))
         with Rack() as rack:
             rack.ask(Wanted(reason="operator", plan_digest="", override=once) if once else None)
             assert [rack.boots(order), rack.boots(order)] == [expected["boots"], order[0]]
@@ -646,7 +646,7 @@ def override_payload(case: Case) -> None:
         machine = Machine(profile=_profile(vendor, given["reportedMode"]))
         machine.write(BootSourceOverrideMode=given["reportedMode"])
         seen = observed(machine)
-        fitted = fit(Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI"), seen)
+        fitted = fit(Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI"), seen)
         if seen.mode_is_fixed and given["reportedMode"] == "Legacy":
             assert fitted is None, vendor  # HPE's mode is read-only, so a person is asked
             continue
@@ -688,7 +688,7 @@ def boot_order_payload(case: Case) -> None:
     assert harmful.pop("BootOrder") == case["given"]["bootOrder"]
     for each in PROFILES.values():
         with Rack(each) as rack:
-            once = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")
+            once = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
             rack.ask(Wanted(reason="provision/1", plan_digest="", override=once))
             rack.ask(None)
             assert rack.machine.writes

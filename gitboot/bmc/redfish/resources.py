@@ -10,11 +10,12 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override_state import BootTarget, Enabled, MediaSlot, Observed, Override
+from gitboot.bmc.override_state import MediaSlot, Observed, Override
 from gitboot.bmc.reboot_detection import Marks, with_clock
 from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, Quirks, quirks_of
 from gitboot.errors import BmcRejected
 from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 _IN_POST = frozenset(
     {
@@ -202,15 +203,15 @@ def _override(resource: Resource) -> Override:
     boot = resource.boot
     if TARGET not in boot:
         raise BmcRejected(f"{resource.url} shows no Boot.{TARGET}")
-    enabled = _text(boot.get(ENABLED)) or Enabled.DISABLED
-    target = _text(boot[TARGET]) or BootTarget.NONE
+    enabled = _text(boot.get(ENABLED)) or OverrideEnabled.DISABLED
+    target = _text(boot[TARGET]) or OverrideTarget.NONE
     allowable = _texts(boot.get(f"{ENABLED}@Redfish.AllowableValues"))
-    if target == BootTarget.NONE and allowable and Enabled.DISABLED not in allowable:
-        enabled = Enabled.DISABLED  # where that word is missing, no target is what says it
-    if enabled not in set(Enabled):
-        raise BmcRejected(f"{resource.url} shows Boot.{ENABLED} {enabled!r}, not one of {', '.join(Enabled)}")
+    if target == OverrideTarget.NONE and allowable and OverrideEnabled.DISABLED not in allowable:
+        enabled = OverrideEnabled.DISABLED  # where that word is missing, no target is what says it
+    if enabled not in set(OverrideEnabled):
+        raise BmcRejected(f"{resource.url} shows Boot.{ENABLED} {enabled!r}, not one of {', '.join(OverrideEnabled)}")
     return Override(
-        enabled=Enabled(enabled),
+        enabled=OverrideEnabled(enabled),
         target=target,
         mode=_text(boot.get(MODE)),
         http_boot_uri=_text(boot.get(HTTP_BOOT_URI)),
@@ -221,9 +222,9 @@ def _boot_state(system: Mapping[str, Any]) -> str | None:
     return _text(_at(system, ("BootProgress", "LastState"))) or _text(_at(system, ("Oem", "Hpe", "PostState")))
 
 
-def _boots_cd_as(quirks: Quirks, boot: Mapping[str, Any]) -> BootTarget:
+def _boots_cd_as(quirks: Quirks, boot: Mapping[str, Any]) -> OverrideTarget:
     listed = quirks.boots_cd_as in _texts(boot.get(f"{TARGET}@Redfish.AllowableValues"))
-    return quirks.boots_cd_as if listed else BootTarget.CD
+    return quirks.boots_cd_as if listed else OverrideTarget.CD
 
 
 def _instant(value: object) -> str | None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from threading import Lock
 
-from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, Wanted
+from gitboot.bmc.override_state import Override, OverrideRecord, Wanted
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
 from gitboot.controller.learn.evidence import awaits_progress
@@ -214,8 +214,8 @@ def wanted_by(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
         reason=override.reason,
         plan_digest=plan.digest,
         override=Override(
-            enabled=Enabled(override.enabled.value),
-            target=BootTarget(override.target.value),
+            enabled=override.enabled,
+            target=override.target,
             mode="UEFI" if plan.firmware is Firmware.UEFI else "Legacy",
             http_boot_uri=override.http_boot_uri,
             medium=medium,

@@ -16,7 +16,6 @@ from gitboot.bmc.override_state import (
     AskOperator,
     Confirm,
     Eject,
-    Enabled,
     Insert,
     Leave,
     Observed,
@@ -63,7 +62,7 @@ from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import InstallStep, Record
-from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.server_decision import Decision, OverrideEnabled
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, BootPlan, Cause, Phase
 from gitboot.status.conditions import remedy
 from gitboot.text import shell_words
@@ -461,7 +460,11 @@ def shown(override: Override | None) -> str:
     """An override in two words; what is disabled has no target that matters."""
     if override is None:
         return "-"
-    return str(override.enabled) if override.enabled is Enabled.DISABLED else f"{override.enabled} {override.target}"
+    return (
+        str(override.enabled)
+        if override.enabled is OverrideEnabled.DISABLED
+        else f"{override.enabled} {override.target}"
+    )
 
 
 def _seen(observed: Observed) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.identity import CannotTell, Sharing, shared
-from gitboot.bmc.override_state import Enabled, OperatorCondition, Override, State, Wanted
+from gitboot.bmc.override_state import OperatorCondition, Override, State, Wanted
 from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import SwitchState
 from gitboot.bmc.step_runner import Job, Outcome, Result
@@ -25,6 +25,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.status.events import Event
 
 ONCE_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC is read that has a one-time override
@@ -467,7 +468,7 @@ def _is_urgent(job: Job, power: PowerAsk | None) -> bool:
             return False
     return (
         wanted is None
-        or wanted.override.enabled is Enabled.ONCE
+        or wanted.override.enabled is OverrideEnabled.ONCE
         or not all(each.state is State.CONFIRMED for each in job.records if each.state.is_open)
     )
 

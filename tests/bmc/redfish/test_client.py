@@ -20,7 +20,7 @@ from sushy.exceptions import SushyError
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_state import Observed, Override
 from gitboot.bmc.override_steps import OFF, fit, stands
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.reboot_detection import Marks
@@ -30,6 +30,7 @@ from gitboot.bmc.redfish.resources import Resource, observe, read_clock
 from gitboot.bmc.redfish.transport import Reach, tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError, LeaseLost
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.cases import for_each
 from tests.helpers.redfish_double.certificates import Authority
 from tests.helpers.redfish_double.double import STARTED, Machine
@@ -62,9 +63,9 @@ from tests.helpers.redfish_double.service import Service
 
 USER, PASSWORD = "gitboot", "correct horse"
 URI = "http://boot.example.net/web.efi"
-ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
-ALWAYS = Override(enabled=Enabled.CONTINUOUS, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
-FROM_CD = Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI")
+ONCE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
+ALWAYS = Override(enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
+FROM_CD = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI")
 
 
 class Open(Protocol):
@@ -210,7 +211,7 @@ def test_only_what_differs_is_sent(serve: Serve, open_bmc: Open) -> None:
     bmc = open_bmc(serve(machine))
     _set(bmc, ONCE)
     _set(bmc, ONCE)
-    _set(bmc, Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="Legacy"))
+    _set(bmc, Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="Legacy"))
     bmc.set_override(OFF, bmc.observe())
     bmc.set_override(OFF, bmc.observe())
 
@@ -232,7 +233,7 @@ def test_a_change_of_target_is_sent_with_what_the_bmc_wants_to_be_told_anyway(
 ) -> None:
     machine = Machine(profile=profile)
     bmc = open_bmc(serve(machine))
-    _set(bmc, replace(FROM_CD, target=BootTarget.PXE))
+    _set(bmc, replace(FROM_CD, target=OverrideTarget.PXE))
     _set(bmc, FROM_CD)
     assert _sent(machine) == sent
 
@@ -293,7 +294,7 @@ def test_one_of_several_systems_must_be_named(serve: Serve, open_bmc: Open) -> N
 def test_a_missing_slash_is_found_and_written_to(serve: Serve, open_bmc: Open) -> None:
     machine = Machine(profile=ILO6)
     bmc = open_bmc(serve(machine), system="/redfish/v1/Systems/1")
-    assert stands(Override(enabled=Enabled.ONCE, target=BootTarget.CD), _set(bmc, FROM_CD))
+    assert stands(Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD), _set(bmc, FROM_CD))
 
 
 def test_a_change_by_someone_else_is_not_written_over(serve: Serve, open_bmc: Open) -> None:
@@ -575,9 +576,12 @@ def test_a_placeholder_is_no_mark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "target"), [(["Cd", "UsbCd"], BootTarget.USB_CD), (["Cd"], BootTarget.CD), (None, BootTarget.CD)]
+    ("targets", "target"),
+    [(["Cd", "UsbCd"], OverrideTarget.USB_CD), (["Cd"], OverrideTarget.CD), (None, OverrideTarget.CD)],
 )
-def test_virtual_media_boot_as_a_usb_cd_only_where_there_is_one(targets: list[str] | None, target: BootTarget) -> None:
+def test_virtual_media_boot_as_a_usb_cd_only_where_there_is_one(
+    targets: list[str] | None, target: OverrideTarget
+) -> None:
     machine = Machine(profile=SUPERMICRO_X11)
     body = machine.system()
     body["Boot"]["BootSourceOverrideTarget@Redfish.AllowableValues"] = targets

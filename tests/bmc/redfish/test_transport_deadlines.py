@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override, Wanted
+from gitboot.bmc.override_state import Observed, Override, Wanted
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import BmcConnection, is_redfish
 from gitboot.bmc.redfish.transport import Reach
 from gitboot.bmc.step_runner import Outcome
 from gitboot.errors import BmcUnreachable
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.double import Machine
@@ -105,7 +106,7 @@ def test_all_requests_of_a_job_end_though_each_one_is_answered(rack: Rack) -> No
 
 def test_a_job_at_a_bmc_without_end_waits_for_the_next_one(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     with_many_drives(rack)
-    disc = Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI", medium=ISO)
+    disc = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=ISO)
     job = rack.job(Wanted(reason="provision/1", plan_digest="d" * 64, override=disc))
     with rack.fleet() as fleet:
         monkeypatch.setattr(Reach, "left_s", limited_to(rack, 50))

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import BootTarget, Enabled, Override, State, Wanted
+from gitboot.bmc.override_state import Override, State, Wanted
 from gitboot.bmc.power_steps import Manner, Switching
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import ETAG_FORMS, if_match_values, read_etags
 from gitboot.bmc.step_runner import Outcome
 from gitboot.errors import BmcChanged
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, PASSWORD, SET_AT_BMC, USER, MakeRack, Rack, racks
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import uuid_of
@@ -155,7 +156,7 @@ def test_a_medium_is_inserted_and_ejected_whatever_form_of_etag_a_drive_has(
     disc = Wanted(
         reason="provision/1",
         plan_digest="d" * 64,
-        override=Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI", medium=iso),
+        override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=iso),
     )
     assert rack.bring_about(disc).outcome is Outcome.APPLIED
     assert rack.machine.drives[1].image == iso
@@ -168,7 +169,7 @@ def test_a_uri_is_written_to_firmware_whatever_form_of_etag_its_settings_have(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
     rack = rack_of(make_rack, with_form(IDRAC9, header, body, if_match))
-    http = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
+    http = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
     wanted = Wanted(reason="provision/1", plan_digest="d" * 64, override=http, own_loaders="http://boot.test/")
     restart = Switching(reason="power/check/1", manner=Manner.RESTART, override="provision/1", now=True)
     rack.bring_about(wanted, switching=restart)
