@@ -19,11 +19,10 @@ from uuid import UUID
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override_state import Observed, Override
+from gitboot.bmc.override_state import IPMI, Observed, Override
 from gitboot.bmc.override_steps import has_changed, stands
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.transport import AddressRefused, Reach
-from gitboot.bmc.step_runner import IPMI
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
 from gitboot.http_client import RequestLimits
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gitboot.bmc.identity import NOTHING, Shown
@@ -14,6 +14,7 @@ from gitboot.bmc.reboot_detection import NO_MARKS, Marks
 from gitboot.fleet.identities import BmcAccess
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
+IPMI: Final = "IPMI"  # `Observed.bmc` of a BMC that is asked by IPMI
 _DISCS = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that an ISO image is
 _STICK = "USBStick"  # as which one is read too, by whoever looks for a volume of its label
 
@@ -34,6 +35,10 @@ class MediaSlot:
     @property
     def is_free(self) -> bool:
         return not self.inserted and self.image is None
+
+    @property
+    def emptied(self) -> MediaSlot:
+        return replace(self, image=None, inserted=False)
 
     @property
     def takes_discs(self) -> bool:
@@ -117,6 +122,9 @@ class Override:
     http_boot_uri: str | None = None  # None: what DHCP says
     medium: str | None = None  # the URL of the image that has to lie in a slot before it is set
     data_medium: str | None = None  # and of the one with the user data, in another
+
+    def __str__(self) -> str:
+        return f"{self.enabled} {self.target}"
 
     @property
     def media(self) -> tuple[str, ...]:
@@ -273,6 +281,8 @@ class OverrideRecord:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leave:
     """Nothing is to be done."""
+
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.bmc import credentials
 from gitboot.bmc.credentials import CredentialDirectory, read_credentials, read_trust
-from gitboot.bmc.step_runner import Outcome, Result
+from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.errors import UsageError
 from gitboot.fleet.identities import machines
 from gitboot.fleet.validation import load
@@ -254,7 +254,7 @@ def names(rack: Rack, fingerprint: str, more: str = 'networks = ["127.0.0.1"]') 
     (rack.folder / "access.toml").write_text(f'{more}\n[certificates]\n"127.0.0.1" = "{fingerprint}"\n')
 
 
-def finished(rack: Rack, **changed: Any) -> Result:
+def finished(rack: Rack, **changed: Any) -> TaskResult:
     with rack.fleet() as fleet:
         job = replace(rack.job(), bmc=replace(rack.job().bmc, **changed))
         fleet.submit([job])

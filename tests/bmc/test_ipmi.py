@@ -20,6 +20,7 @@ import pytest
 from gitboot.bmc.credentials import Credentials, as_file, read_trust
 from gitboot.bmc.identity import Another, Same, Shown
 from gitboot.bmc.ipmi import IpmiConnection, _override, system_uuid
+from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
 from gitboot.bmc.override_state import (
     Observed,
     OperatorCondition,
@@ -40,7 +41,6 @@ from gitboot.bmc.power_steps import (
     next_power,
 )
 from gitboot.bmc.redfish.transport import Reach
-from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.cli.main import Exit
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
 from gitboot.fleet.identities import BmcAccess
@@ -298,7 +298,7 @@ class Asked:
     switching: Switching | None = None
     switches: dict[str, SwitchRecord] = field(default_factory=dict)
 
-    def once(self, *, crash: bool = False) -> Result:
+    def once(self, *, crash: bool = False) -> TaskResult:
         def write(record: OverrideRecord | SwitchRecord) -> None:
             if isinstance(record, SwitchRecord):
                 self.switches[record.reason] = record
@@ -313,7 +313,7 @@ class Asked:
         if self.wanted is not None:
             wanted = Wanted(reason="provision/1", plan_digest="d" * 64, override=self.wanted)
         access = BmcAccess(address="ipmi://127.0.0.1", system=None, credentials="rack", verify=True, ca=None)
-        job = Job(
+        job = BmcTask(
             server="web01",
             uuid=self.uuid,
             bmc=access,
@@ -322,7 +322,7 @@ class Asked:
             switching=self.switching,
             switches=tuple(self.switches.values()),
         )
-        return bring_about(self.bmc, job, write, lambda: self.at)
+        return OverrideSession(self.bmc, job, write, lambda: self.at).run()
 
     @property
     def state(self) -> State:

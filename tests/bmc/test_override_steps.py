@@ -407,7 +407,7 @@ def test_what_stands_is_recorded_with_the_marks_seen_with_it(wanted: Wanted | No
     ("seen", "state"), [(OFF, WITHDRAWN), (FOREIGN, WITHDRAWN), (ONCE, CONFIRMED)], ids=["not", "else", "set"]
 )
 def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: State) -> None:
-    assert refused(_record(RECORDED), _seen(seen, SINCE)).record == _record(state, marks=SINCE)
+    assert refused(_record(RECORDED), _seen(seen, SINCE)) == _record(state, marks=SINCE)
 
 
 def test_questions_to_the_operator_say_what_was_found() -> None:
@@ -587,7 +587,7 @@ class _Instance:
         answer = self.machine.patch(observed.settings, {"Boot": boot}, etag["@odata.etag"].removeprefix("W/"))
         taken = not boot or answer.status < 400
         if not taken and isinstance(step, Set):
-            self.ledger[step.record.reason] = refused(step.record, self.observe()).record
+            self.ledger[step.record.reason] = refused(step.record, self.observe())
         return taken
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same, accept
+from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.bmc.override_state import Override, State
-from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack, racks, write_credentials
@@ -50,7 +50,7 @@ def _swap_board(machine: Machine) -> None:
     machine.uuid, machine.serial = OTHER, "CZ29200XYZ"
 
 
-def _condition(result: Result) -> str:
+def _condition(result: TaskResult) -> str:
     assert result.outcome is Outcome.STALLED
     return result.message.partition(":")[0]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import (
     MediumState,
     OperatorCondition,
@@ -16,7 +17,6 @@ from gitboot.bmc.override_state import (
     State,
     Wanted,
 )
-from gitboot.bmc.step_runner import Outcome
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import MakeRack, Rack, racks
 from tests.helpers.fleets import uuid_of

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same
-from gitboot.bmc.override_state import Observed, OperatorCondition, Override, OverrideRecord, State
+from gitboot.bmc.override_session import Outcome
+from gitboot.bmc.override_state import AskOperator, Observed, OperatorCondition, Override, OverrideRecord, State, Wait
 from gitboot.bmc.power_steps import (
     SHUTDOWN,
     AskForReset,
-    DoubtSwitch,
-    HoldSwitch,
     Manner,
     NoteSwitch,
     ResetType,
@@ -28,7 +27,6 @@ from gitboot.bmc.power_steps import (
     next_switch,
 )
 from gitboot.bmc.reboot_detection import Marks
-from gitboot.bmc.step_runner import Outcome
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack
 from tests.helpers.cases import for_each
@@ -81,9 +79,9 @@ def kind(step: SwitchStep) -> str:
             return f"ask {record.type}"
         case NoteSwitch(record=record):
             return f"note {record.state}"
-        case DoubtSwitch(condition=condition):
+        case AskOperator(condition=condition):
             return f"doubt {condition}"
-        case HoldSwitch():
+        case Wait():
             return "hold"
     return "leave"
 
@@ -96,7 +94,6 @@ GENTLY = ResetType.GRACEFUL_RESTART
 @for_each(
     ("case", "wanted", "record", "observed", "step"),
     [
-        ("nothing is wanted", None, None, seen(), "leave"),
         ("it runs, its override stands, and it is its turn", RESTART, None, seen(), "ask ForceRestart"),
         ("the same, gracefully", GRACEFUL, None, seen(), "ask GracefulRestart"),
         (
@@ -164,7 +161,7 @@ GENTLY = ResetType.GRACEFUL_RESTART
     ],
 )
 def test_what_comes_next(
-    case: str, wanted: Switching | None, record: SwitchRecord | None, observed: Observed, step: str
+    case: str, wanted: Switching, record: SwitchRecord | None, observed: Observed, step: str
 ) -> None:
     found = next_switch(
         wanted=wanted, record=record, observed=observed, overrides=[overridden()], at=NOON, identified=Same()

@@ -12,10 +12,10 @@ from typing import Any
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Pinned, shared
+from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskResult
 from gitboot.bmc.override_state import Override, OverrideRecord, State, Wanted
 from gitboot.bmc.power_steps import SwitchRecord, SwitchState
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.step_runner import Job, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -69,11 +69,11 @@ class Rack:
         self.records.setdefault(machine.name, {})[record.reason] = record
         self.written.append((machine.name, record.state, len(machine.writes)))
 
-    def job(self, wanted: Wanted | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> Job:
+    def job(self, wanted: Wanted | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> BmcTask:
         """A job; what is changed is the job's, or where and how its BMC is reached."""
         machine = machine or self.machine
         access = {each.name: changed.pop(each.name) for each in fields(BmcAccess) if each.name in changed}
-        job = Job(
+        job = BmcTask(
             server=machine.name,
             uuid=self.uuids[machine.name],
             bmc=replace(
@@ -88,12 +88,12 @@ class Rack:
         )
         return replace(job, **changed)
 
-    def bring_about(self, wanted: Wanted | None = ONCE, *, password: str = PASSWORD, **changed: Any) -> Result:
+    def bring_about(self, wanted: Wanted | None = ONCE, *, password: str = PASSWORD, **changed: Any) -> TaskResult:
         """A job done here and now."""
         job = self.job(wanted, **changed)
         credentials = Credentials(username=USER, password=password)
         with BmcConnection(job.bmc.address, credentials, system=job.bmc.system) as bmc:
-            result = bring_about(bmc, job, lambda record: self.write(job.uuid, record), lambda: self.now)
+            result = OverrideSession(bmc, job, lambda record: self.write(job.uuid, record), lambda: self.now).run()
         if result.pinned is not None:
             self.pins[job.server] = result.pinned
         return result

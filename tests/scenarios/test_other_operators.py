@@ -25,13 +25,13 @@ from typing import Any, Final, Self, TypeAlias
 import pytest
 
 from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskResult
 from gitboot.bmc.override_state import Observed, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.override_steps import fit
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.bmc.redfish.resources import Resource, observe
-from gitboot.bmc.step_runner import Job, Result, bring_about
 from gitboot.controller.learn.install_boots import offer_of
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge
@@ -495,9 +495,9 @@ class Rack:
         self._bmc.close()
         self._server.__exit__(kind, error, trace)
 
-    def ask(self, wanted: Wanted | None, switching: Switching | None = None) -> Result:
+    def ask(self, wanted: Wanted | None, switching: Switching | None = None) -> TaskResult:
         """One pass over this BMC."""
-        job = Job(
+        job = BmcTask(
             server="web01",
             uuid=SystemUuid(uuid_of("web01")),
             bmc=BmcAccess(address=self._server.url, system=None, credentials="", verify=True, ca=None),
@@ -505,7 +505,7 @@ class Rack:
             records=tuple(self.records.values()),
             switching=switching,
         )
-        return bring_about(self._bmc, job, self._write, lambda: self.machine.now)
+        return OverrideSession(self._bmc, job, self._write, lambda: self.machine.now).run()
 
     def _write(self, record: OverrideRecord | SwitchRecord) -> None:
         if isinstance(record, OverrideRecord):

@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gitboot.bmc.credentials import NO_SIGN, Sign, pair_of
-from gitboot.bmc.identity import Described, Identified, Pinned, identify, known_at
+from gitboot.bmc.identity import known_at
+from gitboot.bmc.override_session import BmcTask, look, would_send
 from gitboot.bmc.override_state import (
     AskOperator,
     Confirm,
@@ -20,32 +21,26 @@ from gitboot.bmc.override_state import (
     Leave,
     Observed,
     Override,
-    OverrideRecord,
     Set,
     State,
     Step,
     Wait,
-    Wanted,
     Withdraw,
 )
 from gitboot.bmc.override_steps import left_to_dhcp, next_step, uri_to_keep
 from gitboot.bmc.power_steps import (
     AskForReset,
-    DoubtSwitch,
-    HoldSwitch,
     NotSwitched,
     PowerAction,
     PowerStep,
     Send,
-    SwitchRecord,
     SwitchStep,
     marks_that_move,
     next_power,
     next_switch,
 )
-from gitboot.bmc.step_runner import look, method_of, would_send
 from gitboot.bmc.worker_pool import Connections, Crew, Task
-from gitboot.controller.bmcs.desired_state import PowerAsk, media_of, power_wanted, wanted_by
+from gitboot.controller.bmcs.desired_state import PowerPlan, media_of, power_wanted, wanted_by
 from gitboot.controller.bmcs.schedule import shared_values
 from gitboot.controller.current_plans import about
 from gitboot.controller.learn.install_boots import offering
@@ -54,7 +49,6 @@ from gitboot.controller.learn.ledger_trust import doubt_of
 from gitboot.controller.operator_requests import stop_of
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.fleet.identities import BmcAccess
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.scalars import SystemUuid
@@ -68,7 +62,7 @@ from gitboot.status.conditions import remedy
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:
-    from gitboot.bmc.step_runner import Driver
+    from gitboot.bmc.override_session import Driver
 
 
 Signed = Callable[[str, str], bool | None]
@@ -86,26 +80,14 @@ _DOUBTS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
+class Subject(BmcTask):
     """One machine that has a BMC, or on whose BMC something of gitboot's may stand."""
 
-    name: str
-    uuid: SystemUuid
-    bmc: BmcAccess
     decision: Decision | None  # None: no document describes it any more
     plan: BootPlan | None
     record: Record | None
-    wanted: Wanted | None
-    overrides: tuple[OverrideRecord, ...]
-    keeps: tuple[str, ...] = ()  # the media of a boot that was given
-    site: str | None = None
-    serial: str | None = None
-    pinned: Pinned | None = None
-    shared: frozenset[str] = frozenset()
-    known: bool = False  # whether the ledger lets its BMC have the credentials
     unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
-    power: PowerAsk | None = None  # what its plan wants of the machine's power
-    switches: tuple[SwitchRecord, ...] = ()  # what was done to it before
+    power: PowerPlan | None = None  # what its plan wants of the machine's power
     mistrusted: str | None = None  # why nothing that is recorded counts, in a word
     unnamed: str | None = None  # the ledger of this instance, where the Fleet names none: nothing is set before it does
 
@@ -130,7 +112,7 @@ class Subject:
         plan = self.plan
         if plan is None or plan.phase is not Phase.NETWORK or plan.key is None:
             return False
-        return any(each.reason == plan.key and each.state is State.LOST for each in self.overrides)
+        return any(each.reason == plan.key and each.state is State.LOST for each in self.records)
 
     @property
     def doubt(self) -> tuple[str, str] | None:
@@ -147,9 +129,9 @@ class Inspection:
     """What was found."""
 
     subject: Subject
-    seen: Observed | None  # None: it could not be read
-    step: Step | None
-    failure: BmcUnreachable | BmcBusy | BmcRejected | UsageError | None
+    seen: Observed | None = None  # None: it could not be read
+    step: Step | None = None
+    failure: BmcUnreachable | BmcBusy | BmcRejected | UsageError | None = None
     unsigned: tuple[str, ...] = ()  # the URLs of what its firmware would start, and has no signature
     switch: SwitchStep | None = None  # what would be done to its power, were it its turn; None: nothing is wanted
 
@@ -162,7 +144,7 @@ class Inspection:
 
     @property
     def needs_a_person(self) -> bool:
-        asks = isinstance(self.step, AskOperator) or isinstance(self.switch, DoubtSwitch)
+        asks = isinstance(self.step, AskOperator) or isinstance(self.switch, AskOperator)
         return asks or self.subject.doubt is not None
 
     @property
@@ -176,9 +158,9 @@ class Inspection:
         match self.switch:
             case AskForReset(record=record) if power is not None:
                 return f"{record.type} for {record.reason}, {power.turn}{self._with_uri}"
-            case HoldSwitch(why=why) if power is not None:
+            case Wait(why=why) if power is not None:
                 return f"{power.switching.manner} for {power.switching.reason} waits: {why}"
-            case DoubtSwitch(condition=condition, message=message):
+            case AskOperator(condition=condition, message=message):
                 return f"{condition}: {message}"
         return None
 
@@ -189,19 +171,14 @@ class Inspection:
         return f"; before it firmware is told to keep {uri} for its HTTP boots" if uri is not None else ""
 
     @property
-    def patch(self) -> str | None:
-        """What would be sent to the BMC: a path and a body."""
-        return would_send(self.step, self.seen) if self.seen is not None else None
-
-    @property
-    def method(self) -> tuple[str, ...]:
-        """By which method it would be sent; IPMI has none."""
-        return method_of(self.step, self.seen) if self.seen is not None else ()
+    def request(self) -> tuple[str, ...]:
+        """What would be sent to the BMC: the method, and a path and a body; by IPMI the command alone."""
+        return would_send(self.step, self.seen) if self.seen is not None else ()
 
     def facts(self) -> dict[str, Any]:
         subject, record = self.subject, self.subject.record
         return {
-            "server": subject.name,
+            "server": subject.server,
             "uuid": subject.uuid,
             "bmc": subject.bmc.address,
             "credentials": subject.bmc.credentials,
@@ -212,7 +189,7 @@ class Inspection:
             "seen": _seen(self.seen) if self.seen else None,
             "recorded": [
                 _facts(each.override, reason=each.reason, state=each.state, at=format_instant(each.at))
-                for each in subject.overrides
+                for each in subject.records
             ],
             "evidence": record.evidence if record else None,
             "provisionedAt": format_instant(record.provisioned_at) if record and record.provisioned_at else None,
@@ -220,7 +197,7 @@ class Inspection:
             "why": self.why,
             "hint": self.hint,
             "needsAPerson": self.needs_a_person,
-            "patch": self.patch,
+            "patch": self.request[-1] if self.request else None,
             "power": self.reset_to_come,
             "warnings": list(self.warnings),
         }
@@ -261,7 +238,7 @@ class Inspection:
     @property
     def hint(self) -> str | None:
         """The line that a person may copy, once they have looked at it; STATE: the state directory."""
-        name, doubt = self.subject.name, self.subject.doubt
+        name, doubt = self.subject.server, self.subject.doubt
         match self.failure:
             case BmcUnreachable() | BmcBusy():
                 # The service root needs no password: DSP0266, "Authentication requirements".
@@ -274,11 +251,11 @@ class Inspection:
                 return None
         if isinstance(self.step, AskOperator):
             return remedy(f"Bmc/{name}", self.step.condition)
-        if isinstance(self.switch, DoubtSwitch):
+        if isinstance(self.switch, AskOperator):
             return remedy(f"Bmc/{name}", self.switch.condition)
         if doubt is not None:
             return remedy(*doubt, {"SERVERS": name})
-        if self.step == Wait(why=_UNNAMED) or self.switch == HoldSwitch(why=_UNNAMED):
+        if self.step == Wait(why=_UNNAMED) or self.switch == Wait(why=_UNNAMED):
             return remedy("BmcsSet", "LedgerUnnamed", {"LEDGER": self.subject.unnamed or ""})
         return None
 
@@ -310,7 +287,7 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
             continue
         planned = plan(decision, at, record, stop=stop, absent=knowledge.absent(decision))
         yield Subject(
-            name=decision.server,
+            server=decision.server,
             uuid=decision.uuid,
             bmc=machine.bmc,
             decision=decision,
@@ -318,7 +295,7 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
             record=record,
             wanted=wanted_by(planned, keys),
             keeps=tuple(filter(None, media_of(planned, keys))),
-            overrides=knowledge.overrides_of(decision.uuid),
+            records=knowledge.overrides_of(decision.uuid),
             site=commit.sites.get(decision.server),
             serial=machine.serial,
             pinned=knowledge.pins.get(decision.uuid),
@@ -344,14 +321,14 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
             continue
         name = knowledge.machines[uuid].name if uuid in knowledge.machines else str(uuid)
         yield Subject(
-            name=name,
+            server=name,
             uuid=uuid,
             bmc=bmc,
             decision=None,
             plan=None,
             record=None,
             wanted=None,
-            overrides=overrides,
+            records=overrides,
             pinned=knowledge.pins.get(uuid),
             known=pair_of(bmc) in knowledge.known_pairs,
         )
@@ -381,18 +358,19 @@ def inspect(
 
 
 def _urgency(one: Inspection) -> tuple[bool, bool, bool, str]:
-    return not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.name
+    return not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.server
 
 
 def _inspect(subject: Subject, connections: Connections, at: datetime, signed: Signed) -> tuple[Inspection, Sign]:
-    pinned = known_at(subject.pinned, subject.bmc.place)
-    certificate = pinned.certificate if pinned is not None else None
     try:
-        bmc = connections.to(subject.uuid, subject.name, subject.bmc, known=subject.known, certificate=certificate)
+        bmc = connections.to(subject.uuid, subject.server, subject.bmc, known=subject.known, pinned=subject.pinned)
     except UsageError as error:
-        return Inspection(subject=subject, seen=None, step=None, failure=error), NO_SIGN
+        return Inspection(subject=subject, failure=error), NO_SIGN
     with bmc.reach.watched() as sign:
-        found = _found(subject, bmc, pinned, at)
+        try:
+            found = _read(subject, bmc, at)
+        except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
+            found = Inspection(subject=subject, failure=error)
         return replace(found, unsigned=tuple(_unsigned(subject, signed))), sign()
 
 
@@ -410,19 +388,16 @@ def _unsigned(subject: Subject, signed: Signed) -> Iterator[str]:
             yield file.url
 
 
-def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -> Inspection:
-    try:
-        seen = look(bmc, subject.wanted, subject.overrides, lambda: at)
-        if bmc.firmware is not None:
-            seen = bmc.firmware.with_secure_boot(seen)
-    except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
-        return Inspection(subject=subject, seen=None, step=None, failure=error)
-    described = Described.by(subject.uuid, subject.serial, subject.bmc)
-    identified = identify(described, seen.shown, pinned=pinned, shared=subject.shared)
+def _read(subject: Subject, bmc: Driver, at: datetime) -> Inspection:
+    """Read a BMC, and decide what would be done at it: to its override now, to its power were it its turn."""
+    seen = look(bmc, subject.wanted, subject.records, lambda: at)
+    if bmc.firmware is not None:
+        seen = bmc.firmware.with_secure_boot(seen)
+    identified = subject.identify(seen, known_at(subject.pinned, subject.bmc.place))
     step = next_step(
         wanted=subject.wanted,
         observed=seen,
-        records=subject.overrides,
+        records=subject.records,
         at=at,
         identified=identified,
         keeps=subject.keeps,
@@ -431,29 +406,21 @@ def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -
     is_new = is_new or (isinstance(step, Confirm) and step.record.state is State.SET_BY_ANOTHER)
     if subject.unnamed is not None and is_new:
         step = Wait(why=_UNNAMED)
-    try:
-        switch = _switch(subject, bmc, seen, identified, at)
-    except (BmcUnreachable, BmcBusy, BmcRejected) as error:
-        return Inspection(subject=subject, seen=None, step=None, failure=error)
-    return Inspection(subject=subject, seen=seen, step=step, failure=None, switch=switch)
-
-
-def _switch(subject: Subject, bmc: Driver, seen: Observed, identified: Identified, at: datetime) -> SwitchStep | None:
-    """What would be done to its power, were it its turn."""
-    wanted = subject.power.asked(subject.switches, now=True) if subject.power is not None else None
-    if wanted is None:
-        return None
-    step = next_switch(
-        wanted=wanted,
-        record=next((each for each in subject.switches if each.reason == wanted.reason), None),
-        observed=bmc.with_reset_types(seen),
-        overrides=subject.overrides,
-        at=at,
-        identified=identified,
-        moving=marks_that_move(seen, subject.overrides, subject.switches),
-    )
-    is_withheld = isinstance(step, AskForReset) and subject.unnamed is not None
-    return HoldSwitch(why=_UNNAMED) if is_withheld else step
+    wanted = subject.power.switching_for(subject.switches, now=True) if subject.power is not None else None
+    switch: SwitchStep | None = None
+    if wanted is not None:
+        switch = next_switch(
+            wanted=wanted,
+            record=next((each for each in subject.switches if each.reason == wanted.reason), None),
+            observed=bmc.with_reset_types(seen),
+            overrides=subject.records,
+            at=at,
+            identified=identified,
+            moving=marks_that_move(seen, subject.records, subject.switches),
+        )
+        if isinstance(switch, AskForReset) and subject.unnamed is not None:
+            switch = Wait(why=_UNNAMED)
+    return Inspection(subject=subject, seen=seen, step=step, switch=switch)
 
 
 def shown(override: Override | None) -> str:
@@ -515,7 +482,7 @@ class Powered:
     def facts(self) -> dict[str, Any]:
         plan = self.subject.plan
         return {
-            "server": self.subject.name,
+            "server": self.subject.server,
             "uuid": self.subject.uuid,
             "bmc": self.subject.bmc.address,
             "power": self.seen.power if self.seen is not None else None,
@@ -547,16 +514,14 @@ def switch(
         while ended := crew.next_ended():
             found += ended.values()
             each(len(ended))
-    return sorted(found, key=lambda one: one.subject.name)
+    return sorted(found, key=lambda one: one.subject.server)
 
 
 def _switched(
     subject: Subject, *, action: PowerAction, connections: Connections, force: bool, send: bool
 ) -> tuple[Powered, Sign]:
-    pinned = known_at(subject.pinned, subject.bmc.place)
-    certificate = pinned.certificate if pinned is not None else None
     try:
-        bmc = connections.to(subject.uuid, subject.name, subject.bmc, known=subject.known, certificate=certificate)
+        bmc = connections.to(subject.uuid, subject.server, subject.bmc, known=subject.known, pinned=subject.pinned)
     except UsageError as error:
         return Powered(subject=subject, seen=None, step=NotSwitched(why=str(error))), NO_SIGN
     if bmc.login is not None:
@@ -566,8 +531,7 @@ def _switched(
     with bmc.reach.watched() as sign:
         try:
             seen = bmc.with_reset_types(bmc.observe())
-            described = Described.by(subject.uuid, subject.serial, subject.bmc)
-            identified = identify(described, seen.shown, pinned=pinned, shared=subject.shared)
+            identified = subject.identify(seen, known_at(subject.pinned, subject.bmc.place))
             step = next_power(action, seen, identified, force=force)
         except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
             step = NotSwitched(why=str(error))

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import Observed, Override, Wanted
 from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import Manner, Switching, SwitchState
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.step_runner import Outcome
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, racks
 from tests.helpers.fleets import uuid_of

@@ -11,11 +11,11 @@ import pytest
 from werkzeug.serving import make_server
 
 from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
 from gitboot.bmc.override_state import OperatorCondition, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
@@ -49,7 +49,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.server_close()
 
 
-def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replaces: bool = True) -> list[Result]:
+def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replaces: bool = True) -> list[TaskResult]:
     """What comes of a wanted override at once, and five minutes later; ``replaces``: a person lets it."""
     wanted = Wanted(
         reason=f"provision/{enabled}",
@@ -75,14 +75,14 @@ def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replac
         url, Credentials(username="gitboot", password="secret"), system=f"/redfish/v1/Systems/{uuid}"
     ) as bmc:
         for at in (STARTED, STARTED + timedelta(minutes=5)):
-            job = Job(
+            job = BmcTask(
                 server="web01",
                 uuid=uuid,
                 bmc=BmcAccess(address=url, system=None, credentials="rack", verify=True, ca=None),
                 wanted=wanted,
                 records=tuple(records.values()),
             )
-            results.append(bring_about(bmc, job, write, lambda at=at: at))  # type: ignore[misc]
+            results.append(OverrideSession(bmc, job, write, lambda at=at: at).run())  # type: ignore[misc]
     return results
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import Observed, Override, Wanted
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import BmcConnection, is_redfish
 from gitboot.bmc.redfish.transport import Reach
-from gitboot.bmc.step_runner import Outcome
 from gitboot.errors import BmcUnreachable
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import Override, State, Wanted
 from gitboot.bmc.power_steps import Manner, Switching
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import ETAG_FORMS, if_match_values, read_etags
-from gitboot.bmc.step_runner import Outcome
 from gitboot.errors import BmcChanged
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, PASSWORD, SET_AT_BMC, USER, MakeRack, Rack, racks

@@ -13,9 +13,9 @@ import pytest
 
 from gitboot.bmc import worker_pool
 from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.bmc.redfish import transport
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.bmc.worker_pool import BmcPool
 from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
 from tests.helpers.redfish_double import service
@@ -38,7 +38,7 @@ def rack(make_rack: MakeRack) -> Rack:
     return make_rack()
 
 
-def read(fleet: BmcPool, rack: Rack, **changed: Any) -> Result:
+def read(fleet: BmcPool, rack: Rack, **changed: Any) -> TaskResult:
     """Let its BMC be read once more, with nothing wanted."""
     job = rack.job(None, **changed)
     assert fleet.submit([job])

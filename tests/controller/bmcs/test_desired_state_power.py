@@ -321,10 +321,10 @@ def test_a_machine_that_nobody_has_read_yet_may_be_down(hall: Hall) -> None:
     schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(uuid_of(name)) for name in ("web01", "web02"))
     turn = partial(granted, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30))
     assert turn(schedule).going == {web01}
-    unread = replace(schedule.appointments[web02], outcome=None)
-    assert turn(schedule.with_appointments({web02: unread})).going == frozenset()
-    under_way = replace(schedule.appointments[web01], granted=True)
-    assert turn(schedule.with_appointments({web01: under_way})).going == frozenset()
+    unread = replace(schedule.bmcs[web02], outcome=None)
+    assert turn(schedule.with_bmcs({web02: unread})).going == frozenset()
+    under_way = replace(schedule.bmcs[web01], granted=True)
+    assert turn(schedule.with_bmcs({web01: under_way})).going == frozenset()
 
 
 def test_a_window_that_was_lengthened_and_moved_is_the_same(hall: Hall) -> None:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.bmc.override_state import OverrideRecord, State
-from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.controller.bmcs.schedule import events_of
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
@@ -1232,7 +1232,7 @@ def test_each_state_of_an_override_is_told_in_words(site: Site) -> None:
     (record,) = site.bench.knowledge.overrides_of(site.bench.decisions.servers["web01"].uuid)
     for state in State:
         wrote = (replace(record, state=state),)
-        result = Result(
+        result = TaskResult(
             server="web01",
             uuid=site.bench.decisions.servers["web01"].uuid,
             outcome=Outcome.APPLIED,

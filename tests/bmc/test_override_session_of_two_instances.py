@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.override_session import OverrideSession
 from gitboot.bmc.override_state import Override, OverrideRecord, State
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.step_runner import bring_about
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
 from tests.helpers.cases import for_each
@@ -87,7 +87,7 @@ class Contender:
                 return send(*request, **more)
 
             bmc.observe, bmc._connector.patch = reading, sending  # type: ignore[assignment,method-assign]
-            bring_about(bmc, job, self._write, lambda: self.rack.now)
+            OverrideSession(bmc, job, self._write, lambda: self.rack.now).run()
         self.is_done = True
         self._waits.release()
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials, read_credentials
+from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
 from gitboot.bmc.override_state import OverrideRecord, State, Wanted
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import tls_context
-from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars import SystemUuid
@@ -200,7 +200,7 @@ def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
         return rack.now + timedelta(minutes=20) * next(ticks)  # no more than three corrections an hour
 
     with BmcConnection(job.bmc.address, Credentials(username=USER, password=PASSWORD), system=job.bmc.system) as bmc:
-        result = bring_about(bmc, job, lambda record: rack.write(job.uuid, record), clock)
+        result = OverrideSession(bmc, job, lambda record: rack.write(job.uuid, record), clock).run()
     assert (result.outcome, result.message) == (Outcome.WAITING, "not settled after 16 steps")
 
 
@@ -256,7 +256,7 @@ def test_a_password_that_is_no_text_is_named_with_its_file(tmp_path: Path) -> No
         read_credentials(tmp_path, "rack")
 
 
-def finished(fleet: BmcPool, job: Job) -> Result:
+def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
     assert fleet.submit([job]) == {job.uuid}
     return fleet.finished(wait_all=True)[job.uuid]
 
@@ -311,7 +311,7 @@ def test_another_address_is_another_connection(rack: Rack) -> None:
 def test_results_are_collected_once_by_server(make_rack: MakeRack) -> None:
     rack = make_rack(*three_machines())
     ended = threading.Semaphore(0)
-    results: dict[SystemUuid, Result] = {}
+    results: dict[SystemUuid, TaskResult] = {}
     with rack.fleet(on_finished=ended.release) as fleet:
         begun = fleet.submit([rack.job(machine=machine) for machine in reversed(rack.machines)])
         while len(results) < len(rack.machines):
