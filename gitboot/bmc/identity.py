@@ -230,7 +230,7 @@ def _changes(described: Described, pinned: Pinned, shown: Shown) -> list[str]:
 
     What is no longer shown is a change only where the other is not as it was: BMCs show less while they start.
     """
-    uuid_is_same = shown.uuid is not None and shown.uuid in _orders(pinned.uuid)
+    uuid_is_same = shown.uuid is not None and pinned.uuid is not None and shown.uuid in byte_orders(pinned.uuid)
     serial_is_same = shown.serial is not None and shown.serial.upper() == _upper(pinned.serial)
     changes = []
     if pinned.uuid is not None and not uuid_is_same:
@@ -240,12 +240,9 @@ def _changes(described: Described, pinned: Pinned, shown: Shown) -> list[str]:
     if pinned.serial is not None and not serial_is_same:
         is_described = _upper(shown.serial) in map(_upper, described.serials)
         if not is_described and (shown.serial is not None or not uuid_is_same):
-            changes.append(f'serial "{pinned.serial}" to {_quoted(shown.serial)}')
+            now = f'"{shown.serial}"' if shown.serial is not None else "none"
+            changes.append(f'serial "{pinned.serial}" to {now}')
     return changes
-
-
-def _orders(uuid: SystemUuid | None) -> tuple[SystemUuid, ...]:
-    return byte_orders(uuid) if uuid is not None else ()
 
 
 def _upper(serial: str | None) -> str | None:
@@ -262,10 +259,6 @@ def _line_to_add(described: Described, shown: Shown) -> str:
     if not fields:
         return ""
     return f"; correct bmc.address, or add to bmc, where it is this machine: reports: {{{', '.join(fields)}}}"
-
-
-def _quoted(text: str | None) -> str:
-    return f'"{text}"' if text is not None else "none"
 
 
 Place = tuple[str, str | None]

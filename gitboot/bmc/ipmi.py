@@ -23,7 +23,7 @@ from gitboot.bmc.override_state import IPMI, Observed, Override
 from gitboot.bmc.override_steps import has_changed, stands
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.transport import AddressRefused, Reach
-from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
+from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable
 from gitboot.http_client import RequestLimits
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
@@ -160,22 +160,18 @@ class IpmiConnection:
                 return ended
             if not _ANOTHER_SUITE.search(said):
                 break
-        raise _failure(self._address, self._credentials.name, said)
+        if _REFUSED.search(said):
+            name = f' "{self._credentials.name}"' if self._credentials.name else ""
+            raise BmcRejected(f"{self._address}: the BMC refuses the user name or password of credentials{name}")
+        lines = [line.strip("> ") for line in said.splitlines() if line.strip() and "IANA PEN" not in line]
+        raise BmcUnreachable(f"{self._address}: no session by IPMI: {lines[0][:200] if lines else 'no answer'}")
 
     def _started(self, command: tuple[str, ...], script: str, suite: int) -> subprocess.CompletedProcess[bytes]:
         parts = urlsplit(self._address)
         host, port = parts.hostname or "", parts.port or _PORT
         options = (
-            "-I",
-            "lanplus",
-            "-H",
-            self._resolved(host, port),
-            "-p",
-            str(port),
-            "-L",
-            "OPERATOR",
-            "-C",
-            str(suite),
+            *("-I", "lanplus", "-H", self._resolved(host, port), "-p", str(port), "-L", "OPERATOR", "-C", str(suite)),
+            *("-U", self._credentials.username, "-E", "-v", "-N", "1", "-R", "2"),
         )
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
@@ -185,7 +181,7 @@ class IpmiConnection:
         began_s = time.monotonic()
         try:
             ended = subprocess.run(
-                ("ipmitool", *options, "-U", self._credentials.username, "-E", "-v", "-N", "1", "-R", "2", *command),
+                ("ipmitool", *options, *command),
                 env=environment,
                 input=script.encode(),
                 capture_output=True,
@@ -209,15 +205,6 @@ class IpmiConnection:
             raise BmcNotTrusted(f"{self._address}: {error}") from None
         except OSError as error:
             raise BmcUnreachable(f"{self._address}: {error.strerror or error}") from None
-
-
-def _failure(address: str, credentials: str, said: str) -> TryAgain | OperatorError:
-    """What it means that there was no session, by what ipmitool has ``said``."""
-    if _REFUSED.search(said):
-        name = f' "{credentials}"' if credentials else ""
-        return BmcRejected(f"{address}: the BMC refuses the user name or password of credentials{name}")
-    lines = [line.strip("> ") for line in said.splitlines() if line.strip() and "IANA PEN" not in line]
-    return BmcUnreachable(f"{address}: no session by IPMI: {lines[0][:200] if lines else 'no answer'}")
 
 
 def _octets(text: bytes) -> bytes:

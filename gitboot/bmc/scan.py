@@ -101,20 +101,15 @@ def scan(
 def _look(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
     try:
         with connect(address) as bmc, bmc.reach.watched():
-            if not _answers(bmc):
+            try:
+                is_redfish = bmc.is_redfish()
+            except BmcUnreachable:  # nobody is there, or somebody who speaks another language
+                is_redfish = False
+            if not is_redfish:
                 return Probe(address=address)
             return Probe(address=address, found=tuple(_machines(address, bmc)))
     except (OperatorError, TryAgain) as error:
         return Probe(address=address, why_not=str(error))
-
-
-def _answers(bmc: BmcConnection) -> bool:
-    from gitboot.bmc.redfish.client import is_redfish
-
-    try:
-        return is_redfish(bmc)
-    except BmcUnreachable:  # nobody is there, or somebody who speaks another language
-        return False
 
 
 def _machines(address: str, bmc: BmcConnection) -> Iterator[FoundServer]:

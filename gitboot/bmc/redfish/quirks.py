@@ -177,10 +177,22 @@ def boot_patch(wanted: Override, seen: Observed) -> dict[str, str | None]:
     What differs, and beside it what this BMC wants to be sent anyway.
     """
     quirks = row_of(seen)
-    off = wanted.enabled is OverrideEnabled.DISABLED
-    if off and seen.override.enabled is OverrideEnabled.DISABLED:
+    if wanted.enabled is not OverrideEnabled.DISABLED:
+        complete = _properties(wanted) | {MODE: wanted.mode or seen.override.mode}
+        if seen.override.mode is None or quirks.mode is Mode.NEVER:
+            del complete[MODE]
+        if wanted.target != OverrideTarget.UEFI_HTTP or not seen.supports_http_boot_uri:
+            del complete[HTTP_BOOT_URI]
+    elif seen.override.enabled is OverrideEnabled.DISABLED:
         return {}
-    complete = _off(seen, quirks) if off else _on(wanted, seen, quirks)
+    elif not is_allowed(OverrideEnabled.DISABLED, seen):
+        complete = {TARGET: OverrideTarget.NONE}
+    else:
+        complete = {ENABLED: OverrideEnabled.DISABLED}
+        if quirks.off_target is not None:
+            complete[TARGET] = quirks.off_target
+        if quirks.mode is Mode.ALWAYS and seen.override.mode is not None:
+            complete[MODE] = seen.override.mode
     shown = _properties(seen.override)
     different = {name for name, value in complete.items() if value != shown[name]}
     if not different:
@@ -196,24 +208,3 @@ def _properties(override: Override) -> dict[str, str | None]:
         MODE: override.mode,
         HTTP_BOOT_URI: override.http_boot_uri,
     }
-
-
-def _on(wanted: Override, seen: Observed, quirks: Quirks) -> dict[str, str | None]:
-    properties = _properties(wanted)
-    properties[MODE] = wanted.mode or seen.override.mode
-    if seen.override.mode is None or quirks.mode is Mode.NEVER:
-        del properties[MODE]
-    if wanted.target != OverrideTarget.UEFI_HTTP or not seen.supports_http_boot_uri:
-        del properties[HTTP_BOOT_URI]
-    return properties
-
-
-def _off(seen: Observed, quirks: Quirks) -> dict[str, str | None]:
-    if not is_allowed(OverrideEnabled.DISABLED, seen):
-        return {TARGET: OverrideTarget.NONE}
-    properties: dict[str, str | None] = {ENABLED: OverrideEnabled.DISABLED}
-    if quirks.off_target is not None:
-        properties[TARGET] = quirks.off_target
-    if quirks.mode is Mode.ALWAYS and seen.override.mode is not None:
-        properties[MODE] = seen.override.mode
-    return properties

@@ -157,18 +157,14 @@ class Inspection:
         power = self.subject.power
         match self.switch:
             case AskForReset(record=record) if power is not None:
-                return f"{record.type} for {record.reason}, {power.turn}{self._with_uri}"
+                uri = uri_to_keep(self.subject.wanted, self.seen) if self.seen is not None else None
+                before = f"; before it firmware is told to keep {uri} for its HTTP boots" if uri is not None else ""
+                return f"{record.type} for {record.reason}, {power.turn}{before}"
             case Wait(why=why) if power is not None:
                 return f"{power.switching.manner} for {power.switching.reason} waits: {why}"
             case AskOperator(condition=condition, message=message):
                 return f"{condition}: {message}"
         return None
-
-    @property
-    def _with_uri(self) -> str:
-        """What firmware is told before a reset."""
-        uri = uri_to_keep(self.subject.wanted, self.seen) if self.seen is not None else None
-        return f"; before it firmware is told to keep {uri} for its HTTP boots" if uri is not None else ""
 
     @property
     def request(self) -> tuple[str, ...]:
@@ -223,17 +219,14 @@ class Inspection:
                 became = _SET_BY_ANOTHER if record.state is State.SET_BY_ANOTHER else f"is {record.state.lower()}"
                 return f"{record.reason} {became}"
             case Set(record=record):
-                return f"wanted for {record.reason}{self._otherwise}"
+                wanted, seen = self.subject.wanted, self.seen
+                by = left_to_dhcp(wanted.override, seen) if wanted is not None and seen is not None else None
+                return f"wanted for {record.reason}" + (
+                    f"; the BMC {by}, so DHCP names the loader" if by is not None else ""
+                )
             case Leave() if self.reset_to_come is not None:
                 return self.reset_to_come
         return str(self.subject.plan.cause) if self.subject.plan else "no plan"
-
-    @property
-    def _otherwise(self) -> str:
-        """How the BMC makes a boot that was wanted by its URI."""
-        wanted, seen = self.subject.wanted, self.seen
-        why = left_to_dhcp(wanted.override, seen) if wanted is not None and seen is not None else None
-        return f"; the BMC {why}, so DHCP names the loader" if why is not None else ""
 
     @property
     def hint(self) -> str | None:
@@ -354,11 +347,9 @@ def inspect(
         while ended := crew.next_ended():
             found += ended.values()
             read(len(ended))
-    return sorted(found, key=_urgency)
-
-
-def _urgency(one: Inspection) -> tuple[bool, bool, bool, str]:
-    return not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.server
+    return sorted(
+        found, key=lambda one: (not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.server)
+    )
 
 
 def _inspect(subject: Subject, connections: Connections, at: datetime, signed: Signed) -> tuple[Inspection, Sign]:

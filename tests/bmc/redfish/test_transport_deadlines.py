@@ -13,7 +13,7 @@ from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import Observed, Override, Wanted
 from gitboot.bmc.power_steps import ResetType
-from gitboot.bmc.redfish.client import BmcConnection, is_redfish
+from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import Reach
 from gitboot.errors import BmcUnreachable
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
@@ -45,7 +45,7 @@ def open_bmc(rack: Rack) -> BmcConnection:
 Call = Callable[[BmcConnection, Observed], object]
 CALLS: list[tuple[str, Profile, str, Call]] = [
     ("observe", GENERIC, "GET", lambda bmc, _: bmc.observe()),
-    ("is_redfish", GENERIC, "GET", lambda bmc, _: is_redfish(bmc)),
+    ("is_redfish", GENERIC, "GET", lambda bmc, _: bmc.is_redfish()),
     ("with_clock", GENERIC, "GET", lambda bmc, seen: bmc.with_clock(seen, lambda: datetime(2026, 11, 20, tzinfo=UTC))),
     ("set_override", GENERIC, "PATCH", lambda bmc, seen: bmc.set_override(ONCE.override, seen)),
     ("reset", GENERIC, "POST", lambda bmc, seen: bmc.reset(ResetType.FORCE_RESTART, seen)),
