@@ -86,10 +86,8 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
     takes_overrides = settings or system
     boot = takes_overrides.boot
     power = _text(system.body.get("PowerState"))
-    shown_state = _text(_at(system.body, ("BootProgress", "LastState"))) or _text(
-        _at(system.body, ("Oem", "Hpe", "PostState"))
-    )
-    state = shown_state if power != "Off" else None
+    progress = _text(_at(system.body, ("BootProgress", "LastState")))
+    state = progress or _text(_at(system.body, ("Oem", "Hpe", "PostState"))) if power != "Off" else None
     targets = _texts(boot.get(f"{TARGET}@Redfish.AllowableValues"))
     return Observed(
         system=system.path,
@@ -97,7 +95,7 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         shown=observe_identity(system.body),
         marks=Marks(
             last_reset_time=_instant(_at(system.body, quirks.reset_time)),
-            boot_progress=_text(_at(system.body, ("BootProgress", "LastState"))),
+            boot_progress=progress,
             boot_progress_time=_instant(_at(system.body, ("BootProgress", "LastStateTime"))),
             settled=power == "On" and state in _PAST_POST,
         ),

@@ -221,9 +221,8 @@ class Inspection:
             case Set(record=record):
                 wanted, seen = self.subject.wanted, self.seen
                 by = left_to_dhcp(wanted.override, seen) if wanted is not None and seen is not None else None
-                return f"wanted for {record.reason}" + (
-                    f"; the BMC {by}, so DHCP names the loader" if by is not None else ""
-                )
+                otherwise = f"; the BMC {by}, so DHCP names the loader" if by is not None else ""
+                return f"wanted for {record.reason}{otherwise}"
             case Leave() if self.reset_to_come is not None:
                 return self.reset_to_come
         return str(self.subject.plan.cause) if self.subject.plan else "no plan"
