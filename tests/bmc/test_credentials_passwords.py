@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
@@ -20,7 +19,7 @@ from gitboot.errors import UsageError
 from gitboot.fleet.identities import machines
 from gitboot.fleet.validation import load
 from gitboot.model.scalars import parse_fingerprint
-from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
+from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, write_credentials
 from tests.helpers.configuration import HERE
 from tests.helpers.fleets import SEED, server, snapshot
 from tests.helpers.redfish_double.certificates import Authority, Issued
@@ -230,17 +229,6 @@ def test_a_document_says_which_certificate_its_bmc_shows() -> None:
     repository = load(snapshot(text, *SEED), {})
     (machine,) = machines(repository, ["web02"]).values()
     assert machine.bmc is not None and machine.bmc.fingerprint == "ab" * 32
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
-    with racks(tmp_path) as make:
-        yield make
 
 
 def fingerprint_of(issued: Issued) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -28,7 +27,6 @@ from tests.helpers.bmcs import (
     USER,
     MakeRack,
     Rack,
-    racks,
     write_credentials,
 )
 from tests.helpers.fleets import uuid_of
@@ -36,18 +34,6 @@ from tests.helpers.redfish_double.certificates import Authority
 from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.faults import Body, Drop, Fault, Intrusion, Redirect, Reverted, Status
 from tests.helpers.redfish_double.profiles import ILO6
-
-
-@pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
-    with racks(tmp_path) as make:
-        yield make
-
-
-@pytest.fixture
-def rack(make_rack: MakeRack) -> Rack:
-    return make_rack()
-
 
 # One BMC
 
@@ -171,7 +157,7 @@ def test_garbage_is_an_outcome_and_never_an_exception(rack: Rack, fault: Fault) 
 
 
 def test_a_bmc_in_post_waits(make_rack: MakeRack) -> None:
-    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=ILO6))
+    rack = make_rack(profile=ILO6)
     rack.machine.reset()
     rack.machine.advance(30)
     rack.now = rack.machine.now
@@ -454,11 +440,6 @@ def test_nothing_is_set_from_the_instant_on_at_which_something_else_may_be_wante
 
 
 # Trust and secrets
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,6 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, Profile
 
 INSTALL = replace(
@@ -138,7 +136,7 @@ class Contest:
 def contest(folder: Path, profile: Profile, order: str) -> tuple[int, State, State]:
     """How often the machine was installed, and what either has recorded in the end."""
     with racks(folder) as make:
-        played = Contest(make(Machine("web01", uuid=uuid_of("web01"), profile=profile)))
+        played = Contest(make(profile=profile))
         one, two = played.play(order)
         return played.installed, one.state, two.state
 

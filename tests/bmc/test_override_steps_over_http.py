@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.bmc.override_state import Override, State
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack, racks, write_credentials
+from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack, write_credentials
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.double import STARTED, Machine
 from tests.helpers.redfish_double.faults import Status
@@ -32,17 +31,6 @@ DIRECT = replace(
         http_boot_uri="http://boot.test/install.efi",
     ),
 )
-
-
-@pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
-    with racks(tmp_path) as make:
-        yield make
-
-
-@pytest.fixture
-def rack(make_rack: MakeRack) -> Rack:
-    return make_rack()
 
 
 def _swap_board(machine: Machine) -> None:
@@ -165,7 +153,7 @@ def test_the_boot_of_another_machine_consumes_nothing(rack: Rack) -> None:
 
 
 def test_e27_a_machine_whose_marks_never_move_is_installed_once(make_rack: MakeRack) -> None:
-    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=STUCK))
+    rack = make_rack(profile=STUCK)
     for _ in range(4):
         rack.bring_about(DIRECT)
         rack.boot()
@@ -176,7 +164,7 @@ def test_e27_a_machine_whose_marks_never_move_is_installed_once(make_rack: MakeR
 
 
 def test_e27_not_after_a_crash_either(make_rack: MakeRack) -> None:
-    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=STUCK))
+    rack = make_rack(profile=STUCK)
     rack.bring_about(DIRECT)
     rack.records["web01"][ONCE.reason] = replace(rack.records["web01"][ONCE.reason], state=State.RECORDED)
     rack.boot()
@@ -185,7 +173,7 @@ def test_e27_not_after_a_crash_either(make_rack: MakeRack) -> None:
 
 
 def test_e27_nor_after_a_window_that_interrupted_it(make_rack: MakeRack) -> None:
-    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=STUCK))
+    rack = make_rack(profile=STUCK)
     rack.bring_about(DIRECT)
     rack.boot()
     rack.bring_about(None)
@@ -245,7 +233,7 @@ def _restart_and_set_clock(machine: Machine) -> None:
 def test_e34_what_a_bmc_forgets_is_lost_and_neither_consumed_nor_set_again(
     make_rack: MakeRack, profile: Profile, trouble: str
 ) -> None:
-    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=profile))
+    rack = make_rack(profile=profile)
     rack.see_marks_move()
     rack.bring_about()
     set_once = len(rack.machine.writes)
@@ -290,7 +278,7 @@ def test_e34_a_bmc_that_stands_in_1970_proves_no_boot_and_is_set_once(rack: Rack
 
 @pytest.mark.parametrize("profile", [each for each in PROFILES.values() if each is not STUCK], ids=_name)
 def test_e34_an_honest_reset_still_counts_as_one(make_rack: MakeRack, profile: Profile) -> None:
-    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=profile))
+    rack = make_rack(profile=profile)
     rack.bring_about()
     rack.boot()
     rack.wait(60)

@@ -23,6 +23,7 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.double import STARTED, Machine
+from tests.helpers.redfish_double.profiles import GENERIC, Profile
 from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.redfish_double.service import Service
 
@@ -143,8 +144,8 @@ MakeRack = Callable[..., Rack]
 def racks(folder: Path) -> Iterator[MakeRack]:
     with ExitStack() as stack:
 
-        def make_rack(*machines: Machine, **more: Any) -> Rack:
-            found = list(machines) or [Machine("web01", uuid=uuid_of("web01"))]
+        def make_rack(*machines: Machine, profile: Profile = GENERIC, **more: Any) -> Rack:
+            found = list(machines) or [Machine("web01", uuid=uuid_of("web01"), profile=profile)]
             service = Service(*found, credentials={USER: PASSWORD})
             write_credentials(folder / "credentials")
             server = stack.enter_context(RedfishServer(service, **more))

@@ -76,11 +76,6 @@ class Serve(Protocol):
     def __call__(self, *machines: Machine, tls: bool = False) -> RedfishServer: ...
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
 @pytest.fixture
 def serve(authority: Authority) -> Iterator[Serve]:
     with ExitStack() as stack:

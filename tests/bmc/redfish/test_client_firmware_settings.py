@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import Manner, Switching, SwitchState
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, racks
+from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.faults import Drop, Ignored
@@ -28,12 +26,6 @@ HTTP = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, m
 BY_LOADER = Wanted(reason="provision/1", plan_digest="d" * 64, override=HTTP, own_loaders=TREE)
 BY_UKI = replace(BY_LOADER, own_loaders=None)
 RESTART = Switching(reason="power/check/1", manner=Manner.RESTART, override="provision/1", now=True)
-
-
-@pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
-    with racks(tmp_path) as make:
-        yield make
 
 
 def rack_of(make_rack: MakeRack, profile: Profile = IDRAC9, uri: str = "") -> Rack:

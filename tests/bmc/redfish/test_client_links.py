@@ -17,8 +17,6 @@ from gitboot.bmc.redfish.transport import Reach, origin_of
 from gitboot.errors import BmcRejected, BmcUnreachable, LeaseLost
 from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.faults import Body, Redirect
 from tests.helpers.redfish_double.profiles import ILO6, XCC
 
@@ -29,7 +27,7 @@ FOLLOWED = (301, 302, 307, 308)
 def rack(tmp_path: Path) -> Iterator[Rack]:
     """A machine whose paths end in a slash, and which redirects requests without it."""
     with racks(tmp_path) as make:
-        yield make(Machine("web01", uuid=uuid_of("web01"), profile=ILO6))
+        yield make(profile=ILO6)
 
 
 @pytest.fixture
@@ -108,7 +106,7 @@ def test_a_lease_that_is_lost_during_a_redirect_ends_the_write(rack: Rack) -> No
 @for_each("form", ["{url}{path}", "//{host}{path}", "{upper}{path}"])
 def test_a_link_to_the_bmc_itself_may_be_a_url(tmp_path: Path, form: str) -> None:
     with racks(tmp_path) as make:
-        rack = make(Machine("web01", uuid=uuid_of("web01"), profile=XCC))
+        rack = make(profile=XCC)
         host = rack.server.url.partition("//")[2]
         link = form.format(url=rack.server.url, host=host, upper=f"HTTP://{host}", path=rack.machine.path)
         collection = json.dumps({"Members": [{"@odata.id": link}]}).encode()

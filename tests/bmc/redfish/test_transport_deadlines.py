@@ -18,8 +18,6 @@ from gitboot.bmc.redfish.transport import Reach
 from gitboot.errors import BmcUnreachable
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
-from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.faults import Slow
 from tests.helpers.redfish_double.media import Drive
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, XCC, Profile
@@ -34,7 +32,7 @@ CREDENTIALS = Credentials(username=USER, password=PASSWORD)
 def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rack]:
     profile: Profile = getattr(request, "param", GENERIC)
     with racks(tmp_path) as make:
-        yield make(Machine("web01", uuid=uuid_of("web01"), profile=profile))
+        yield make(profile=profile)
 
 
 def open_bmc(rack: Rack) -> BmcConnection:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +15,8 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import ETAG_FORMS, if_match_values, read_etags
 from gitboot.errors import BmcChanged
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from tests.helpers.bmcs import ONCE, PASSWORD, SET_AT_BMC, USER, MakeRack, Rack, racks
+from tests.helpers.bmcs import ONCE, PASSWORD, SET_AT_BMC, USER, MakeRack, Rack
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.faults import Body, Status
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, XCC, Profile
 
@@ -55,14 +51,8 @@ def with_form(profile: Profile, header: str, body: str, if_match: str) -> Profil
     )
 
 
-@pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
-    with racks(tmp_path) as make:
-        yield make
-
-
 def rack_of(make_rack: MakeRack, profile: Profile) -> Rack:
-    return make_rack(Machine("web01", uuid=uuid_of("web01"), profile=profile))
+    return make_rack(profile=profile)
 
 
 def if_matches(rack: Rack) -> list[str | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.bmc.redfish import transport
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.worker_pool import BmcPool
-from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
+from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, write_credentials
 from tests.helpers.redfish_double import service
 from tests.helpers.redfish_double.certificates import Authority
 from tests.helpers.redfish_double.faults import Body, Drop, Fault, Redirect, Slow, Status, Truncated
@@ -25,17 +25,6 @@ from tests.helpers.redfish_double.sessions import SESSIONS
 
 LOGIN = ("POST", SESSIONS)
 ROOT, COLLECTION = ("GET", "/redfish/v1/"), ("GET", "/redfish/v1/Systems")
-
-
-@pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
-    with racks(tmp_path) as make:
-        yield make
-
-
-@pytest.fixture
-def rack(make_rack: MakeRack) -> Rack:
-    return make_rack()
 
 
 def read(fleet: BmcPool, rack: Rack, **changed: Any) -> TaskResult:
