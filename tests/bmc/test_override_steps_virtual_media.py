@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -123,12 +125,82 @@ def fit_target(profile: Profile, target: OverrideTarget) -> str:
     return profile.boots_cd_as if target is OverrideTarget.CD else target
 
 
-def test_a_machine_that_is_off_keeps_no_medium(inserted: Rack) -> None:
-    inserted.boot()
-    inserted.bring_about(None, keeps=(ISO,))
-    inserted.machine.reset("ForceOff")
-    inserted.bring_about(None, keeps=(ISO,))
-    assert _disc(inserted).image is None
+def _swap(image: str | None) -> Callable[[Rack], object]:
+    """What somebody else leaves in the drive, long before anybody looks again."""
+
+    def swap(rack: Rack) -> None:
+        _disc(rack).image = image
+        rack.wait(600)
+
+    return swap
+
+
+def _want(wanted: Wanted | None, **more: Any) -> Callable[[Rack], object]:
+    return lambda rack: rack.bring_about(wanted, **more)
+
+
+def _switch_off(rack: Rack) -> None:
+    rack.machine.reset("ForceOff")
+
+
+NEWER = replace(DISC, override=replace(DISC.override, medium=ISO.replace("1.iso", "2.iso")))
+WANT, END, GIVEN = _want(DISC), _want(None), _want(None, keeps=(ISO,))
+GONE = MediumState.EJECTED
+
+
+@pytest.mark.parametrize(
+    ("case", "events", "lies", "ejected", "medium", "state"),
+    [
+        (
+            "its boot was given, and it was switched off",
+            (WANT, Rack.boot, GIVEN, _switch_off, GIVEN),
+            None,
+            [ISO],
+            GONE,
+            State.CONSUMED,
+        ),
+        # The same reading shows that the override was consumed, by the BMC's clock, and that the plan wants no more.
+        (
+            "a reset ends its use, whenever its boot was read",
+            (WANT, Rack.boot, GIVEN, Rack.boot, GIVEN),
+            None,
+            [ISO],
+            GONE,
+            State.CONSUMED,
+        ),
+        ("somebody put another in its place", (WANT, _swap(OTHERS), END), OTHERS, [], GONE, State.WITHDRAWN),
+        ("it lay there before, and is not ours to eject", (_swap(ISO), WANT, END), ISO, [], None, State.WITHDRAWN),
+        (
+            "somebody ejects it while its override stands",
+            (WANT, _swap(None), WANT),
+            ISO,
+            [],
+            MediumState.INSERTED,
+            State.CONFIRMED,
+        ),
+        (
+            "a newer image takes its place",
+            (WANT, _want(NEWER)),
+            NEWER.override.medium,
+            [ISO],
+            MediumState.INSERTED,
+            State.CONFIRMED,
+        ),
+    ],
+)
+def test_what_lies_in_a_drive_in_the_end(
+    rack: Rack,
+    case: str,
+    events: tuple[Callable[[Rack], object], ...],
+    lies: str | None,
+    ejected: list[str],
+    medium: MediumState | None,
+    state: State,
+) -> None:
+    for event in events:
+        event(rack)
+    assert (_disc(rack).image, _disc(rack).ejected) == (lies, ejected), case
+    assert (_medium(rack), _record(rack).state) == (medium, state), case
 
 
 @pytest.mark.parametrize(
@@ -140,20 +212,6 @@ def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(rack: Rack, wa
     assert (result.outcome, result.asks) == (Outcome.STALLED, OperatorCondition.FOREIGN_MEDIUM)
     assert OTHERS in result.message
     assert (_disc(rack).image, rack.machine.writes, rack.written) == (OTHERS, [], [])
-
-
-def test_a_medium_that_somebody_has_put_in_the_place_of_ours_is_not_ejected(inserted: Rack) -> None:
-    _disc(inserted).image = OTHERS
-    inserted.wait(600)
-    inserted.bring_about(None)
-    assert (_disc(inserted).image, _disc(inserted).ejected, _medium(inserted)) == (OTHERS, [], MediumState.EJECTED)
-
-
-def test_an_image_that_lay_there_before_is_booted_and_is_not_ours_to_eject(rack: Rack) -> None:
-    _disc(rack).image = ISO
-    rack.bring_about(DISC)
-    rack.bring_about(None)
-    assert (_disc(rack).image, _record(rack).state, _record(rack).medium) == (ISO, State.WITHDRAWN, None)
 
 
 def test_somebody_elses_override_keeps_a_medium_out(rack: Rack) -> None:
@@ -180,13 +238,6 @@ def test_nothing_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> None:
     assert _record(rack).state is State.CONFIRMED
 
 
-def test_a_medium_that_somebody_ejects_is_inserted_again_while_its_override_stands(inserted: Rack) -> None:
-    _disc(inserted).image = None
-    inserted.wait(600)
-    inserted.bring_about(DISC)
-    assert (_disc(inserted).image, _record(inserted).state, len(inserted.machine.writes)) == (ISO, State.CONFIRMED, 1)
-
-
 def test_a_consumed_boot_gets_no_medium_again(inserted: Rack) -> None:
     inserted.boot()
     inserted.bring_about(DISC)
@@ -194,12 +245,6 @@ def test_a_consumed_boot_gets_no_medium_again(inserted: Rack) -> None:
     inserted.wait(600)
     inserted.bring_about(DISC)
     assert (_record(inserted).state, _disc(inserted).image) == (State.CONSUMED, None)
-
-
-def test_another_image_for_the_same_reason_takes_the_place_of_the_first(inserted: Rack) -> None:
-    newer = ISO.replace("1.iso", "2.iso")
-    inserted.bring_about(replace(DISC, override=replace(DISC.override, medium=newer)))
-    assert (_disc(inserted).image, _disc(inserted).ejected, _record(inserted).override.medium) == (newer, [ISO], newer)
 
 
 @pytest.mark.parametrize(
@@ -243,15 +288,6 @@ def test_user_data_is_inserted_before_what_boots_and_ejected_after_it(make_rack:
     rack.bring_about(None)
     assert [drive.ejected for drive in rack.machine.drives] == [[DATA], [ISO]]
     assert {each.state for each in _record(rack).media} == {MediumState.EJECTED}
-
-
-def test_a_reset_ends_the_use_of_a_medium_whenever_its_boot_was_read(inserted: Rack) -> None:
-    """The same reading shows that the override was consumed, by the BMC's clock, and that the plan wants no more."""
-    inserted.boot()
-    inserted.bring_about(None, keeps=(ISO,))
-    inserted.boot()
-    inserted.bring_about(None, keeps=(ISO,))
-    assert _disc(inserted).image is None
 
 
 def test_of_two_drives_for_cds_the_first_boots(rack: Rack) -> None:
