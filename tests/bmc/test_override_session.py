@@ -13,7 +13,6 @@ from gitboot.bmc.credentials import Credentials, read_credentials
 from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
 from gitboot.bmc.override_state import OverrideRecord, State, Wanted
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.redfish.transport import tls_context
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars import SystemUuid
@@ -459,11 +458,6 @@ def test_a_bmc_is_trusted_by_the_authority_of_its_document(
     with rack.fleet() as fleet:
         result = finished(fleet, rack.job(ca=ca, verify="no check" not in case))
     assert (result.outcome, said in result.message) == (outcome, True), result.message
-
-
-def test_bmcs_of_one_authority_share_its_context(authority: Authority) -> None:
-    assert tls_context(ca=authority.pem) is tls_context(ca=authority.pem)
-    assert tls_context(ca=authority.pem) is not tls_context()
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,11 @@ def read(fleet: BmcPool, rack: Rack, **changed: Any) -> TaskResult:
     return fleet.finished(wait_all=True)[job.uuid]
 
 
+def outcomes(fleet: BmcPool, rack: Rack, times: int, **changed: Any) -> list[Outcome]:
+    """Let the BMC be read so often."""
+    return [read(fleet, rack, **changed).outcome for _ in range(times)]
+
+
 def asked(rack: Rack) -> list[tuple[str, str]]:
     """What the BMC was asked since the last time: methods and paths, and how its client was known."""
     found = [(each.method, each.path) for each in rack.server.service.requests]
@@ -49,18 +54,10 @@ def open_sessions(rack: Rack) -> int:
     return int(answer.body["Members@odata.count"])
 
 
-def test_a_bmc_that_is_asked_once_has_no_session(rack: Rack) -> None:
-    with rack.fleet() as fleet:
-        read(fleet, rack)
-        assert asked(rack) == [("GET", rack.machine.path)]
-    assert (asked(rack), open_sessions(rack)) == ([], 0)
-
-
 def test_one_that_is_asked_again_has_one_until_the_end(rack: Rack) -> None:
     system = ("GET", rack.machine.path)
     with rack.fleet() as fleet:
-        for _ in range(4):
-            assert read(fleet, rack).outcome is Outcome.UNCHANGED
+        assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
         assert asked(rack) == [system, LOGIN, system, system, system]
         assert open_sessions(rack) == 1
     (ended,) = asked(rack)
@@ -96,22 +93,11 @@ def test_a_session_that_the_bmc_has_ended_is_opened_anew(rack: Rack) -> None:
         assert asked(rack) == [LOGIN, system]
 
 
-@pytest.mark.parametrize("status", [404, 405, 501, 503, 401, 500])
-def test_where_no_session_is_to_be_had_the_password_does(rack: Rack, status: int) -> None:
-    system = ("GET", rack.machine.path)
-    rack.server.fault(Status(status=status, headers={"Retry-After": "30"}), on="POST")
-    with rack.fleet() as fleet:
-        for _ in range(4):
-            assert read(fleet, rack).outcome is Outcome.UNCHANGED
-        assert asked(rack) == [system, LOGIN, system, system, system]
-    assert asked(rack) == []
-
-
 def test_a_bmc_whose_sessions_are_all_taken_is_read_all_the_same(rack: Rack) -> None:
     taken = [rack.server.service.sessions.log_in({"UserName": USER, "Password": PASSWORD}) for _ in range(8)]
     assert {each.status for each in taken} == {201}
     with rack.fleet() as fleet:
-        assert {read(fleet, rack).outcome for _ in range(3)} == {Outcome.UNCHANGED}
+        assert set(outcomes(fleet, rack, 3)) == {Outcome.UNCHANGED}
     assert open_sessions(rack) == 8
 
 
@@ -119,27 +105,17 @@ def test_where_none_was_to_be_had_it_is_tried_again_later(rack: Rack, monkeypatc
     monkeypatch.setattr(transport, "_NOT_AGAIN_FOR_S", 0)
     rack.server.fault(Status(status=503), on="POST")
     with rack.fleet() as fleet:
-        read(fleet, rack)
-        read(fleet, rack)
+        outcomes(fleet, rack, 2)
         assert open_sessions(rack) == 0
         read(fleet, rack)
         assert open_sessions(rack) == 1
-
-
-@pytest.mark.parametrize("headers", [{}, {"X-Auth-Token": "t"}, {"Location": f"{SESSIONS}/1"}])
-def test_a_session_that_cannot_be_used_or_ended_is_none(rack: Rack, headers: dict[str, str]) -> None:
-    rack.server.fault(Status(status=201, headers=headers), on="POST")
-    with rack.fleet() as fleet:
-        assert {read(fleet, rack).outcome for _ in range(3)} == {Outcome.UNCHANGED}
-        assert asked(rack).count(LOGIN) == 1
-    assert asked(rack) == []
 
 
 def test_a_token_that_the_bmc_gave_and_does_not_take_is_asked_for_once(rack: Rack) -> None:
     useless = {"X-Auth-Token": "t", "Location": f"{SESSIONS}/1"}
     rack.server.fault(Status(status=201, headers=useless), on="POST")
     with rack.fleet() as fleet:
-        assert {read(fleet, rack).outcome for _ in range(4)} == {Outcome.UNCHANGED}
+        assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
         assert asked(rack).count(LOGIN) == 1
 
 
@@ -148,8 +124,7 @@ def test_a_session_whose_bmc_leads_elsewhere_to_end_it_is_ended_there_and_nowher
     rack.server.fault(Status(status=201, headers=elsewhere), on="POST")
     with rack.fleet() as fleet:
         rack.server.service.sessions._credentials = None  # any token does
-        read(fleet, rack)
-        read(fleet, rack)
+        outcomes(fleet, rack, 2)
         asked(rack)
     assert asked(rack) == [("DELETE", f"{SESSIONS}/7")]
 
@@ -176,7 +151,7 @@ def test_a_password_that_the_bmc_accepts_later_is_sent_whatever_a_login_comes_to
         assert read(fleet, rack).outcome is Outcome.STALLED
         rack.server.service.sessions._credentials = {USER: "another"}
         read(fleet, rack)
-        assert [read(fleet, rack).outcome for _ in range(2)] == [Outcome.UNCHANGED] * 2
+        assert outcomes(fleet, rack, 2) == [Outcome.UNCHANGED] * 2
 
 
 def test_a_bmc_that_names_basic_authentication_though_it_is_off_is_read_from_the_second_job_on(
@@ -187,7 +162,7 @@ def test_a_bmc_that_names_basic_authentication_though_it_is_off_is_read_from_the
         rack.server.service.sessions, "permits", lambda headers: "X-Auth-Token" in headers and permits(headers)
     )
     with rack.fleet() as fleet:
-        assert [read(fleet, rack).outcome for _ in range(3)] == [Outcome.STALLED, *[Outcome.UNCHANGED] * 2]
+        assert outcomes(fleet, rack, 3) == [Outcome.STALLED, *[Outcome.UNCHANGED] * 2]
         assert asked(rack) == [system, LOGIN, system, system]
         rack.server.service.sessions.end()
         assert read(fleet, rack).outcome is Outcome.UNCHANGED
@@ -204,7 +179,7 @@ def test_where_basic_authentication_is_off_a_session_is_opened_at_once(
     )
     monkeypatch.setattr(service, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
-        assert {read(fleet, rack).outcome for _ in range(2)} == {Outcome.UNCHANGED}
+        assert set(outcomes(fleet, rack, 2)) == {Outcome.UNCHANGED}
         assert asked(rack) == [system, LOGIN, system, system]
     assert [method for method, _ in asked(rack)] == ["DELETE"]
     monkeypatch.undo()
@@ -218,14 +193,13 @@ def test_a_bmc_that_says_nothing_of_what_it_takes_is_tried_by_a_session_once(
     monkeypatch.setattr(service, "CHALLENGE", {})
     write_credentials(rack.folder, password="wrong")
     with rack.fleet() as fleet:
-        assert {read(fleet, rack).outcome for _ in range(3)} == {Outcome.STALLED}
+        assert set(outcomes(fleet, rack, 3)) == {Outcome.STALLED}
         assert asked(rack) == [system, LOGIN, system, system]
 
 
 def test_a_password_that_is_changed_ends_the_session_of_the_one_before(rack: Rack) -> None:
     with rack.fleet() as fleet:
-        read(fleet, rack)
-        read(fleet, rack)
+        outcomes(fleet, rack, 2)
         rack.server.service.sessions._credentials = {USER: "another"}
         write_credentials(rack.folder, password="another")
         asked(rack)
@@ -236,8 +210,7 @@ def test_a_password_that_is_changed_ends_the_session_of_the_one_before(rack: Rac
 
 def test_what_nobody_has_used_for_a_while_is_closed(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     with rack.fleet() as fleet:
-        read(fleet, rack)
-        read(fleet, rack)
+        outcomes(fleet, rack, 2)
         assert open_sessions(rack) == 1
         monkeypatch.setattr(worker_pool, "_UNUSED_S", -1)
         fleet.finished()
@@ -252,8 +225,7 @@ def test_what_nobody_has_used_for_a_while_is_closed(rack: Rack, monkeypatch: pyt
 )
 def test_a_logout_that_fails_holds_up_nobody(rack: Rack, fault: Fault) -> None:
     with rack.fleet() as fleet:
-        read(fleet, rack)
-        read(fleet, rack)
+        outcomes(fleet, rack, 2)
         rack.server.fault(fault, on="DELETE")
     assert open_sessions(rack) == 1
 
@@ -267,8 +239,7 @@ def test_finding_p5_a_bmc_with_basic_authentication_off_is_read_if_no_system_is_
     monkeypatch.setattr(service, "CHALLENGE", challenge)
     system = ("GET", rack.machine.path)
     with rack.fleet() as fleet:
-        for _ in range(3):
-            assert read(fleet, rack, system=None).outcome is Outcome.UNCHANGED
+        assert set(outcomes(fleet, rack, 3, system=None)) == {Outcome.UNCHANGED}
         assert asked(rack) == [ROOT, COLLECTION, LOGIN, COLLECTION, system, system, system]
     assert [method for method, _ in asked(rack)] == ["DELETE"]
 
@@ -278,7 +249,7 @@ def test_the_service_root_alone_opens_no_session(rack: Rack) -> None:
     rack.server.service.takes_basic = False
     write_credentials(rack.folder, password="wrong")
     with rack.fleet() as fleet:
-        assert {read(fleet, rack, system=None).outcome for _ in range(3)} == {Outcome.STALLED}
+        assert set(outcomes(fleet, rack, 3, system=None)) == {Outcome.STALLED}
         assert asked(rack) == [ROOT, COLLECTION, LOGIN, *[ROOT, COLLECTION] * 2]
 
 
@@ -290,8 +261,7 @@ def test_finding_p5_a_login_that_is_redirected_within_the_bmc_is_followed(
     rack.server.service.takes_basic, rack.server.service.redirects_logins = takes_basic, status
     system, redirected = ("GET", rack.machine.path), ("POST", f"{SESSIONS}/")
     with rack.fleet() as fleet:
-        for _ in range(3):
-            assert read(fleet, rack).outcome is Outcome.UNCHANGED
+        assert set(outcomes(fleet, rack, 3)) == {Outcome.UNCHANGED}
         again = [] if takes_basic else [system]
         assert asked(rack) == [system, LOGIN, redirected, *again, system, system]
     assert [method for method, _ in asked(rack)] == ["DELETE"]
@@ -314,8 +284,7 @@ def test_finding_p5_the_password_goes_on_being_used_if_a_login_is_redirected_els
     host = rack.server.url.partition("//")[2]
     rack.server.fault(Redirect(location=location.format(host=host), status=status), on="POST", times=9)
     with rack.fleet() as fleet:
-        for _ in range(4):
-            assert read(fleet, rack).outcome is Outcome.UNCHANGED
+        assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
         assert asked(rack).count(LOGIN) == (4 if location == SESSIONS else 1)  # at most three redirects, once an hour
 
 
@@ -343,7 +312,7 @@ def test_no_password_goes_from_https_to_http(make_rack: MakeRack, tmp_path: Path
     plain, rack = make_rack(), make_rack(tls=authority.server_context())
     rack.server.fault(Redirect(location=f"{plain.server.url}{SESSIONS}", status=status), on="POST", times=9)
     with rack.fleet() as fleet:
-        assert {read(fleet, rack, ca=authority.pem).outcome for _ in range(3)} == {Outcome.UNCHANGED}
+        assert set(outcomes(fleet, rack, 3, ca=authority.pem)) == {Outcome.UNCHANGED}
     assert plain.server.connections == 0
 
 
@@ -355,15 +324,21 @@ NO_SESSION: list[tuple[str, Fault]] = [
     ("403", Status(status=403)),
     ("429", Status(status=429)),
     ("a page", Body(body=b"<html>")),
+    *((str(status), Status(status=status, headers={"Retry-After": "30"})) for status in (404, 405, 501, 503, 401, 500)),
+    ("neither a token nor a place", Status(status=201)),
+    ("no place, to end it", Status(status=201, headers={"X-Auth-Token": "t"})),
+    ("no token", Status(status=201, headers={"Location": f"{SESSIONS}/1"})),
 ]
 
 
 @pytest.mark.parametrize("fault", [fault for _, fault in NO_SESSION], ids=[name for name, _ in NO_SESSION])
 def test_whatever_a_login_comes_to_the_password_goes_on_being_used(rack: Rack, fault: Fault) -> None:
+    system = ("GET", rack.machine.path)
     rack.server.fault(fault, on="POST", times=9)
     with rack.fleet() as fleet:
-        assert {read(fleet, rack).outcome for _ in range(4)} == {Outcome.UNCHANGED}
-        assert asked(rack).count(LOGIN) == 1
+        assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
+        assert asked(rack) == [system, LOGIN, system, system, system]
+    assert asked(rack) == [], "there is none to be ended"
 
 
 def test_a_login_that_drips_holds_up_one_job_and_the_password_goes_on_being_used(rack: Rack) -> None:
@@ -423,7 +398,7 @@ def test_basic_authentication_may_be_turned_off_and_on_meanwhile(rack: Rack, has
         assert read(fleet, rack).outcome is Outcome.UNCHANGED
         rack.server.service.takes_basic = True
         rack.server.service.sessions.end()
-        assert {read(fleet, rack).outcome for _ in range(2)} == {Outcome.UNCHANGED}
+        assert set(outcomes(fleet, rack, 2)) == {Outcome.UNCHANGED}
         asked(rack)
         assert read(fleet, rack).outcome is Outcome.UNCHANGED
         assert asked(rack) == [system]
