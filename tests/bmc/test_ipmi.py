@@ -222,6 +222,14 @@ def test_without_ipmitool_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyP
         _connection(6230).observe()
 
 
+def _pretend(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Let a script stand for ipmitool."""
+    program = folder / "ipmitool"
+    program.write_text(f"#!/bin/sh\n{script}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
 FLAGS = "echo ' 01 05 00 00 00 00 00'; echo 'RAW RSP (7 bytes)' >&2\n"
 STATUS = "echo ' 01 00 00'; echo 'RAW RSP (3 bytes)' >&2\n"
 NO_GUID = "echo 'Unable to send RAW command (channel=0x0 rsp=0xc1): Invalid command' >&2\n"
@@ -246,20 +254,14 @@ NO_GUID = "echo 'Unable to send RAW command (channel=0x0 rsp=0xc1): Invalid comm
 def test_what_is_no_answer(
     says: str, error: type[Exception], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "ipmitool"
-    program.write_text(f"#!/bin/sh\n{says}")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    _pretend(tmp_path, monkeypatch, says)
     with pytest.raises(error, match=why):
         _connection(6230).observe()
 
 
 def test_without_a_guid_the_serial_number_says_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "ipmitool"
     fru = "echo ' Chassis Type          : Rack'; echo ' Product Serial        : 7M2 XKQ3 '"
-    program.write_text(f'#!/bin/sh\ncase "$*" in *fru*) {fru};; *) {FLAGS}{STATUS}{NO_GUID};; esac\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    _pretend(tmp_path, monkeypatch, f'case "$*" in *fru*) {fru};; *) {FLAGS}{STATUS}{NO_GUID};; esac\n')
     assert _connection(6230).observe().shown == Shown(serial="7M2 XKQ3")
 
 

@@ -12,7 +12,6 @@ import pytest
 from gitboot.bmc.credentials import Credentials, read_credentials
 from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
 from gitboot.bmc.override_state import OverrideRecord, State, Wanted
-from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars import SystemUuid
@@ -184,7 +183,7 @@ def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
     def clock() -> datetime:
         return rack.now + timedelta(minutes=20) * next(ticks)  # no more than three corrections an hour
 
-    with BmcConnection(job.bmc.address, Credentials(username=USER, password=PASSWORD), system=job.bmc.system) as bmc:
+    with rack.connect() as bmc:
         result = OverrideSession(bmc, job, lambda record: rack.write(job.uuid, record), clock).run()
     assert (result.outcome, result.message) == (Outcome.WAITING, "not settled after 16 steps")
 

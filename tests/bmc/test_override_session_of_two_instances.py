@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_session import OverrideSession
 from gitboot.bmc.override_state import Override, OverrideRecord, State
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
+from tests.helpers.bmcs import ONCE, Rack, racks
 from tests.helpers.cases import for_each
 from tests.helpers.redfish_double.profiles import GENERIC, Profile
 
@@ -70,9 +68,7 @@ class Contender:
     def _run(self) -> None:
         self._goes.acquire()
         job = replace(self.rack.job(INSTALL), records=tuple(self.records.values()))
-        with BmcConnection(
-            job.bmc.address, Credentials(username=USER, password=PASSWORD), system=job.bmc.system
-        ) as bmc:
+        with self.rack.connect() as bmc:
             read, send, is_first = bmc.observe, bmc._connector.patch, iter([True])
 
             def reading() -> object:

@@ -70,6 +70,11 @@ class Rack:
         self.records.setdefault(machine.name, {})[record.reason] = record
         self.written.append((machine.name, record.state, len(machine.writes)))
 
+    def connect(self, *, password: str = PASSWORD, **options: Any) -> BmcConnection:
+        """Open a connection to the first machine's BMC; close it as a context manager."""
+        credentials = Credentials(username=USER, password=password)
+        return BmcConnection(self.server.url, credentials, **{"system": self.machine.path, **options})
+
     def job(self, wanted: Wanted | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> BmcTask:
         """A job; what is changed is the job's, or where and how its BMC is reached."""
         machine = machine or self.machine

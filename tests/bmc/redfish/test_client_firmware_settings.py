@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import Observed, Override, Wanted
 from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import Manner, Switching, SwitchState
-from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack
+from tests.helpers.bmcs import MakeRack, Rack
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.faults import Drop, Ignored
@@ -185,7 +183,7 @@ def test_it_is_read_where_it_matters_and_once_for_each_reset(make_rack: MakeRack
     rack = rack_of(make_rack)
     rack.bring_about(replace(BY_LOADER, override=replace(HTTP, target=OverrideTarget.PXE, http_boot_uri=None)))
     assert reads() == 0, "no HTTP boot is wanted"
-    with BmcConnection(rack.server.url, Credentials(username=USER, password=PASSWORD)) as bmc:
+    with rack.connect() as bmc:
         for _ in range(3):
             assert bmc.firmware.with_uri(bmc.observe()).firmware_uri == ""
         assert reads() == 1

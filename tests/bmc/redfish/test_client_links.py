@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS, quirks_of
 from gitboot.bmc.redfish.transport import Reach, origin_of
 from gitboot.errors import BmcRejected, BmcUnreachable, LeaseLost
-from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
+from tests.helpers.bmcs import ONCE, Rack, racks
 from tests.helpers.cases import for_each
 from tests.helpers.redfish_double.faults import Body, Redirect
 from tests.helpers.redfish_double.profiles import ILO6, XCC
@@ -32,8 +31,7 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
 
 @pytest.fixture
 def bmc(rack: Rack) -> Iterator[BmcConnection]:
-    credentials = Credentials(username=USER, password=PASSWORD)
-    with BmcConnection(rack.server.url, credentials, system=rack.machine.path) as bmc:
+    with rack.connect() as bmc:
         yield bmc
 
 
@@ -95,8 +93,7 @@ def test_a_lease_that_is_lost_during_a_redirect_ends_the_write(rack: Rack) -> No
         if len(sent) == 2:
             raise LeaseLost("another acts")
 
-    credentials = Credentials(username=USER, password=PASSWORD)
-    with BmcConnection(rack.server.url, credentials, reach=Reach(fence=fence)) as bmc:
+    with rack.connect(reach=Reach(fence=fence)) as bmc:
         rack.server.fault(Redirect(location=rack.machine.path, status=307), on="PATCH")
         with pytest.raises(LeaseLost):
             bmc.set_override(ONCE.override, bmc.observe())
@@ -110,7 +107,7 @@ def test_a_link_to_the_bmc_itself_may_be_a_url(tmp_path: Path, form: str) -> Non
         host = rack.server.url.partition("//")[2]
         link = form.format(url=rack.server.url, host=host, upper=f"HTTP://{host}", path=rack.machine.path)
         collection = json.dumps({"Members": [{"@odata.id": link}]}).encode()
-        with BmcConnection(rack.server.url, Credentials(username=USER, password=PASSWORD)) as bmc:
+        with rack.connect(system=None) as bmc:
             bmc.read("/redfish/v1/")
             rack.server.fault(Body(body=b"{}"))  # the root, which may name no collection
             rack.server.fault(Body(body=collection))
@@ -135,9 +132,8 @@ def test_a_link_to_another_place_is_refused(tmp_path: Path, link: str) -> None:
     with racks(tmp_path) as make:
         rack = make()
         link = link.format(host=rack.server.url.partition("//")[2])
-        credentials = Credentials(username=USER, password=PASSWORD)
         with (
-            BmcConnection(rack.server.url, credentials) as bmc,
+            rack.connect() as bmc,
             pytest.raises(BmcRejected, match="not a path on this BMC"),
         ):
             bmc.read(link)

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from gitboot.bmc import worker_pool
-from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.bmc.redfish import transport
-from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.worker_pool import BmcPool
 from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, write_credentials
 from tests.helpers.redfish_double import service
@@ -343,8 +341,7 @@ def test_whatever_a_login_comes_to_the_password_goes_on_being_used(rack: Rack, f
 
 def test_a_login_that_drips_holds_up_one_job_and_the_password_goes_on_being_used(rack: Rack) -> None:
     rack.server.fault(Slow(every_s=1), on="POST", times=9)  # minutes, until its answer would be whole
-    credentials = Credentials(username=USER, password=PASSWORD)
-    with BmcConnection(rack.server.url, credentials, system=rack.machine.path, read_timeout_s=1) as bmc:
+    with rack.connect(read_timeout_s=1) as bmc:
         bmc.observe()
         bmc.login.keeps = True
         assert {bmc.observe().power for _ in range(3)} == {"On"}
