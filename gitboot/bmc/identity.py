@@ -111,7 +111,7 @@ def identify(
 ) -> Identified:
     """Compare what a BMC shows with its document, and with what it has shown before.
 
-    ``pinned`` is what was seen at the same place before; ``shared`` is what `shared` finds among all pins.
+    ``pinned`` is what was seen at the same place before; ``shared`` is `Sharing.values` of all pins.
     """
     if pinned is not None and (changes := _changes(described, pinned, shown)):
         changed = ", ".join(changes)
@@ -169,18 +169,6 @@ def with_certificate(
 def known_at(pinned: Pinned | None, place: tuple[str, str | None]) -> Pinned | None:
     """What is pinned, if it was seen at this place: at another one is another first contact."""
     return pinned if pinned is not None and pinned.place == place else None
-
-
-def shared(pins: Iterable[Pinned], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
-    """The values that the BMCs of two machines show, at two places, and that no document claims: nobody set them.
-
-    ``described`` are the machines of all documents: their serial numbers by UUID.
-    """
-    first: dict[str, tuple[str, str | None]] = {}
-    found: set[str] = set()
-    for each in pins:
-        found.update(value for value in values_of(each) if first.setdefault(value, each.place) != each.place)
-    return frozenset(found - claimed_by(described)) if found else frozenset()
 
 
 def values_of(pinned: Pinned) -> frozenset[str]:
@@ -266,7 +254,10 @@ Place = tuple[str, str | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharing:
-    """A value: `shared` of these pins and machines."""
+    """The values that the BMCs of two machines show, at two places, and that no document claims: nobody set them.
+
+    It is kept with its pins and machines: after a reading, only what that changes is looked at.
+    """
 
     values: frozenset[str] = frozenset()  # what tells no machine from another
     pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)

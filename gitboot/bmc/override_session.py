@@ -92,7 +92,7 @@ class BmcTask:
     keeps: tuple[str, ...] = ()  # the media of a boot that was given: they stay until the machine resets
     switching: Switching | None = None  # what is to become of its power
     switches: tuple[SwitchRecord, ...] = ()  # what was done to it before
-    shared: frozenset[str] = frozenset()  # what the BMCs of several machines show: `gitboot.bmc.identity.shared`
+    shared: frozenset[str] = frozenset()  # what the BMCs of several machines show: `Sharing.values`
 
     def identify(self, seen: Observed, pinned: Pinned | None) -> Identified:
         """Return whose machine a BMC shows; ``pinned`` is what it showed before at the same place."""

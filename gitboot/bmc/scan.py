@@ -107,23 +107,22 @@ def _look(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
                 is_redfish = False
             if not is_redfish:
                 return Probe(address=address)
-            return Probe(address=address, found=tuple(_machines(address, bmc)))
+            systems = bmc.read(bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
+            found = (_read_server(address, bmc.read(path), bmc, alone=len(systems) == 1) for path in systems)
+            return Probe(address=address, found=tuple(found))
     except (OperatorError, TryAgain) as error:
         return Probe(address=address, why_not=str(error))
 
 
-def _machines(address: str, bmc: BmcConnection) -> Iterator[FoundServer]:
-    systems = bmc.read(bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
-    for path in systems:
-        system = bmc.read(path)
-        yield found_server(
-            address,
-            system,
-            alone=len(systems) == 1,
-            nics=_all(bmc, system.link("EthernetInterfaces")),
-            manager=_perhaps(bmc, manager_path(system.body)),
-            processor=next(_all(bmc, system.link("Processors")), None),
-        )
+def _read_server(address: str, system: Resource, bmc: BmcConnection, *, alone: bool) -> FoundServer:
+    return found_server(
+        address,
+        system,
+        alone=alone,
+        nics=_all(bmc, system.link("EthernetInterfaces")),
+        manager=_perhaps(bmc, manager_path(system.body)),
+        processor=next(_all(bmc, system.link("Processors")), None),
+    )
 
 
 def _all(bmc: BmcConnection, collection: str | None) -> Iterator[Resource]:
@@ -184,7 +183,12 @@ def compare(
     silent = {place_of(address, None)[0] for address in asked} - {place_of(address, None)[0] for address in unread}
     for machine in described:
         if machine.bmc is not None and machine.name not in where and machine.bmc.place[0] in silent:
-            differences.append(_missing(machine, found))
+            place, address = machine.bmc.place, machine.bmc.address
+            instead = next((each.shown for each in found if place in each.places), None)
+            message = f"another machine answers there: {instead}" if instead is not None else "nobody answers there"
+            differences.append(
+                Discrepancy(what=DiscrepancyKind.MISSING, server=machine.name, address=address, message=message)
+            )
     return Comparison(
         servers={each: machine.name for each, machine in machines.items()},
         differences=tuple(sorted(differences, key=lambda each: (each.what, each.server or "", each.address))),
@@ -195,7 +199,9 @@ def _recognised(found: Iterable[FoundServer], described: Iterable[Machine]) -> I
     """Each found machine with the one that it is, by UUID in either byte order or by serial number."""
     index: dict[str, list[Machine]] = {}
     for machine in described:
-        for value in _values(machine):
+        said = _described(machine)
+        orders = (order.upper() for uuid in said.uuids for order in byte_orders(uuid))
+        for value in {*orders, *(each.upper() for each in said.serials)}:
             index.setdefault(value, []).append(machine)
     for each in found:
         shown = each.shown
@@ -204,13 +210,6 @@ def _recognised(found: Iterable[FoundServer], described: Iterable[Machine]) -> I
             if isinstance(identify(_described(machine), shown), Same):
                 yield each, machine
                 break
-
-
-def _values(machine: Machine) -> set[str]:
-    said = _described(machine)
-    return {order.upper() for uuid in said.uuids for order in byte_orders(uuid)} | {
-        each.upper() for each in said.serials
-    }
 
 
 def _described(machine: Machine) -> Described:
@@ -260,14 +259,6 @@ def _elsewhere(
         also = f", where {here.name} is described" if here is not None else ""
         what, message = DiscrepancyKind.MOVED, f"its document says {said or 'nothing of a BMC'}{also}"
     return Discrepancy(what=what, server=machine.name, address=found.address, message=message)
-
-
-def _missing(machine: Machine, found: Iterable[FoundServer]) -> Discrepancy:
-    assert machine.bmc is not None  # noqa: S101 - only those that have one are looked for
-    address = machine.bmc.address
-    instead = next((each.shown for each in found if machine.bmc.place in each.places), None)
-    message = f"another machine answers there: {instead}" if instead is not None else "nobody answers there"
-    return Discrepancy(what=DiscrepancyKind.MISSING, server=machine.name, address=address, message=message)
 
 
 # Processor.InstructionSet and ProcessorArchitecture, DSP0268

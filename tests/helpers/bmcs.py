@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.identity import Pinned, shared
+from gitboot.bmc.identity import Pinned, Sharing
 from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskResult
 from gitboot.bmc.override_state import Override, OverrideRecord, State, Wanted
 from gitboot.bmc.power_steps import SwitchRecord, SwitchState
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.fleet.identities import BmcAccess
+from gitboot.fleet.identities import Machine as Described
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.configuration import give_credentials
@@ -78,6 +79,10 @@ class Rack:
     def job(self, wanted: Wanted | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> BmcTask:
         """A job; what is changed is the job's, or where and how its BMC is reached."""
         machine = machine or self.machine
+        pins = {self.uuids[name]: pinned for name, pinned in self.pins.items()}
+        machines = {
+            uuid: Described(uuid=uuid, name=name, macs=(), serial=None, bmc=None) for name, uuid in self.uuids.items()
+        }
         access = {each.name: changed.pop(each.name) for each in fields(BmcAccess) if each.name in changed}
         job = BmcTask(
             server=machine.name,
@@ -90,7 +95,7 @@ class Rack:
             records=tuple(self.records.get(machine.name, {}).values()),
             switches=tuple(self.switches.get(machine.name, {}).values()),
             pinned=self.pins.get(machine.name),
-            shared=shared(self.pins.values(), dict.fromkeys(self.uuids.values())),
+            shared=Sharing().after(pins, machines).values,
         )
         return replace(job, **changed)
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gitboot.bmc.credentials import NO_SIGN, Sign, pair_of
-from gitboot.bmc.identity import known_at
+from gitboot.bmc.identity import Sharing, known_at
 from gitboot.bmc.override_session import BmcTask, look, would_send
 from gitboot.bmc.override_state import (
     AskOperator,
@@ -41,7 +41,6 @@ from gitboot.bmc.power_steps import (
 )
 from gitboot.bmc.worker_pool import Connections, Crew, Task
 from gitboot.controller.bmcs.desired_state import PowerPlan, media_of, power_wanted, wanted_by
-from gitboot.controller.bmcs.schedule import shared_values
 from gitboot.controller.current_plans import about
 from gitboot.controller.learn.install_boots import offering
 from gitboot.controller.learn.ledger_snapshot import Knowledge
@@ -271,7 +270,10 @@ class Inspection:
 def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
     """All machines with a BMC, by name; then those that have left an override behind."""
     commit = offering(commit, knowledge.facts.withheld)
-    values, stop = shared_values(knowledge), stop_of(knowledge, commit, knowledge.facts.orders)
+    values, stop = (
+        Sharing().after(knowledge.pins, knowledge.machines).values,
+        stop_of(knowledge, commit, knowledge.facts.orders),
+    )
     mistrusted = doubt_of(knowledge.facts, commit.decisions)
     for decision in commit.decisions.servers.values():
         machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)

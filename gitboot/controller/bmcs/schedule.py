@@ -10,7 +10,7 @@ from typing import Final
 from zlib import crc32
 
 from gitboot.bmc.credentials import pair_of
-from gitboot.bmc.identity import CannotTell, Sharing, shared
+from gitboot.bmc.identity import CannotTell, Sharing
 from gitboot.bmc.override_session import BmcTask, Outcome, TaskResult
 from gitboot.bmc.override_state import OperatorCondition, Override, State, Wanted
 from gitboot.bmc.override_steps import left_to_dhcp
@@ -247,11 +247,6 @@ def _as_now(task: BmcTask, knowledge: Knowledge, schedule: Schedule) -> BmcTask:
         shared=schedule.sharing.values,
         switching=power.switching_for(task.switches, now=uuid in schedule.going) if power is not None else None,
     )
-
-
-def shared_values(knowledge: Knowledge) -> frozenset[str]:
-    """What the BMCs of several machines show, and no document says: it tells no machine from another."""
-    return shared(knowledge.pins.values(), {uuid: machine.serial for uuid, machine in knowledge.machines.items()})
 
 
 def _admitted(schedule: Schedule, made: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
