@@ -36,9 +36,8 @@ def machine(uuid: SystemUuid, serial: str | None = None) -> Machine:
 def found_anew(pins: Iterable[Pinned], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
     """What is shown at two places, and claimed by no document."""
     shown = [(value, each.place) for each in pins for value in values_of(each)]
-    return frozenset(
-        value for value, place in shown for other in shown if other[0] == value and other[1] != place
-    ) - claimed_by(described)
+    places = {value: {place for each, place in shown if each == value} for value, _ in shown}
+    return frozenset(value for value, its in places.items() if len(its) > 1) - claimed_by(described)
 
 
 @given(_steps, st.dictionaries(st.sampled_from(UUIDS), _serials))

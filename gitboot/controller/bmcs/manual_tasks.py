@@ -270,10 +270,8 @@ class Inspection:
 def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
     """All machines with a BMC, by name; then those that have left an override behind."""
     commit = offering(commit, knowledge.facts.withheld)
-    values, stop = (
-        Sharing().after(knowledge.pins, knowledge.machines).values,
-        stop_of(knowledge, commit, knowledge.facts.orders),
-    )
+    shared = Sharing().after(knowledge.pins, knowledge.machines).values
+    stop = stop_of(knowledge, commit, knowledge.facts.orders)
     mistrusted = doubt_of(knowledge.facts, commit.decisions)
     for decision in commit.decisions.servers.values():
         machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
@@ -293,7 +291,7 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
             site=commit.sites.get(decision.server),
             serial=machine.serial,
             pinned=knowledge.pins.get(decision.uuid),
-            shared=values,
+            shared=shared,
             known=pair_of(machine.bmc) in knowledge.known_pairs,
             unseen=record is None and knowledge.recorded(decision.uuid) is not None,
             power=power_wanted(
