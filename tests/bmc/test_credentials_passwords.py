@@ -159,8 +159,7 @@ def test_what_a_bmc_refuses_is_asked_for_again_and_so_rotated_without_a_restart(
 def test_a_file_comes_before_a_command(folder: Path) -> None:
     says(folder, "echo said")
     (folder / "rack" / "password").write_text("written\n")
-    assert CredentialDirectory(folder).of("rack").credentials.password == "written"
-    assert runs(folder) == 0
+    assert (CredentialDirectory(folder).of("rack").credentials.password, runs(folder)) == ("written", 0)
 
 
 @pytest.mark.parametrize(

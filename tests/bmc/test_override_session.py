@@ -121,15 +121,6 @@ def test_a_lost_answer_is_followed_by_a_look_and_at_most_by_what_is_missing(
     assert len(rack.machine.writes) == patches
 
 
-def test_a_lost_answer_is_for_a_person_where_no_mark_was_ever_seen_to_move(rack: Rack) -> None:
-    rack.server.fault(Drop(applied=False), on="PATCH")
-    rack.bring_about()
-    rack.wait(120)
-    result = rack.bring_about()
-    assert (result.outcome, result.message[:14]) == (Outcome.STALLED, "NeedsOperator:")
-    assert len(rack.machine.writes) == 1
-
-
 @pytest.mark.parametrize("status", [409, 503])
 def test_a_bmc_that_is_too_busy_to_be_read_waits_with_nothing_recorded(rack: Rack, status: int) -> None:
     rack.server.fault(Status(status=status), times=2)
@@ -427,14 +418,6 @@ def test_no_more_is_asked_than_it_takes(rack: Rack, wanted: Wanted | None, asked
     rack.server.service.requests.clear()
     rack.bring_about(wanted)
     assert [each.method for each in rack.server.service.requests] == ["GET"]
-
-
-@pytest.mark.parametrize(("until_s", "times_set"), [(1, 1), (0, 0), (-1, 0)])
-def test_nothing_is_set_from_the_instant_on_at_which_something_else_may_be_wanted(
-    rack: Rack, until_s: int, times_set: int
-) -> None:
-    result = rack.bring_about(replace(ONCE, until=rack.now + timedelta(seconds=until_s)))
-    assert (len(rack.machine.writes), result.outcome) == (times_set, Outcome.APPLIED if times_set else Outcome.WAITING)
 
 
 # Trust and secrets

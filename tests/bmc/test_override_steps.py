@@ -173,6 +173,8 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]
     ("in POST since a time that cannot be read", INSTALL, _seen(OFF, SINCE_WHEN, in_post=True), (), "Wait"),
     ("in POST since a time without an offset", INSTALL, _seen(OFF, SINCE_LOCAL, in_post=True), (), "Wait"),
     ("in POST since no time", INSTALL, _seen(OFF, replace(THEN, boot_progress_time=None), in_post=True), (), "Wait"),
+    ("something else may be wanted from now on", replace(INSTALL, until=NOW), _seen(OFF), (), "Wait"),
+    ("the same, a second later", replace(INSTALL, until=NOW + timedelta(seconds=1)), _seen(OFF), (), SET),
     ("what the BMC cannot boot", UNHEARD_OF, _seen(OFF), (), "Unsupported"),
     ("crash between set and confirm", INSTALL, _seen(ONCE), (_record(RECORDED),), CONFIRM),
     ("the same, then a reset that left it", INSTALL, _seen(ONCE, SINCE), (_record(RECORDED),), CONFIRM),

@@ -198,8 +198,7 @@ def test_marks_that_no_reset_was_seen_to_move_prove_nothing() -> None:
         )
         return kind(found)
 
-    assert step(frozenset()) == "doubt NeedsOperator"
-    assert step(frozenset({"last_reset_time"})) == "note Refused"
+    assert (step(frozenset()), step(frozenset({"last_reset_time"}))) == ("doubt NeedsOperator", "note Refused")
 
 
 # At a BMC

@@ -260,8 +260,7 @@ def test_reading_takes_one_request_for_each_resource_that_matters(
         before = len(server.service.requests)
         bmc.observe()
         counts.append(len(server.service.requests) - before)
-    assert counts == [first, again, again]
-    assert server.connections == 1
+    assert (counts, server.connections) == ([first, again, again], 1)
 
 
 def test_the_only_system_is_looked_for_once(serve: Serve, open_bmc: Open) -> None:
@@ -294,8 +293,7 @@ def test_a_change_by_someone_else_is_not_written_over(serve: Serve, open_bmc: Op
 
     with pytest.raises(BmcBusy, match="412 the ETag did not match"):
         bmc.set_override(FROM_CD, seen)
-    assert machine.override["BootSourceOverrideTarget"] == "BiosSetup"
-    assert len(machine.writes) == 1
+    assert (machine.override["BootSourceOverrideTarget"], len(machine.writes)) == ("BiosSetup", 1)
 
 
 def test_an_etag_that_a_bmc_wants_without_its_quotes_is_given_so(serve: Serve, open_bmc: Open) -> None:

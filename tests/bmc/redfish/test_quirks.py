@@ -67,8 +67,7 @@ def test_what_real_bmcs_sent_is_understood(
     )
     assert system is not None
     seen = observe(system, below if below is not None and "BootSourceOverrideTarget" in below.boot else None)
-    assert seen.bmc == row
-    assert seen.settings.rpartition("/")[2] == settings
+    assert (seen.bmc, seen.settings.rpartition("/")[2]) == (row, settings)
     assert stands(OFF, seen)
     assert seen.shown.uuid is not None or seen.shown.serial is not None
     assert [_in_words(fit(each, seen)) for each in (ONCE, ALWAYS, FROM_CD)] == [once, always, from_cd]

@@ -105,8 +105,7 @@ def test_a_change_that_comes_after_the_refusals_is_not_written_over(make_rack: M
 
     rack.machine.precondition = changed_by_another  # type: ignore[assignment,method-assign]
     rack.bring_about()
-    assert rack.machine.override["BootSourceOverrideTarget"] == "BiosSetup"
-    assert len(if_matches(rack)) == 2
+    assert (rack.machine.override["BootSourceOverrideTarget"], len(if_matches(rack))) == ("BiosSetup", 2)
 
 
 def test_an_etag_that_is_accepted_costs_one_request_and_one_that_is_misread_one_reading(make_rack: MakeRack) -> None:

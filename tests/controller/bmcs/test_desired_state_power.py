@@ -137,11 +137,9 @@ def check(spec: str = "", window: str = "20T11:00 20T18:00", *, boots: str = "re
 
 def test_a_maintenance_restarts_its_servers_one_after_the_other(hall: Hall) -> None:
     hall.decide(check())
-    assert hall.resets_after() == [1, 0, 0]
-    assert hall.states("web01") == {"power/check/1": SwitchState.ASKED}
+    assert (hall.resets_after(), hall.states("web01")) == ([1, 0, 0], {"power/check/1": SwitchState.ASKED})
     assert hall.resets_after(62) == [1, 0, 0]  # it is in POST
-    assert hall.resets_after(62) == [1, 1, 0]
-    assert hall.machines["web01"].boots[-1].target == "Pxe"
+    assert (hall.resets_after(62), hall.machines["web01"].boots[-1].target) == ([1, 1, 0], "Pxe")
     assert hall.states("web01") == {"power/check/1": SwitchState.BACK}
     assert hall.resets_after(600, step=301) == [1, 1, 1]
 
@@ -163,8 +161,7 @@ def test_nothing_is_switched_where_nobody_says_so(hall: Hall) -> None:
 
 def test_nothing_is_switched_before_the_window_nor_after_it(hall: Hall) -> None:
     hall.decide(check(window="20T12:10 20T12:11"))
-    assert hall.resets_after(540, step=301) == [0, 0, 0]
-    assert hall.resets_after(93) == [1, 0, 0]
+    assert (hall.resets_after(540, step=301), hall.resets_after(93)) == ([0, 0, 0], [1, 0, 0])
     assert hall.resets_after(3600, step=301) == [1, 0, 0]
 
 
@@ -221,8 +218,7 @@ def test_who_was_switched_is_seen_to_come_back_where_nobody_is_named_any_more(ha
     assert hall.resets_after() == [1, 0, 0]
     named = unname(hall)
     hall.decide(check())
-    assert hall.resets_after(300, step=31) == [1, 0, 0]
-    assert hall.states("web01") == {"power/check/1": SwitchState.BACK}
+    assert (hall.resets_after(300, step=31), hall.states("web01")) == ([1, 0, 0], {"power/check/1": SwitchState.BACK})
     hall.run(3600, step=301)
     hall.bench.commits.ledger = named
     hall.decide(check())
@@ -336,8 +332,7 @@ def test_another_process_goes_on_where_the_first_was_killed(hall: Hall) -> None:
     for _ in range(4):
         hall.restart()
         hall.run()
-    assert hall.resets == [1, 0, 0]
-    assert hall.resets_after(400, step=61) == [1, 1, 1]
+    assert (hall.resets, hall.resets_after(400, step=61)) == ([1, 0, 0], [1, 1, 1])
     assert hall.resets_after(3600, step=301) == [1, 1, 1]
 
 
@@ -364,8 +359,7 @@ def test_a_later_window_is_another_reason(hall: Hall) -> None:
 
 def test_a_rolling_restart_boots_the_disk(hall: Hall) -> None:
     hall.decide(maintenance("roll", "20T11:00 20T18:00", "power: GracefulRestart", boots="restart"))
-    assert hall.resets_after(60) == [1, 0, 0]
-    assert hall.resets_after(500) == [1, 1, 1]
+    assert (hall.resets_after(60), hall.resets_after(500)) == ([1, 0, 0], [1, 1, 1])
     assert {machine.boots[-1].target for machine in hall.machines.values()} == {"None"}
 
 
