@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gitboot.bmc.credentials import NO_SIGN, Sign, pair_of
 from gitboot.bmc.identity import Sharing, known_at
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from gitboot.bmc.override_session import Driver
 
 
+Value = TypeVar("Value")
+Failure = BmcUnreachable | BmcBusy | BmcRejected | UsageError
 Signed = Callable[[str, str], bool | None]
 _UNNAMED: Final = "the Fleet names no ledger, and another instance may set the same BMC"
 _SET_BY_ANOTHER: Final = "was set by another instance, and is not set"
@@ -130,7 +132,7 @@ class Inspection:
     subject: Subject
     seen: Observed | None = None  # None: it could not be read
     step: Step | None = None
-    failure: BmcUnreachable | BmcBusy | BmcRejected | UsageError | None = None
+    failure: Failure | None = None
     unsigned: tuple[str, ...] = ()  # the URLs of what its firmware would start, and has no signature
     switch: SwitchStep | None = None  # what would be done to its power, were it its turn; None: nothing is wanted
 
@@ -340,28 +342,47 @@ def inspect(
     ``read`` is called with how many more have been read; ``signed`` tells whether a file that is served below a base
     URL has a signature.
     """
-    found: list[Inspection] = []
-    with closing(Crew[SystemUuid, Inspection]()) as crew:
-        crew.add(Task(each.uuid, each.site, partial(_inspect, each, connections, at, signed)) for each in chosen)
-        while ended := crew.next_ended():
-            found += ended.values()
-            read(len(ended))
+
+    def failed(subject: Subject, error: Failure) -> Inspection:
+        return Inspection(subject=subject, failure=error)
+
+    found = _at_each_bmc(chosen, connections, partial(_read, at=at, signed=signed), failed, read)
     return sorted(
         found, key=lambda one: (not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.server)
     )
 
 
-def _inspect(subject: Subject, connections: Connections, at: datetime, signed: Signed) -> tuple[Inspection, Sign]:
-    try:
-        bmc = connections.to(subject.uuid, subject.server, subject.bmc, known=subject.known, pinned=subject.pinned)
-    except UsageError as error:
-        return Inspection(subject=subject, failure=error), NO_SIGN
-    with bmc.reach.watched() as sign:
+def _at_each_bmc(
+    chosen: Iterable[Subject],
+    connections: Connections,
+    work: Callable[[Subject, Driver], Value],
+    failed: Callable[[Subject, Failure], Value],
+    done: Callable[[int], None],
+) -> list[Value]:
+    """Do some work at each BMC, many at a time; ``done`` is called with how many more are done.
+
+    ``failed`` makes a value of an error in place of ``work``.
+    """
+
+    def do(subject: Subject) -> tuple[Value, Sign]:
         try:
-            found = _read(subject, bmc, at)
-        except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
-            found = Inspection(subject=subject, failure=error)
-        return replace(found, unsigned=tuple(_unsigned(subject, signed))), sign()
+            bmc = connections.to(subject.uuid, subject.server, subject.bmc, known=subject.known, pinned=subject.pinned)
+        except UsageError as error:
+            return failed(subject, error), NO_SIGN
+        with bmc.reach.watched() as sign:
+            try:
+                value = work(subject, bmc)
+            except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
+                value = failed(subject, error)
+            return value, sign()
+
+    found: list[Value] = []
+    with closing(Crew[SystemUuid, Value]()) as crew:
+        crew.add(Task(each.uuid, each.site, partial(do, each)) for each in chosen)
+        while ended := crew.next_ended():
+            found += ended.values()
+            done(len(ended))
+    return found
 
 
 def _unsigned(subject: Subject, signed: Signed) -> Iterator[str]:
@@ -378,7 +399,7 @@ def _unsigned(subject: Subject, signed: Signed) -> Iterator[str]:
             yield file.url
 
 
-def _read(subject: Subject, bmc: Driver, at: datetime) -> Inspection:
+def _read(subject: Subject, bmc: Driver, *, at: datetime, signed: Signed) -> Inspection:
     """Read a BMC, and decide what would be done at it: to its override now, to its power were it its turn."""
     seen = look(bmc, subject.wanted, subject.records, lambda: at)
     if bmc.firmware is not None:
@@ -410,7 +431,8 @@ def _read(subject: Subject, bmc: Driver, at: datetime) -> Inspection:
         )
         if isinstance(switch, AskForReset) and subject.unnamed is not None:
             switch = Wait(why=_UNNAMED)
-    return Inspection(subject=subject, seen=seen, step=step, switch=switch)
+    unsigned = tuple(_unsigned(subject, signed))
+    return Inspection(subject=subject, seen=seen, step=step, switch=switch, unsigned=unsigned)
 
 
 def shown(override: Override | None) -> str:
@@ -497,42 +519,26 @@ def switch(
 
     By name. ``each`` is called with how many more are done.
     """
-    found: list[Powered] = []
-    work = partial(_switched, action=action, connections=connections, force=force, send=send)
-    with closing(Crew[SystemUuid, Powered]()) as crew:
-        crew.add(Task(subject.uuid, subject.site, partial(work, subject)) for subject in chosen)
-        while ended := crew.next_ended():
-            found += ended.values()
-            each(len(ended))
-    return sorted(found, key=lambda one: one.subject.server)
 
-
-def _switched(
-    subject: Subject, *, action: PowerAction, connections: Connections, force: bool, send: bool
-) -> tuple[Powered, Sign]:
-    try:
-        bmc = connections.to(subject.uuid, subject.server, subject.bmc, known=subject.known, pinned=subject.pinned)
-    except UsageError as error:
-        return Powered(subject=subject, seen=None, step=NotSwitched(why=str(error))), NO_SIGN
-    if bmc.login is not None:
-        bmc.login.keeps = False  # it is asked twice at the most: no session is worth its while
-    seen: Observed | None = None
-    step: PowerStep
-    with bmc.reach.watched() as sign:
-        try:
-            seen = bmc.with_reset_types(bmc.observe())
-            identified = subject.identify(seen, known_at(subject.pinned, subject.bmc.place))
-            step = next_power(action, seen, identified, force=force)
-        except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
-            step = NotSwitched(why=str(error))
-        if not send or not isinstance(step, Send) or seen is None:
-            return Powered(subject=subject, seen=seen, step=step), sign()
-        sent: bool | None = True
+    def work(subject: Subject, bmc: Driver) -> Powered:
+        if bmc.login is not None:
+            bmc.login.keeps = False  # it is asked twice at the most: no session is worth its while
+        seen = bmc.with_reset_types(bmc.observe())
+        identified = subject.identify(seen, known_at(subject.pinned, subject.bmc.place))
+        step = next_power(action, seen, identified, force=force)
+        powered = Powered(subject=subject, seen=seen, step=step)
+        if not send or not isinstance(step, Send):
+            return powered
         try:
             bmc.reset(step.type, seen)
         except (BmcBusy, BmcRejected) as error:
-            sent, step = False, NotSwitched(why=str(error))
+            return replace(powered, step=NotSwitched(why=str(error)))
         except BmcUnreachable as error:
             why = f"{error}: whether it has taken {step.type} is not known; look before you ask again"
-            sent, step = None, NotSwitched(why=why)
-        return Powered(subject=subject, seen=seen, step=step, sent=sent), sign()
+            return replace(powered, step=NotSwitched(why=why), sent=None)
+        return replace(powered, sent=True)
+
+    def failed(subject: Subject, error: Failure) -> Powered:
+        return Powered(subject=subject, seen=None, step=NotSwitched(why=str(error)))
+
+    return sorted(_at_each_bmc(chosen, connections, work, failed, each), key=lambda one: one.subject.server)
