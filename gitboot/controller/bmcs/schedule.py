@@ -225,7 +225,7 @@ def jobs(
     schedule = schedule.with_bmcs(
         {task.uuid: BmcState(name=task.server, due=at) for task in due if task.uuid not in schedule.bmcs}
     )
-    return _admitted(replace(schedule, refused=frozenset()), [_as_now(each, knowledge, schedule) for each in due], at)
+    return _admit(replace(schedule, refused=frozenset()), [_update_task(each, knowledge, schedule) for each in due], at)
 
 
 def _is_asked_anew(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
@@ -235,7 +235,7 @@ def _is_asked_anew(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, b
     return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.intents
 
 
-def _as_now(task: BmcTask, knowledge: Knowledge, schedule: Schedule) -> BmcTask:
+def _update_task(task: BmcTask, knowledge: Knowledge, schedule: Schedule) -> BmcTask:
     """Return a task with what is known at this moment."""
     uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
     has_new_intent = not _open_intents(uuid, knowledge) <= before.intents
@@ -249,7 +249,7 @@ def _as_now(task: BmcTask, knowledge: Knowledge, schedule: Schedule) -> BmcTask:
     )
 
 
-def _admitted(schedule: Schedule, made: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
+def _admit(schedule: Schedule, made: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
     """All of them; but after too many failures in a row only what is not set anew, and one to find out."""
     if schedule.failures < schedule.most_failures:
         return tuple(made), schedule
@@ -329,10 +329,10 @@ def reported(
     """After tasks have ended; ``judged`` are machines of which a fetch was judged by it: they were only read."""
     changed: dict[SystemUuid, BmcState | None] = {}
     for result in results:
-        schedule = _counted(schedule, result, at)
+        schedule = _count_failures(schedule, result, at)
         if (before := schedule.bmcs.get(result.uuid)) is None:
             continue
-        now = _rescheduled(before, result, knowledge, at, schedule.jitter)
+        now = _reschedule(before, result, knowledge, at, schedule.jitter)
         changed[result.uuid] = replace(now, due=at) if result.uuid in judged else now
     if schedule.failures < schedule.most_failures and schedule.resting_until is not None:
         # Put off until one answers, as one has.
@@ -343,7 +343,7 @@ def reported(
     return schedule.with_bmcs(changed)
 
 
-def _counted(schedule: Schedule, result: TaskResult, at: datetime) -> Schedule:
+def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Schedule:
     """Notice when BMCs fail in a row: then it is the network, or a password, and not they."""
     if not result.asked:
         return schedule
@@ -356,7 +356,7 @@ def _counted(schedule: Schedule, result: TaskResult, at: datetime) -> Schedule:
     return replace(schedule, failures=failures, last_failure=last, resting_until=resting, has_asked=True)
 
 
-def _rescheduled(before: BmcState, result: TaskResult, knowledge: Knowledge, at: datetime, jitter: float) -> BmcState:
+def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: datetime, jitter: float) -> BmcState:
     now = replace(
         before,
         outcome=result.outcome,
@@ -402,12 +402,12 @@ def events_of(result: TaskResult, commit: str, at: datetime, *, first: bool) -> 
             "server": result.server,
             "reason": record.reason,
             "plan": record.plan_digest,
-            "before": _shown(result.before),
-            "after": _shown(result.observed.override if result.observed else None),
+            "before": _describe(result.before),
+            "after": _describe(result.observed.override if result.observed else None),
             "commit": commit,
         }
         ejected = bool(record.media) and not record.has_media and not record.state.is_open
-        what = f"{_shown(record.override)} for {record.reason}"
+        what = f"{_describe(record.override)} for {record.reason}"
         if ejected or record.state is State.INSERTED:
             type, became = ("MediumEjected", "is ejected") if ejected else ("MediumInserted", "is inserted")
             yield Event(at=at, type=type, message=f"{result.server}: the medium of {what} {became}", facts=facts)
@@ -476,7 +476,7 @@ def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
     )
 
 
-def _shown(override: Override | None) -> str | None:
+def _describe(override: Override | None) -> str | None:
     if override is None:
         return None
     uri = "".join(f" {each}" for each in (override.http_boot_uri, override.medium, override.data_medium) if each)
