@@ -47,6 +47,7 @@ class Rack:
     server: RedfishServer
     machines: list[Machine]
     folder: Path  # of credentials
+    closing: ExitStack
     now: datetime = STARTED
     written: list[tuple[str, State, int]] = field(default_factory=list)  # server, state, PATCHes until then
     records: dict[str, dict[str, OverrideRecord]] = field(default_factory=dict)
@@ -71,10 +72,11 @@ class Rack:
         self.records.setdefault(machine.name, {})[record.reason] = record
         self.written.append((machine.name, record.state, len(machine.writes)))
 
-    def connect(self, *, password: str = PASSWORD, **options: Any) -> BmcConnection:
-        """Open a connection to the first machine's BMC; close it as a context manager."""
-        credentials = Credentials(username=USER, password=password)
-        return BmcConnection(self.server.url, credentials, **{"system": self.machine.path, **options})
+    def connect(self, **options: Any) -> BmcConnection:
+        """Open a connection to the BMC of the first machine, which ends with the rack."""
+        credentials = Credentials(username=USER, password=PASSWORD, name="rack")
+        given = {"system": self.machine.path, "read_timeout_s": 60, **options}
+        return self.closing.enter_context(BmcConnection(self.server.url, credentials, **given))
 
     def job(self, wanted: Wanted | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> BmcTask:
         """A job; what is changed is the job's, or where and how its BMC is reached."""
@@ -159,6 +161,6 @@ def racks(folder: Path) -> Iterator[MakeRack]:
             service = Service(*found, credentials={USER: PASSWORD})
             write_credentials(folder / "credentials")
             server = stack.enter_context(RedfishServer(service, **more))
-            return Rack(server=server, machines=found, folder=folder / "credentials")
+            return Rack(server=server, machines=found, folder=folder / "credentials", closing=stack)
 
         yield make_rack

@@ -70,11 +70,11 @@ def test_no_form_of_etag_writes_over_a_change_by_somebody_else(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
     rack = make_rack(profile=with_form(GENERIC, header, body, if_match))
-    with rack.connect() as bmc:
-        seen = bmc.observe()
-        rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
-        with pytest.raises(BmcChanged, match="the BMC has changed since it was read"):
-            bmc.set_override(ONCE.override, seen)
+    bmc = rack.connect()
+    seen = bmc.observe()
+    rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
+    with pytest.raises(BmcChanged, match="the BMC has changed since it was read"):
+        bmc.set_override(ONCE.override, seen)
     assert rack.machine.override["BootSourceOverrideTarget"] == "BiosSetup"
 
 
