@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.bmc.worker_pool import BmcPool
 from tests.helpers.bmcs import MakeRack, Rack, racks
 from tests.helpers.redfish_double.certificates import Authority
 
@@ -20,6 +21,12 @@ def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
 @pytest.fixture
 def rack(make_rack: MakeRack) -> Rack:
     return make_rack()
+
+
+@pytest.fixture
+def fleet(rack: Rack) -> Iterator[BmcPool]:
+    with rack.fleet() as fleet:
+        yield fleet
 
 
 @pytest.fixture(scope="module")

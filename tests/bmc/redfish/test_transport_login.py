@@ -22,6 +22,7 @@ from tests.helpers.redfish_double.faults import Body, Drop, Fault, Redirect, Slo
 from tests.helpers.redfish_double.sessions import SESSIONS
 
 LOGIN = ("POST", SESSIONS)
+SYSTEM = ("GET", "/redfish/v1/Systems/1")
 ROOT, COLLECTION = ("GET", "/redfish/v1/"), ("GET", "/redfish/v1/Systems")
 
 
@@ -53,10 +54,9 @@ def open_sessions(rack: Rack) -> int:
 
 
 def test_one_that_is_asked_again_has_one_until_the_end(rack: Rack) -> None:
-    system = ("GET", rack.machine.path)
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
-        assert (asked(rack), open_sessions(rack)) == ([system, LOGIN, system, system, system], 1)
+        assert (asked(rack), open_sessions(rack)) == ([SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM], 1)
     (ended,) = asked(rack)
     assert ended[0] == "DELETE" and ended[1].startswith(f"{SESSIONS}/")
     assert open_sessions(rack) == 0
@@ -77,17 +77,15 @@ def test_with_a_session_the_password_is_sent_no_more(rack: Rack, monkeypatch: py
     assert known_by == [{"Authorization"}, *[{"X-Auth-Token"}] * 3]
 
 
-def test_a_session_that_the_bmc_has_ended_is_opened_anew(rack: Rack) -> None:
-    system = ("GET", rack.machine.path)
-    with rack.fleet() as fleet:
-        for _ in range(3):
-            read(fleet, rack)
-        rack.server.service.sessions.end()
-        asked(rack)
-        assert read(fleet, rack).outcome is Outcome.UNCHANGED
-        assert asked(rack) == [system, system]  # refused; and by the password
-        assert read(fleet, rack).outcome is Outcome.UNCHANGED
-        assert asked(rack) == [LOGIN, system]
+def test_a_session_that_the_bmc_has_ended_is_opened_anew(rack: Rack, fleet: BmcPool) -> None:
+    for _ in range(3):
+        read(fleet, rack)
+    rack.server.service.sessions.end()
+    asked(rack)
+    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    assert asked(rack) == [SYSTEM, SYSTEM]  # refused; and by the password
+    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    assert asked(rack) == [LOGIN, SYSTEM]
 
 
 def test_a_bmc_whose_sessions_are_all_taken_is_read_all_the_same(rack: Rack) -> None:
@@ -98,21 +96,21 @@ def test_a_bmc_whose_sessions_are_all_taken_is_read_all_the_same(rack: Rack) -> 
     assert open_sessions(rack) == 8
 
 
-def test_where_none_was_to_be_had_it_is_tried_again_later(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_none_was_to_be_had_it_is_tried_again_later(
+    rack: Rack, fleet: BmcPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transport, "_NOT_AGAIN_FOR_S", 0)
     rack.server.fault(Status(status=503), on="POST")
-    with rack.fleet() as fleet:
-        outcomes(fleet, rack, 2)
-        assert open_sessions(rack) == 0
-        read(fleet, rack)
-        assert open_sessions(rack) == 1
+    outcomes(fleet, rack, 2)
+    assert open_sessions(rack) == 0
+    read(fleet, rack)
+    assert open_sessions(rack) == 1
 
 
-def test_a_token_that_the_bmc_gave_and_does_not_take_is_asked_for_once(rack: Rack) -> None:
+def test_a_token_that_the_bmc_gave_and_does_not_take_is_asked_for_once(rack: Rack, fleet: BmcPool) -> None:
     useless = {"X-Auth-Token": "t", "Location": f"{SESSIONS}/1"}
     rack.server.fault(Status(status=201, headers=useless), on="POST")
-    with rack.fleet() as fleet:
-        assert (set(outcomes(fleet, rack, 4)), asked(rack).count(LOGIN)) == ({Outcome.UNCHANGED}, 1)
+    assert (set(outcomes(fleet, rack, 4)), asked(rack).count(LOGIN)) == ({Outcome.UNCHANGED}, 1)
 
 
 def test_a_session_whose_bmc_leads_elsewhere_to_end_it_is_ended_there_and_nowhere_else(rack: Rack) -> None:
@@ -128,10 +126,9 @@ def test_a_session_whose_bmc_leads_elsewhere_to_end_it_is_ended_there_and_nowher
 def test_a_wrong_password_counts_once_a_job(rack: Rack) -> None:
     """The second job tries it by a session, and no other: the challenge of the BMC names basic authentication."""
     write_credentials(rack.folder, password="wrong")
-    system = ("GET", rack.machine.path)
     with rack.fleet() as fleet:
         results = [read(fleet, rack) for _ in range(4)]
-        assert asked(rack) == [system, LOGIN, system, system]
+        assert asked(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
     assert {result.outcome for result in results} == {Outcome.STALLED}
     assert {result.message for result in results} == {
         f"GET {rack.server.url}{rack.machine.path}: 401: "
@@ -140,55 +137,53 @@ def test_a_wrong_password_counts_once_a_job(rack: Rack) -> None:
 
 
 @pytest.mark.parametrize("fault", [Drop(applied=False), Status(status=503), Status(status=404)])
-def test_a_password_that_the_bmc_accepts_later_is_sent_whatever_a_login_comes_to(rack: Rack, fault: Fault) -> None:
+def test_a_password_that_the_bmc_accepts_later_is_sent_whatever_a_login_comes_to(
+    rack: Rack, fleet: BmcPool, fault: Fault
+) -> None:
     write_credentials(rack.folder, password="another")
     rack.server.fault(fault, on="POST", times=9)
-    with rack.fleet() as fleet:
-        assert read(fleet, rack).outcome is Outcome.STALLED
-        rack.server.service.sessions._credentials = {USER: "another"}
-        read(fleet, rack)
-        assert outcomes(fleet, rack, 2) == [Outcome.UNCHANGED] * 2
+    assert read(fleet, rack).outcome is Outcome.STALLED
+    rack.server.service.sessions._credentials = {USER: "another"}
+    read(fleet, rack)
+    assert outcomes(fleet, rack, 2) == [Outcome.UNCHANGED] * 2
 
 
 def test_a_bmc_that_names_basic_authentication_though_it_is_off_is_read_from_the_second_job_on(
-    rack: Rack, monkeypatch: pytest.MonkeyPatch
+    rack: Rack, fleet: BmcPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    system, permits = ("GET", rack.machine.path), rack.server.service.sessions.permits
+    permits = rack.server.service.sessions.permits
     monkeypatch.setattr(
         rack.server.service.sessions, "permits", lambda headers: "X-Auth-Token" in headers and permits(headers)
     )
-    with rack.fleet() as fleet:
-        assert outcomes(fleet, rack, 3) == [Outcome.STALLED, *[Outcome.UNCHANGED] * 2]
-        assert asked(rack) == [system, LOGIN, system, system]
-        rack.server.service.sessions.end()
-        assert read(fleet, rack).outcome is Outcome.UNCHANGED
-        assert asked(rack) == [system, LOGIN, system]
+    assert outcomes(fleet, rack, 3) == [Outcome.STALLED, *[Outcome.UNCHANGED] * 2]
+    assert asked(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
+    rack.server.service.sessions.end()
+    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    assert asked(rack) == [SYSTEM, LOGIN, SYSTEM]
 
 
 @pytest.mark.parametrize("challenge", [{}, {"WWW-Authenticate": 'Bearer realm="BMC"'}])
 def test_where_basic_authentication_is_off_a_session_is_opened_at_once(
     rack: Rack, monkeypatch: pytest.MonkeyPatch, challenge: dict[str, str]
 ) -> None:
-    system, permits = ("GET", rack.machine.path), rack.server.service.sessions.permits
+    permits = rack.server.service.sessions.permits
     monkeypatch.setattr(
         rack.server.service.sessions, "permits", lambda headers: "X-Auth-Token" in headers and permits(headers)
     )
     monkeypatch.setattr(service, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
-        assert (set(outcomes(fleet, rack, 2)), asked(rack)) == ({Outcome.UNCHANGED}, [system, LOGIN, system, system])
+        assert (set(outcomes(fleet, rack, 2)), asked(rack)) == ({Outcome.UNCHANGED}, [SYSTEM, LOGIN, SYSTEM, SYSTEM])
     assert [method for method, _ in asked(rack)] == ["DELETE"]
     monkeypatch.undo()
     assert open_sessions(rack) == 0
 
 
 def test_a_bmc_that_says_nothing_of_what_it_takes_is_tried_by_a_session_once(
-    rack: Rack, monkeypatch: pytest.MonkeyPatch
+    rack: Rack, fleet: BmcPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    system = ("GET", rack.machine.path)
     monkeypatch.setattr(service, "CHALLENGE", {})
     write_credentials(rack.folder, password="wrong")
-    with rack.fleet() as fleet:
-        assert (set(outcomes(fleet, rack, 3)), asked(rack)) == ({Outcome.STALLED}, [system, LOGIN, system, system])
+    assert (set(outcomes(fleet, rack, 3)), asked(rack)) == ({Outcome.STALLED}, [SYSTEM, LOGIN, SYSTEM, SYSTEM])
 
 
 def test_a_password_that_is_changed_ends_the_session_of_the_one_before(rack: Rack) -> None:
@@ -231,20 +226,18 @@ def test_finding_p5_a_bmc_with_basic_authentication_off_is_read_if_no_system_is_
     """It answers the service root without a login, which proves nothing about the password."""
     rack.server.service.takes_basic = False
     monkeypatch.setattr(service, "CHALLENGE", challenge)
-    system = ("GET", rack.machine.path)
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 3, system=None)) == {Outcome.UNCHANGED}
-        assert asked(rack) == [ROOT, COLLECTION, LOGIN, COLLECTION, system, system, system]
+        assert asked(rack) == [ROOT, COLLECTION, LOGIN, COLLECTION, SYSTEM, SYSTEM, SYSTEM]
     assert [method for method, _ in asked(rack)] == ["DELETE"]
 
 
-def test_the_service_root_alone_opens_no_session(rack: Rack) -> None:
+def test_the_service_root_alone_opens_no_session(rack: Rack, fleet: BmcPool) -> None:
     """A wrong password counts once for each job, and twice for the first one at a BMC without a challenge."""
     rack.server.service.takes_basic = False
     write_credentials(rack.folder, password="wrong")
-    with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 3, system=None)) == {Outcome.STALLED}
-        assert asked(rack) == [ROOT, COLLECTION, LOGIN, *[ROOT, COLLECTION] * 2]
+    assert set(outcomes(fleet, rack, 3, system=None)) == {Outcome.STALLED}
+    assert asked(rack) == [ROOT, COLLECTION, LOGIN, *[ROOT, COLLECTION] * 2]
 
 
 @pytest.mark.parametrize("takes_basic", [True, False])
@@ -253,11 +246,11 @@ def test_finding_p5_a_login_that_is_redirected_within_the_bmc_is_followed(
     rack: Rack, takes_basic: bool, status: int
 ) -> None:
     rack.server.service.takes_basic, rack.server.service.redirects_logins = takes_basic, status
-    system, redirected = ("GET", rack.machine.path), ("POST", f"{SESSIONS}/")
+    redirected = ("POST", f"{SESSIONS}/")
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 3)) == {Outcome.UNCHANGED}
-        again = [] if takes_basic else [system]
-        assert asked(rack) == [system, LOGIN, redirected, *again, system, system]
+        again = [] if takes_basic else [SYSTEM]
+        assert asked(rack) == [SYSTEM, LOGIN, redirected, *again, SYSTEM, SYSTEM]
     assert [method for method, _ in asked(rack)] == ["DELETE"]
 
 
@@ -273,13 +266,12 @@ ELSEWHERE = [
 
 @pytest.mark.parametrize(("status", "location"), ELSEWHERE)
 def test_finding_p5_the_password_goes_on_being_used_if_a_login_is_redirected_elsewhere(
-    rack: Rack, status: int, location: str
+    rack: Rack, fleet: BmcPool, status: int, location: str
 ) -> None:
     host = rack.server.url.partition("//")[2]
     rack.server.fault(Redirect(location=location.format(host=host), status=status), on="POST", times=9)
-    with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
-        assert asked(rack).count(LOGIN) == (4 if location == SESSIONS else 1)  # at most three redirects, once an hour
+    assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
+    assert asked(rack).count(LOGIN) == (4 if location == SESSIONS else 1)  # at most three redirects, once an hour
 
 
 @pytest.mark.parametrize(("status", "location"), ELSEWHERE[:-1])
@@ -327,11 +319,10 @@ NO_SESSION: list[tuple[str, Fault]] = [
 
 @pytest.mark.parametrize("fault", [fault for _, fault in NO_SESSION], ids=[name for name, _ in NO_SESSION])
 def test_whatever_a_login_comes_to_the_password_goes_on_being_used(rack: Rack, fault: Fault) -> None:
-    system = ("GET", rack.machine.path)
     rack.server.fault(fault, on="POST", times=9)
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
-        assert asked(rack) == [system, LOGIN, system, system, system]
+        assert asked(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM]
     assert asked(rack) == [], "there is none to be ended"
 
 
@@ -345,56 +336,54 @@ def test_a_login_that_drips_holds_up_one_job_and_the_password_goes_on_being_used
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b'"no"', b"[]", b'{"error": "no"}', b'{"error": null}'])
-def test_a_401_opens_a_session_whatever_its_body_is(rack: Rack, body: bytes) -> None:
+def test_a_401_opens_a_session_whatever_its_body_is(rack: Rack, fleet: BmcPool, body: bytes) -> None:
     rack.server.fault(Status(status=401, body=body))
-    with rack.fleet() as fleet:
-        assert read(fleet, rack).outcome is Outcome.UNCHANGED
-        assert asked(rack)[1] == LOGIN
+    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    assert asked(rack)[1] == LOGIN
 
 
-def test_without_basic_authentication_a_bmc_whose_sessions_are_taken_is_busy_and_not_refused(rack: Rack) -> None:
+def test_without_basic_authentication_a_bmc_whose_sessions_are_taken_is_busy_and_not_refused(
+    rack: Rack, fleet: BmcPool
+) -> None:
     rack.server.service.takes_basic = False
     sessions = rack.server.service.sessions
     for _ in range(8):
         assert sessions.log_in({"UserName": USER, "Password": PASSWORD}).status == 201
-    with rack.fleet() as fleet:
-        for _ in range(2):
-            result = read(fleet, rack)
-            assert (result.outcome, result.retry_after_s) == (Outcome.WAITING, 30)
-            assert result.message.startswith(f"POST {rack.server.url}{SESSIONS}: 503 ")
-        sessions.end()
-        assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    for _ in range(2):
+        result = read(fleet, rack)
+        assert (result.outcome, result.retry_after_s) == (Outcome.WAITING, 30)
+        assert result.message.startswith(f"POST {rack.server.url}{SESSIONS}: 503 ")
+    sessions.end()
+    assert read(fleet, rack).outcome is Outcome.UNCHANGED
 
 
-def test_without_basic_authentication_a_session_that_has_ended_is_opened_anew_at_once(rack: Rack) -> None:
+def test_without_basic_authentication_a_session_that_has_ended_is_opened_anew_at_once(
+    rack: Rack, fleet: BmcPool
+) -> None:
     rack.server.service.takes_basic = False
-    system = ("GET", rack.machine.path)
-    with rack.fleet() as fleet:
-        read(fleet, rack)
-        for _ in range(3):
-            rack.server.service.sessions.end()
-            asked(rack)
-            assert read(fleet, rack).outcome is Outcome.UNCHANGED
-            assert asked(rack) == [system, LOGIN, system]
+    read(fleet, rack)
+    for _ in range(3):
+        rack.server.service.sessions.end()
+        asked(rack)
+        assert read(fleet, rack).outcome is Outcome.UNCHANGED
+        assert asked(rack) == [SYSTEM, LOGIN, SYSTEM]
 
 
 @pytest.mark.parametrize("has_session", [True, False])
-def test_basic_authentication_may_be_turned_off_and_on_meanwhile(rack: Rack, has_session: bool) -> None:
-    system = ("GET", rack.machine.path)
-    with rack.fleet() as fleet:
-        for _ in range(2 if has_session else 1):
-            assert read(fleet, rack).outcome is Outcome.UNCHANGED
-        rack.server.service.takes_basic = False
-        rack.server.service.sessions.end()
-        if not has_session:
-            rack.server.fault(Status(status=503), on="POST")  # the login that a second job begins with
+def test_basic_authentication_may_be_turned_off_and_on_meanwhile(rack: Rack, fleet: BmcPool, has_session: bool) -> None:
+    for _ in range(2 if has_session else 1):
         assert read(fleet, rack).outcome is Outcome.UNCHANGED
-        rack.server.service.takes_basic = True
-        rack.server.service.sessions.end()
-        assert set(outcomes(fleet, rack, 2)) == {Outcome.UNCHANGED}
-        asked(rack)
-        assert read(fleet, rack).outcome is Outcome.UNCHANGED
-        assert asked(rack) == [system]
+    rack.server.service.takes_basic = False
+    rack.server.service.sessions.end()
+    if not has_session:
+        rack.server.fault(Status(status=503), on="POST")  # the login that a second job begins with
+    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    rack.server.service.takes_basic = True
+    rack.server.service.sessions.end()
+    assert set(outcomes(fleet, rack, 2)) == {Outcome.UNCHANGED}
+    asked(rack)
+    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    assert asked(rack) == [SYSTEM]
 
 
 def test_without_basic_authentication_a_token_that_the_bmc_refuses_is_asked_for_once(rack: Rack) -> None:
