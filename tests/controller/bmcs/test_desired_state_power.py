@@ -144,19 +144,19 @@ def test_a_maintenance_restarts_its_servers_one_after_the_other(hall: Hall) -> N
     assert hall.resets_after(600, step=301) == [1, 1, 1]
 
 
-def test_so_many_go_as_may_be_down_at_a_time(hall: Hall) -> None:
-    hall.decide(check("maxUnavailable: 67%"))
-    assert hall.resets_after() == [1, 1, 0]
-
-
-def test_each_group_has_a_limit_of_its_own(hall: Hall) -> None:
-    hall.decide(check("maxUnavailablePer: rack"))
-    assert hall.resets_after() == [1, 0, 1]
-
-
-def test_nothing_is_switched_where_nobody_says_so(hall: Hall) -> None:
-    hall.decide(maintenance("check", "20T11:00 20T18:00", "networkBoot: Once"))
-    assert hall.resets_after(300, step=301) == [0, 0, 0]
+@pytest.mark.parametrize(
+    ("case", "document", "resets"),
+    [
+        ("as many as may be down", check("maxUnavailable: 67%"), [1, 1, 0]),
+        ("each group has its own limit", check("maxUnavailablePer: rack"), [1, 0, 1]),
+        ("nobody wants power", maintenance("check", "20T11:00 20T18:00", "networkBoot: Once"), [0, 0, 0]),
+    ],
+)
+def test_as_many_are_restarted_as_a_maintenance_lets_be_down(
+    hall: Hall, case: str, document: str, resets: list[int]
+) -> None:
+    hall.decide(document)
+    assert hall.resets_after() == resets, case
 
 
 def test_nothing_is_switched_before_the_window_nor_after_it(hall: Hall) -> None:
@@ -420,6 +420,14 @@ def test_machines_of_which_nothing_is_known_are_left_as_they_are(tmp_path: Path,
 WAITS = "waitFor: PowerOff"
 
 
+@pytest.fixture
+def waiting(hall: Hall) -> Hall:
+    """Machines that run, and wait to be off for their installation."""
+    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.run()
+    return hall
+
+
 def test_a_machine_that_runs_is_not_offered_its_installation(hall: Hall) -> None:
     hall.decide(spec=WAITS, often="Once", provision=1)
     hall.run(301, step=301)
@@ -431,18 +439,16 @@ def test_a_machine_that_runs_is_not_offered_its_installation(hall: Hall) -> None
     assert hall.machines["web01"].boots[-1].target == "None"
 
 
-def test_once_it_was_seen_off_it_is_installed_at_its_next_boot_and_no_other_is(hall: Hall) -> None:
-    hall.decide(spec=WAITS, often="Once", provision=1)
-    hall.run()
-    hall.machines["web01"].reset("ForceOff")
-    hall.run(31)
-    assert hall.bench.told("SeenOff") == ["SeenOff"]
-    hall.restart()
-    hall.run(31)
-    hall.machines["web01"].reset("On")
-    hall.run(130)
-    assert [machine.boots[-1:] != [] for machine in hall.machines.values()] == [True, False, False]
-    assert hall.machines["web01"].boots[-1].target == "Pxe"
+def test_once_it_was_seen_off_it_is_installed_at_its_next_boot_and_no_other_is(waiting: Hall) -> None:
+    waiting.machines["web01"].reset("ForceOff")
+    waiting.run(31)
+    assert waiting.bench.told("SeenOff") == ["SeenOff"]
+    waiting.restart()
+    waiting.run(31)
+    waiting.machines["web01"].reset("On")
+    waiting.run(130)
+    assert [machine.boots[-1:] != [] for machine in waiting.machines.values()] == [True, False, False]
+    assert waiting.machines["web01"].boots[-1].target == "Pxe"
 
 
 def test_with_power_it_is_switched_on_as_soon_as_it_is_off(hall: Hall) -> None:
@@ -454,36 +460,30 @@ def test_with_power_it_is_switched_on_as_soon_as_it_is_off(hall: Hall) -> None:
     assert hall.machines["web01"].boots[-1].target == "Pxe"
 
 
-def test_its_boot_is_never_set_while_it_runs(hall: Hall) -> None:
-    hall.decide(spec=WAITS, often="Once", provision=1)
-    hall.run()
-    hall.machines["web01"].reset("ForceOff")
-    hall.bench.reconcile()
-    hall.wait(31)
-    hall.bench.collect()
-    hall.machines["web01"].reset("On")  # before it was set
-    hall.run(301, step=61)
-    assert (hall.machines["web01"].writes, hall.machines["web01"].boots[-1].target) == ([], "None")
+def test_its_boot_is_never_set_while_it_runs(waiting: Hall) -> None:
+    waiting.machines["web01"].reset("ForceOff")
+    waiting.bench.reconcile()
+    waiting.wait(31)
+    waiting.bench.collect()
+    waiting.machines["web01"].reset("On")  # before it was set
+    waiting.run(301, step=61)
+    assert (waiting.machines["web01"].writes, waiting.machines["web01"].boots[-1].target) == ([], "None")
 
 
-def test_a_raised_number_waits_anew(hall: Hall) -> None:
-    hall.decide(spec=WAITS, often="Once", provision=1)
-    hall.run()
-    hall.machines["web01"].reset("ForceOff")
-    hall.run(31)
-    assert hall.cause("web01") is Cause.PENDING
-    hall.machines["web01"].reset("On")
-    hall.wait(200)
-    hall.decide(spec=WAITS, often="Once", provision=2)
-    hall.run(62)
-    assert hall.cause("web01") is Cause.RUNS
+def test_a_raised_number_waits_anew(waiting: Hall) -> None:
+    waiting.machines["web01"].reset("ForceOff")
+    waiting.run(31)
+    assert waiting.cause("web01") is Cause.PENDING
+    waiting.machines["web01"].reset("On")
+    waiting.wait(200)
+    waiting.decide(spec=WAITS, often="Once", provision=2)
+    waiting.run(62)
+    assert waiting.cause("web01") is Cause.RUNS
 
 
-def test_another_machine_that_is_off_releases_nothing(hall: Hall) -> None:
-    hall.decide(spec=WAITS, often="Once", provision=1)
-    hall.run()
-    web01 = hall.machines["web01"]
+def test_another_machine_that_is_off_releases_nothing(waiting: Hall) -> None:
+    web01 = waiting.machines["web01"]
     web01.uuid, web01.serial = uuid_of("another"), "CZ29200XYZ"
     web01.reset("ForceOff")
-    hall.run(62)
-    assert hall.cause("web01") is Cause.RUNS
+    waiting.run(62)
+    assert waiting.cause("web01") is Cause.RUNS
