@@ -234,8 +234,19 @@ def _of_found(
             message=f"no document describes {found.shown}{instead}",
         )
         return
-    if here is not machine:
-        yield _elsewhere(found, machine, here, where)
+    if here is not machine:  # it answers where its document does not say
+        said = machine.bmc.address if machine.bmc is not None else None
+        other = where.get(here.name) if here is not None else None
+        is_swapped = other is not None and machine.bmc is not None and machine.bmc.place in other.places
+        if here is not None and is_swapped:
+            what, message = (
+                DiscrepancyKind.SWAPPED,
+                f"it is where {here.name} is described, and {here.name} is at {said}",
+            )
+        else:
+            also = f", where {here.name} is described" if here is not None else ""
+            what, message = DiscrepancyKind.MOVED, f"its document says {said or 'nothing of a BMC'}{also}"
+        yield Discrepancy(what=what, server=machine.name, address=found.address, message=message)
     shown = {nic.mac for nic in found.nics}
     if shown and (gone := [mac.replace("-", ":") for mac in machine.macs if mac not in shown]):
         instead = some([nic.mac.replace("-", ":") for nic in found.nics if nic.mac not in machine.macs]) or "no other"
@@ -245,20 +256,6 @@ def _of_found(
             address=found.address,
             message=f"its BMC does not show {some(gone)}; it shows {instead}",
         )
-
-
-def _elsewhere(
-    found: FoundServer, machine: Machine, here: Machine | None, where: Mapping[str, FoundServer]
-) -> Discrepancy:
-    """It answers where its document does not say."""
-    said = machine.bmc.address if machine.bmc is not None else None
-    other = where.get(here.name) if here is not None else None
-    if here is not None and other is not None and machine.bmc is not None and machine.bmc.place in other.places:
-        what, message = DiscrepancyKind.SWAPPED, f"it is where {here.name} is described, and {here.name} is at {said}"
-    else:
-        also = f", where {here.name} is described" if here is not None else ""
-        what, message = DiscrepancyKind.MOVED, f"its document says {said or 'nothing of a BMC'}{also}"
-    return Discrepancy(what=what, server=machine.name, address=found.address, message=message)
 
 
 # Processor.InstructionSet and ProcessorArchitecture, DSP0268
@@ -324,10 +321,17 @@ def found_server(
     processor: Resource | None = None,
 ) -> FoundServer:
     """Put together what the resources of one system say; what is not shown stays empty."""
-    body = system.body
-    architectures = (
-        [_line(processor.body.get(name)) for name in ("InstructionSet", "ProcessorArchitecture")] if processor else []
-    )
+    body, shown_by = system.body, ("InstructionSet", "ProcessorArchitecture")
+    architectures = [_line(processor.body.get(name)) for name in shown_by] if processor is not None else []
+    shown: dict[MacAddress, FoundNic] = {}  # by their permanent addresses
+    for each in nics:
+        if each.link("Links", "HostInterface") is not None:  # between the machine and its BMC
+            continue
+        try:
+            mac = parse_lookup_mac(_line(each.body.get("PermanentMACAddress")) or _line(each.body.get("MACAddress")))
+        except Malformed:
+            continue
+        shown.setdefault(mac, FoundNic(name=_line(each.body.get("Id")), mac=mac))
     return FoundServer(
         address=address,
         system=system.path,
@@ -337,24 +341,10 @@ def found_server(
         model=_line(body.get("Model")),
         bios=_line(body.get("BiosVersion")),
         bmc=_line(manager.body.get("FirmwareVersion")) if manager is not None else "",
-        nics=_nics(nics),
+        nics=tuple(sorted(shown.values(), key=lambda nic: (nic.name, nic.mac))),
         architecture=next((_ARCHITECTURES[each] for each in architectures if each in _ARCHITECTURES), None),
         firmware=Firmware.BIOS if system.boot.get(MODE) == "Legacy" else Firmware.UEFI,
     )
-
-
-def _nics(resources: Iterable[Resource]) -> tuple[FoundNic, ...]:
-    """Network interfaces by their permanent addresses, each once; not the one between machine and BMC."""
-    found: dict[MacAddress, FoundNic] = {}
-    for each in resources:
-        if each.link("Links", "HostInterface") is not None:
-            continue
-        try:
-            mac = parse_lookup_mac(_line(each.body.get("PermanentMACAddress")) or _line(each.body.get("MACAddress")))
-        except Malformed:
-            continue
-        found.setdefault(mac, FoundNic(name=_line(each.body.get("Id")), mac=mac))
-    return tuple(sorted(found.values(), key=lambda nic: (nic.name, nic.mac)))
 
 
 def name_for(found: FoundServer, taken: Collection[str]) -> str:
