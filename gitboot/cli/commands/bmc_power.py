@@ -169,7 +169,7 @@ def _switch(
                 click.echo(_as_table(found), err=True)
                 click.echo(f"{_summed_up(found, action)}: {reason}", err=True)
                 go_on(yes=yes)
-            request(state, POWER, {"action": what, "servers": [each.name for each in meant], "reason": reason})
+            request(state, POWER, {"action": what, "servers": [each.server for each in meant], "reason": reason})
             with progress("BMCs", len(meant)) as read:
                 sent = {one.subject.uuid: one for one in switching(meant, send=True, each=read)}
             items = [_outcome(one) for one in sent.values()]
@@ -200,8 +200,8 @@ def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> li
         if not servers and selector is None:
             return list(described)
         meant = meant_by(instance, servers, selector)
-        found = [each for each in described if each.name in meant]
-    if without := sorted(meant.keys() - {each.name for each in found}):
+        found = [each for each in described if each.server in meant]
+    if without := sorted(meant.keys() - {each.server for each in found}):
         raise UsageError(f"{some(without)}: no BMC is known; a Server document names it in spec.bmc")
     return found
 
