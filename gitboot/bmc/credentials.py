@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collapse_addresses, ip_address, ip_network
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from gitboot.child_processes import output_of
@@ -119,22 +119,14 @@ class Trust:
 
     def _check_channel(self, bmc: BmcAccess) -> None:
         """How a BMC is reached may be less safe than it could be only where the instance says so."""
-        by_authority = _is_https(bmc) and self.certificate(bmc) is None
-        for is_so, is_allowed, what, key in (
-            (_is_http(bmc), self.http, "it is reached unencrypted", "http"),
-            (bmc.by_ipmi, self.ipmi, "IPMI hands a hash of the password to whoever asks", "ipmi"),
-            (by_authority and not bmc.verify, self.unverified, "nobody verifies its certificate", "unverified"),
-            (
-                by_authority and bmc.verify and bmc.ca is not None,
-                self.repository_authorities,
-                "its authority is out of the repository",
-                "repository-authorities",
-            ),
-        ):
-            if is_so and not is_allowed:
+        by_authority = self.certificate(bmc) is None
+        for channel in _CHANNELS:
+            if not channel.is_of(bmc) or getattr(self, channel.key.replace("-", "_")):
+                continue
+            if by_authority or not channel.of_certificate:
                 raise BmcNotTrusted(
-                    f"{bmc.address} is sent no credentials {bmc.credentials}: {what}, and {self.file} does not say "
-                    f"{key} = true; gitboot bmc access-files prints what that file may say"
+                    f"{bmc.address} is sent no credentials {bmc.credentials}: {channel.what}, and {self.file} does not "
+                    f"say {channel.key} = true; gitboot bmc access-files prints what that file may say"
                 )
 
     def _proves(self, bmc: BmcAccess) -> bool:
@@ -151,6 +143,49 @@ class Trust:
     def _unless_special(self, address: Address) -> bool:
         plain = _plain(address)
         return self._within(plain) or not any(getattr(plain, each) for each in _ONLY_BY_NAME)
+
+
+class _Channel(NamedTuple):
+    """A way to reach BMCs that is less safe than another, and that the instance has to allow."""
+
+    key: str  # in `FILE`
+    is_of: Callable[[BmcAccess], bool]
+    what: str  # is the matter with it
+    why: str  # the same, beside the key
+    of_certificate: bool = False  # whether a certificate that the instance names makes up for it
+
+
+def _is_http(bmc: BmcAccess) -> bool:
+    return urlsplit(bmc.address).scheme.lower() == "http"
+
+
+def _is_https(bmc: BmcAccess) -> bool:
+    return urlsplit(bmc.address).scheme.lower() == "https"
+
+
+_CHANNELS: Final = (
+    _Channel("http", _is_http, "it is reached unencrypted", "unencrypted"),
+    _Channel(
+        "ipmi",
+        lambda bmc: bmc.by_ipmi,
+        "IPMI hands a hash of the password to whoever asks",
+        "a hash of the password goes to whoever asks",
+    ),
+    _Channel(
+        "unverified",
+        lambda bmc: _is_https(bmc) and not bmc.verify,
+        "nobody verifies its certificate",
+        "verify: false",
+        of_certificate=True,
+    ),
+    _Channel(
+        "repository-authorities",
+        lambda bmc: _is_https(bmc) and bmc.verify and bmc.ca is not None,
+        "its authority is out of the repository",
+        f"better: the authority as {AUTHORITY}",
+        of_certificate=True,
+    ),
+)
 
 
 def read_trust(directory: Path, name: str) -> Trust:
@@ -176,37 +211,20 @@ def as_file(bmcs: Iterable[BmcAccess]) -> str:
     """The file that lets one name's credentials be used for these BMCs, and for no others."""
     found = sorted(bmcs, key=lambda each: each.address)
     networks: list[IPv4Network | IPv6Network] = []
-    hosts = set()
+    hosts = []
     for host in sorted({_host(each) for each in found}):
         try:
             networks.append(ip_network(host))
         except ValueError:
-            hosts.add(host)
-    lines = [f"networks = {_listed(_collapsed(networks))}"] if networks else []
-    lines += [f"hosts = {_listed(sorted(hosts))}"] if hosts else []
-    for key, why, needing in (
-        ("http", "unencrypted", [each for each in found if _is_http(each)]),
-        ("ipmi", "a hash of the password goes to whoever asks", [each for each in found if each.by_ipmi]),
-        ("unverified", "verify: false", [each for each in found if _is_https(each) and not each.verify]),
-        (
-            "repository-authorities",
-            f"better: the authority as {AUTHORITY}",
-            [each for each in found if _is_https(each) and each.verify and each.ca is not None],
-        ),
-    ):
-        if needing:
-            lines.append(f"{key} = true  # {why}: {some([each.address for each in needing])}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _collapsed(networks: Iterable[IPv4Network | IPv6Network]) -> list[str]:
+            hosts.append(host)
     four = collapse_addresses(each for each in networks if isinstance(each, IPv4Network))
     six = collapse_addresses(each for each in networks if isinstance(each, IPv6Network))
-    return [*map(str, four), *map(str, six)]
-
-
-def _listed(texts: Iterable[str]) -> str:
-    return json.dumps(list(texts))
+    lines = [f"networks = {json.dumps([*map(str, four), *map(str, six)])}"] if networks else []
+    lines += [f"hosts = {json.dumps(hosts)}"] if hosts else []
+    for channel in _CHANNELS:
+        if needing := [each.address for each in found if channel.is_of(each)]:
+            lines.append(f"{channel.key} = true  # {channel.why}: {some(needing)}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _parsed(file: Path) -> dict[str, Any]:
@@ -263,19 +281,19 @@ def _authorities(value: object) -> tuple[tuple[Place, str], ...]:
     """The narrowest place first: a host before the names below it, a network before the one around it."""
     if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
         raise ValueError("expected networks and hosts, each with the file of its authority")
-    return tuple(sorted(((_place(each), file) for each, file in value.items()), key=lambda pair: _breadth(pair[0])))
+    found: list[tuple[Place, str]] = []
+    for text, file in value.items():
+        try:
+            found.append((ip_network(text.strip("[]")), file))
+        except ValueError:
+            found.append((_hosts([text])[0], file))
 
+    def breadth(pair: tuple[Place, str]) -> tuple[bool, int, str]:
+        place = pair[0]
+        narrowness = len(place) if isinstance(place, str) else place.prefixlen
+        return str(place).startswith("*."), -narrowness, str(place)
 
-def _place(text: str) -> Place:
-    try:
-        return ip_network(text.strip("[]"))
-    except ValueError:
-        return _hosts([text])[0]
-
-
-def _breadth(place: Place) -> tuple[bool, int, str]:
-    narrowness = len(place) if isinstance(place, str) else place.prefixlen
-    return str(place).startswith("*."), -narrowness, str(place)
+    return tuple(sorted(found, key=breadth))
 
 
 def _certificates(value: object) -> tuple[tuple[str, str], ...]:
@@ -298,14 +316,6 @@ _PARSERS: Final[dict[str, Callable[[object], Any]]] = {
     "password-command": _command,
 }
 _KEYS: Final = ", ".join(_PARSERS)
-
-
-def _is_http(bmc: BmcAccess) -> bool:
-    return urlsplit(bmc.address).scheme.lower() == "http"
-
-
-def _is_https(bmc: BmcAccess) -> bool:
-    return urlsplit(bmc.address).scheme.lower() == "https"
 
 
 def _host(bmc: BmcAccess) -> str:
@@ -422,7 +432,8 @@ class CredentialDirectory:
             folder / "password",
             folder / FILE,
             root / FILE,
-            *_authorities_passwords(root, name),
+            folder / AUTHORITY,
+            root / AUTHORITY,
         )
         versions, kept = tuple(map(_version, files)), self._kept.get(name)
         if kept is not None and kept.versions == versions and time.monotonic() - kept.read_s < _READ_AGAIN_S:
@@ -434,7 +445,9 @@ class CredentialDirectory:
         else:
             username, password = _read(folder, name, ("username", "password"))
         credentials = Credentials(username=username, password=password, name=name)
-        found = Entrusted(credentials=credentials, trust=trust, fingerprint=_fingerprint(credentials, trust))
+        said = f"{username}\0{password}\0{trust!r}".encode()
+        fingerprint = hashlib.blake2b(said, key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
+        found = Entrusted(credentials=credentials, trust=trust, fingerprint=fingerprint)
         self._kept[name] = _Kept(found, versions, time.monotonic())
         return found
 
@@ -503,15 +516,6 @@ def _version(file: Path) -> _Version:
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _authorities_passwords(root: Path, name: str) -> tuple[Path, Path]:
-    return root / name / AUTHORITY, root / AUTHORITY
-
-
-def _fingerprint(credentials: Credentials, trust: Trust) -> str:
-    said = f"{credentials.username}\0{credentials.password}\0{trust!r}"
-    return hashlib.blake2b(said.encode(), key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
 
 
 # How far a BMC is reached

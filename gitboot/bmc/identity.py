@@ -111,7 +111,7 @@ def identify(
 ) -> Identified:
     """Compare what a BMC shows with its document, and with what it has shown before.
 
-    ``pinned`` is what was seen at the same place before; ``shared`` is what `shared` finds among all pins.
+    ``pinned`` is what was seen at the same place before; ``shared`` is `Sharing.values` of all pins.
     """
     if pinned is not None and (changes := _changes(described, pinned, shown)):
         changed = ", ".join(changes)
@@ -171,18 +171,6 @@ def known_at(pinned: Pinned | None, place: tuple[str, str | None]) -> Pinned | N
     return pinned if pinned is not None and pinned.place == place else None
 
 
-def shared(pins: Iterable[Pinned], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
-    """The values that the BMCs of two machines show, at two places, and that no document claims: nobody set them.
-
-    ``described`` are the machines of all documents: their serial numbers by UUID.
-    """
-    first: dict[str, tuple[str, str | None]] = {}
-    found: set[str] = set()
-    for each in pins:
-        found.update(value for value in values_of(each) if first.setdefault(value, each.place) != each.place)
-    return frozenset(found - claimed_by(described)) if found else frozenset()
-
-
 def values_of(pinned: Pinned) -> frozenset[str]:
     """What a BMC has shown that may tell its machine from others."""
     shown = (Shown(uuid=pinned.uuid, serial=pinned.serial), *((pinned.changed,) if pinned.changed is not None else ()))
@@ -230,7 +218,7 @@ def _changes(described: Described, pinned: Pinned, shown: Shown) -> list[str]:
 
     What is no longer shown is a change only where the other is not as it was: BMCs show less while they start.
     """
-    uuid_is_same = shown.uuid is not None and shown.uuid in _orders(pinned.uuid)
+    uuid_is_same = shown.uuid is not None and pinned.uuid is not None and shown.uuid in byte_orders(pinned.uuid)
     serial_is_same = shown.serial is not None and shown.serial.upper() == _upper(pinned.serial)
     changes = []
     if pinned.uuid is not None and not uuid_is_same:
@@ -240,12 +228,9 @@ def _changes(described: Described, pinned: Pinned, shown: Shown) -> list[str]:
     if pinned.serial is not None and not serial_is_same:
         is_described = _upper(shown.serial) in map(_upper, described.serials)
         if not is_described and (shown.serial is not None or not uuid_is_same):
-            changes.append(f'serial "{pinned.serial}" to {_quoted(shown.serial)}')
+            now = f'"{shown.serial}"' if shown.serial is not None else "none"
+            changes.append(f'serial "{pinned.serial}" to {now}')
     return changes
-
-
-def _orders(uuid: SystemUuid | None) -> tuple[SystemUuid, ...]:
-    return byte_orders(uuid) if uuid is not None else ()
 
 
 def _upper(serial: str | None) -> str | None:
@@ -264,16 +249,15 @@ def _line_to_add(described: Described, shown: Shown) -> str:
     return f"; correct bmc.address, or add to bmc, where it is this machine: reports: {{{', '.join(fields)}}}"
 
 
-def _quoted(text: str | None) -> str:
-    return f'"{text}"' if text is not None else "none"
-
-
 Place = tuple[str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharing:
-    """A value: `shared` of these pins and machines."""
+    """The values that the BMCs of two machines show, at two places, and that no document claims: nobody set them.
+
+    It is kept with its pins and machines: after a reading, only what that changes is looked at.
+    """
 
     values: frozenset[str] = frozenset()  # what tells no machine from another
     pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)

@@ -6,13 +6,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gitboot.bmc.identity import NOTHING, Shown
 from gitboot.bmc.reboot_detection import NO_MARKS, Marks
 from gitboot.fleet.identities import BmcAccess
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
+IPMI: Final = "IPMI"  # `Observed.bmc` of a BMC that is asked by IPMI
 _DISCS = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that an ISO image is
 _STICK = "USBStick"  # as which one is read too, by whoever looks for a volume of its label
 
@@ -33,6 +35,10 @@ class MediaSlot:
     @property
     def is_free(self) -> bool:
         return not self.inserted and self.image is None
+
+    @property
+    def emptied(self) -> MediaSlot:
+        return replace(self, image=None, inserted=False)
 
     @property
     def takes_discs(self) -> bool:
@@ -106,35 +112,19 @@ def insertion(slot: MediaSlot, url: str) -> Mapping[str, Any]:
 EJECTION: Mapping[str, Any] = {"Image": None, "Inserted": False}  # PATCHed where there is no EjectMedia
 
 
-class BootTarget(StrEnum):
-    """Redfish ComputerSystem ``BootSourceOverrideTarget``: those that gitboot sets."""
-
-    UEFI_HTTP = "UefiHttp"
-    PXE = "Pxe"
-    HDD = "Hdd"
-    CD = "Cd"
-    USB_CD = "UsbCd"
-    NONE = "None"
-
-
-class Enabled(StrEnum):
-    """Redfish ComputerSystem ``BootSourceOverrideEnabled``."""
-
-    DISABLED = "Disabled"
-    ONCE = "Once"
-    CONTINUOUS = "Continuous"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Override:
     """A boot override, as it is wanted or as a BMC shows it."""
 
-    enabled: Enabled
-    target: str  # a BootTarget, or whatever else a BMC shows
+    enabled: OverrideEnabled
+    target: str  # a OverrideTarget, or whatever else a BMC shows
     mode: str | None = None  # UEFI or Legacy; None: as it is, or not shown
     http_boot_uri: str | None = None  # None: what DHCP says
     medium: str | None = None  # the URL of the image that has to lie in a slot before it is set
     data_medium: str | None = None  # and of the one with the user data, in another
+
+    def __str__(self) -> str:
+        return f"{self.enabled} {self.target}"
 
     @property
     def media(self) -> tuple[str, ...]:
@@ -144,7 +134,7 @@ class Override:
     @property
     def leaves_it_to_dhcp(self) -> bool:
         """Whether DHCP names the loader, which asks for what it is to boot."""
-        return self.target in (BootTarget.PXE, BootTarget.UEFI_HTTP) and self.http_boot_uri is None
+        return self.target in (OverrideTarget.PXE, OverrideTarget.UEFI_HTTP) and self.http_boot_uri is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +153,7 @@ class Observed:
     supports_http_boot_uri: bool = False
     mode_is_fixed: bool = False  # what it shows cannot be set
     continuous_http: bool = True  # UefiHttp may be Continuous without changing the boot order for good
-    boots_cd_as: BootTarget = BootTarget.CD  # the target under which virtual media boot
+    boots_cd_as: OverrideTarget = OverrideTarget.CD  # the target under which virtual media boot
     settings: str = ""  # the resource that takes overrides: the system itself or its Settings
     etags: tuple[str, ...] = ()  # of that resource
     bmc: str = ""  # the row of `gitboot.bmc.redfish.quirks` that applies
@@ -291,6 +281,8 @@ class OverrideRecord:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leave:
     """Nothing is to be done."""
+
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -638,7 +638,7 @@ def _of_bmcs(schedule: Schedule, at: datetime) -> Iterator[Condition]:
     if schedule.left_to_dhcp:
         yield _condition("HttpBoot", True, "LeftToDhcp", _left_to_dhcp(schedule), at)
     for uuid in schedule.failing:
-        each = schedule.appointments[uuid]
+        each = schedule.bmcs[uuid]
         yield _condition(f"Bmc/{each.name}", False, each.reason(at), each.message, at)
 
 
@@ -646,7 +646,7 @@ def _left_to_dhcp(schedule: Schedule) -> str:
     """Whose boots are made otherwise than their plans say, by why; as it is with their BMCs, and no fault."""
     found: dict[str, list[str]] = {}
     for uuid in schedule.left_to_dhcp:
-        each = schedule.appointments[uuid]
+        each = schedule.bmcs[uuid]
         found.setdefault(each.left_to_dhcp or "", []).append(each.name)
     told = "; ".join(f"{_some(servers)}, whose BMC {why}" for why, servers in sorted(found.items()))
     return f"plans name a URI, and DHCP names the loader all the same: {told}"
@@ -671,8 +671,8 @@ def _of_waves(standing: Standing, at: datetime) -> Iterator[Condition]:
         message = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped.items())
         message = f"not back {minutes} minutes after they were switched, and nobody follows: {message}; look at them"
         yield _condition("PowerWaves", False, "Stopped", message, at)
-    elif schedule.switching:
-        message = f"{count(len(schedule.switching), 'server')} whose power a plan may switch; whoever was is awaited"
+    elif schedule.power:
+        message = f"{count(len(schedule.power), 'server')} whose power a plan may switch; whoever was is awaited"
         yield _condition("PowerWaves", True, "Going", message, at)
 
 

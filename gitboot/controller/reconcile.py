@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.bmc.identity import Another, IdentityChanged
-from gitboot.bmc.step_runner import Result
+from gitboot.bmc.override_session import TaskResult
 from gitboot.child_processes import uncollected
 from gitboot.controller.acceptance import Accepting, Attempt
 from gitboot.controller.bmcs.power_waves import granted
@@ -396,7 +396,7 @@ class Reconciler:
         """Return the standing without plans, if there is no commit or another instance acts for it."""
         if now.attempt.accepted is None:  # keep the plans of the process before this one
             return now
-        self._bmcs.forget(frozenset(now.schedule.asks))
+        self._bmcs.forget(frozenset(now.schedule.tasks))
         schedule = Schedule(most_failures=now.schedule.most_failures, jitter=now.schedule.jitter)
         return replace(
             now,
@@ -481,7 +481,7 @@ class Reconciler:
             keys=now.keys,
             late=late,
         )
-        self._bmcs.forget(machines - schedule.asks.keys())
+        self._bmcs.forget(machines - schedule.tasks.keys())
         schedule = hurried(schedule, _with_other_credentials(schedule, self._bmcs), at)
         schedule = granted(schedule, knowledge, at, now.longest_step)
         made, schedule = jobs(schedule, knowledge, machines, at)
@@ -541,7 +541,7 @@ def _with_withheld_standing(now: Standing, commit: Commit) -> Standing:
 
 def _with_other_credentials(schedule: Schedule, bmcs: Bmcs) -> frozenset[SystemUuid]:
     """Return the machines whose BMC rejected credentials that have changed since."""
-    failing = {uuid: schedule.appointments[uuid] for uuid in schedule.failing}
+    failing = {uuid: schedule.bmcs[uuid] for uuid in schedule.failing}
     asked = {uuid: each for uuid, each in failing.items() if each.is_locked_out and each.bmc is not None}
     by_name = {each.bmc.credentials: each.bmc for each in asked.values() if each.bmc}
     now = {name: bmcs.fingerprint(bmc) for name, bmc in by_name.items()}
@@ -591,16 +591,16 @@ def _heard(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
     return taken if doubt_of(knowledge.facts, attempt.accepted.decisions) is None else unheard
 
 
-def _readings(results: Iterable[Result], before: Standing) -> Iterator[Reading]:
+def _readings(results: Iterable[TaskResult], before: Standing) -> Iterator[Reading]:
     for each in results:
         if each.observed is not None:
-            state, appointment = before.plans.servers.get(each.server), before.schedule.appointments.get(each.uuid)
+            state, bmc = before.plans.servers.get(each.server), before.schedule.bmcs.get(each.uuid)
             yield Reading(
                 uuid=each.uuid,
                 state=state if state is not None and state.decision.uuid == each.uuid else None,
                 observed=each.observed,
-                judges=appointment.judges if appointment is not None else frozenset(),
-                intents=appointment.intents if appointment is not None else frozenset(),
+                judges=bmc.judges if bmc is not None else frozenset(),
+                intents=bmc.intents if bmc is not None else frozenset(),
                 number=before.knowledge.facts.sequence,
                 is_own=not isinstance(each.identified, Another | IdentityChanged),
             )

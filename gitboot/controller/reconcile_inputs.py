@@ -13,10 +13,10 @@ from typing import Final, Protocol
 
 from gitboot import files
 from gitboot.artifacts.availability import Sighting
+from gitboot.bmc.override_session import BmcTask, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.bmc.step_runner import Job, Result
 from gitboot.controller.artifact_watch import ArtifactWatch, NobodyLooks
 from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.endpoint.served_files import PublishedTree, without_document
@@ -52,7 +52,7 @@ _logger = logging.getLogger(__name__)
 class Bmcs(Protocol):
     """Whoever carries out jobs at BMCs, many at a time."""
 
-    def submit(self, jobs: tuple[Job, ...]) -> frozenset[SystemUuid]:
+    def submit(self, jobs: tuple[BmcTask, ...]) -> frozenset[SystemUuid]:
         """Take jobs in, but for machines whose last one still runs; return the machines whose job was taken."""
 
     def forget(self, uuids: frozenset[SystemUuid]) -> None:
@@ -61,7 +61,7 @@ class Bmcs(Protocol):
     def fingerprint(self, bmc: BmcAccess) -> str | None:
         """What changes when a BMC's credentials do; None where there are none."""
 
-    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
         """The results of jobs that have ended since the last call."""
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Intake:
     spooled: tuple[Observation, ...]
     spool: Mapping[str, int]  # how far each file of it was read
     up: Uptime  # how long the kernel runs
-    results: tuple[Result, ...]
+    results: tuple[TaskResult, ...]
     written: tuple[tuple[SystemUuid, OverrideRecord | SwitchRecord], ...]
     requests: tuple[Request, ...]
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
@@ -108,7 +108,7 @@ class Inbox:
         self._uptime = uptime
         self.artifacts = artifacts or NobodyLooks()
         self._lock = RLock()
-        self._results: dict[SystemUuid, Result] = {}
+        self._results: dict[SystemUuid, TaskResult] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord | SwitchRecord]] = []
         self._forgotten = 0  # how often something of the spool will have been dropped, as it was read last
         self._failed = 0  # records that could not be written down
@@ -163,7 +163,7 @@ class Inbox:
                 raise
             self._written.append((uuid, record))
 
-    def collect(self, results: Mapping[SystemUuid, Result]) -> None:
+    def collect(self, results: Mapping[SystemUuid, TaskResult]) -> None:
         """Take what came of jobs."""
         self._results |= results
 

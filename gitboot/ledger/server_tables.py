@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.bmc.credentials import Pair, origin_of
 from gitboot.bmc.identity import Pinned, Shown
-from gitboot.bmc.override_state import Enabled, Medium, MediumState, Override, OverrideRecord, State
+from gitboot.bmc.override_state import Medium, MediumState, Override, OverrideRecord, State
 from gitboot.bmc.power_steps import ResetType, SwitchRecord, SwitchState
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.fetchlog.log_entries import Observation
@@ -28,6 +28,7 @@ from gitboot.resolve.provisioning_record import (
     seen_of_run,
     unknown_serves_of,
 )
+from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.resolve.server_plan import Offer, Phase
 
 
@@ -178,7 +179,7 @@ def _medium(text: str | None) -> Medium | None:
 
 def _override(text: str) -> Override:
     facts = json_value(text)
-    return Override(**{**facts, "enabled": Enabled(facts["enabled"])})
+    return Override(**{**facts, "enabled": OverrideEnabled(facts["enabled"])})
 
 
 # How a machine was switched

@@ -28,6 +28,7 @@ from gitboot.resolve.server_decision import (
     BootFile,
     Decision,
     MaintenanceDecision,
+    OverrideEnabled,
     OverrideTarget,
     PolicyDecision,
     UserDataFiles,
@@ -457,7 +458,7 @@ def _disk(policy: PolicyDecision, cause: Cause, user_data: UserDataFiles | None 
     override = None
     if policy.disk_boot is DiskBoot.HDD:
         override = BootOverride(
-            enabled=OverrideMode.CONTINUOUS, target=OverrideTarget.HDD, http_boot_uri=None, reason="disk"
+            enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.HDD, http_boot_uri=None, reason="disk"
         )
     return _State(Phase.DISK, cause, None, None, user_data, override)
 
@@ -474,7 +475,7 @@ def _override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason:
         return None
     file = boot.http_boot_file
     return BootOverride(
-        enabled=mode,
+        enabled=OverrideEnabled(mode.value),
         target=_TARGETS[boot.method],
         http_boot_uri=file.url if file is not None else None,
         reason=reason,

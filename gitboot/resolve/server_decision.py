@@ -474,12 +474,22 @@ class Decision:
 
 
 class OverrideTarget(StrEnum):
-    """Redfish BootSourceOverrideTarget, of those that plans want."""
+    """Redfish ComputerSystem ``BootSourceOverrideTarget``: those that gitboot sets."""
 
     UEFI_HTTP = "UefiHttp"
     PXE = "Pxe"
-    CD = "Cd"
     HDD = "Hdd"
+    CD = "Cd"
+    USB_CD = "UsbCd"  # how some BMCs boot the disc that a plan wants as Cd
+    NONE = "None"
+
+
+class OverrideEnabled(StrEnum):
+    """Redfish ComputerSystem ``BootSourceOverrideEnabled``."""
+
+    DISABLED = "Disabled"
+    ONCE = "Once"
+    CONTINUOUS = "Continuous"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

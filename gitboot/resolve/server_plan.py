@@ -8,11 +8,10 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from gitboot.jsonio import Digest, digest, format_instant
-from gitboot.model.boot_policy import OverrideMode
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.provisioning_record import InstallStep
-from gitboot.resolve.server_decision import Boot, OverrideTarget, UserDataFiles
+from gitboot.resolve.server_decision import Boot, OverrideEnabled, OverrideTarget, UserDataFiles
 
 
 class InstallState(StrEnum):
@@ -135,7 +134,7 @@ class Offer:
 class BootOverride:
     """The boot override that a plan wants at the BMC."""
 
-    enabled: OverrideMode  # Once or Continuous
+    enabled: OverrideEnabled
     target: OverrideTarget
     http_boot_uri: str | None
     reason: str  # what is set at most once

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gitboot.artifacts.availability import Presence, Sighting
-from gitboot.bmc.step_runner import Outcome
+from gitboot.bmc.override_session import Outcome
 from gitboot.controller.acceptance import Accepting, Attempt, Gone
-from gitboot.controller.bmcs.schedule import Appointment, Schedule
+from gitboot.controller.bmcs.schedule import BmcState, Schedule
 from gitboot.controller.condition_rules import announcements, carried, conditions
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import Fetched, Standing, TargetState
@@ -80,9 +80,7 @@ DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
 TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
 PIN = OptOut(what="a pin", image="i", reason="r", until=NOON, resource=Id("Server", "web01"), path=())
 FAILING = Schedule(
-    appointments={
-        WEB01: Appointment(name="web01", due=NOON, outcome=Outcome.WAITING, message="in POST", late_since=NOON)
-    },
+    bmcs={WEB01: BmcState(name="web01", due=NOON, outcome=Outcome.WAITING, message="in POST", late_since=NOON)},
     failing=frozenset({WEB01}),
 )
 

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from gitboot.bmc.step_runner import Job, Result
+from gitboot.bmc.override_session import BmcTask, TaskResult
 from gitboot.child_processes import encode
 from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.errors import PublishError
@@ -180,7 +180,7 @@ class Gate:
     takes: bool = True  # whether jobs are taken
     gives: bool = True  # whether what came of those that have ended is given
 
-    def submit(self, jobs: tuple[Job, ...]) -> frozenset[SystemUuid]:
+    def submit(self, jobs: tuple[BmcTask, ...]) -> frozenset[SystemUuid]:
         return self.bmcs.submit(jobs) if self.takes else frozenset()
 
     def forget(self, uuids: frozenset[SystemUuid]) -> None:
@@ -189,7 +189,7 @@ class Gate:
     def fingerprint(self, bmc: BmcAccess) -> str | None:
         return self.bmcs.fingerprint(bmc)
 
-    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
         return self.bmcs.finished(wait_all=wait_all) if self.gives else {}
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import pytest
 from gitboot.artifacts.oci import RegistryCredentials
 from gitboot.bmc import credentials
 from gitboot.bmc.credentials import read_credentials
-from gitboot.bmc.step_runner import Outcome
+from gitboot.bmc.override_session import Outcome
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
 from gitboot.controller.notifications import Rereading, read_receiver
 from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
+from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import OperatorCondition
-from gitboot.bmc.step_runner import Outcome
 from gitboot.cli.configuration_file import Setting
 from gitboot.cli.main import cli
 from gitboot.controller.condition_rules import _UNPROVEN as UNPROVEN

@@ -161,8 +161,8 @@ class BmcAdapter(HTTPAdapter):
         super().init_poolmanager(*args, **kwargs)
         # urllib3 calls these, and asks nothing else of them that a class has.
         pools: dict[str, Any] = {
-            "http": partial(_HttpPool, reach=self._reach),
-            "https": partial(_HttpsPool, reach=self._reach),
+            "http": partial(_pool, HTTPConnectionPool, _Connection, self._reach),
+            "https": partial(_pool, HTTPSConnectionPool, _TlsConnection, self._reach),
         }
         self.poolmanager.pool_classes_by_scheme = pools
 
@@ -277,7 +277,7 @@ def _drop_strange_error(response: Response) -> None:
         response._content = b""
 
 
-class _Reaching(LimitedConnection):
+class _Connection(LimitedConnection):
     """A connection to an address that was looked at: the name is not resolved again after that."""
 
     def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
@@ -294,11 +294,7 @@ class _Reaching(LimitedConnection):
         return response
 
 
-class _HttpConnection(_Reaching):
-    """Without TLS."""
-
-
-class _HttpsConnection(_Reaching, LimitedTlsConnection):
+class _TlsConnection(_Connection, LimitedTlsConnection):
     """With TLS: nothing is sent before it is known that the certificate is the right one."""
 
     def connect(self) -> None:
@@ -308,18 +304,10 @@ class _HttpsConnection(_Reaching, LimitedTlsConnection):
             self._reach.check_certificate(self.sock.getpeercert(binary_form=True) or b"", is_verified=is_verified)
 
 
-class _HttpPool(HTTPConnectionPool):
-    def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        connection: Any = partial(_HttpConnection, reach=reach)
-        self.ConnectionCls = connection
-
-
-class _HttpsPool(HTTPSConnectionPool):
-    def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        connection: Any = partial(_HttpsConnection, reach=reach)
-        self.ConnectionCls = connection
+def _pool(kind: Callable[..., Any], connection: Callable[..., Any], reach: Reach, *args: Any, **kwargs: Any) -> Any:
+    pool = kind(*args, **kwargs)
+    pool.ConnectionCls = partial(connection, reach=reach)
+    return pool
 
 
 ANY: Final = "*"  # any state of the resource, RFC 9110, 13.1.1
@@ -544,7 +532,12 @@ def _session_path(answer: Response) -> str | None:
     and show @odata.id in the body.
     """
     location = answer.headers.get("Location", "")
-    for path in (_path_of(location), _path_of(_shown_id(answer.content))):
+    try:
+        body = json.loads(answer.content)
+    except (ValueError, RecursionError):
+        body = None
+    shown = body.get("@odata.id") if isinstance(body, dict) else None
+    for path in (_path_of(location), _path_of(shown if isinstance(shown, str) else "")):
         if path.startswith("/redfish/"):
             return path
     name = _path_of(location).rstrip("/").rpartition("/")[2]
@@ -557,13 +550,3 @@ def _path_of(link: str) -> str:
         return urlsplit(link).path
     except ValueError:
         return ""
-
-
-def _shown_id(content: bytes) -> str:
-    """Return ``@odata.id`` of a resource in JSON; "" if it shows none."""
-    try:
-        body = json.loads(content)
-    except (ValueError, RecursionError):
-        return ""
-    shown = body.get("@odata.id") if isinstance(body, dict) else None
-    return shown if isinstance(shown, str) else ""

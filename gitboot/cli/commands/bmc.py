@@ -301,8 +301,8 @@ def _inspected(
     with looked_at(state, at) as instance, connections(credentials) as kept:
         names = chosen(servers, instance, selector)
         found = subjects(instance.commit, instance.knowledge, instance.keys, at)
-        asked = [subject for subject in found if names is None or subject.name in names]
-        if without := sorted(frozenset(servers) - {subject.name for subject in asked}):
+        asked = [subject for subject in found if names is None or subject.server in names]
+        if without := sorted(frozenset(servers) - {subject.server for subject in asked}):
             raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")
         with progress("BMCs", len(asked)) as advance:
             return inspect(asked, kept, at, read=advance, signed=partial(_signed, assets))
@@ -337,11 +337,11 @@ def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
         colour = "red" if one.needs_a_person else None if one.is_settled else "yellow"
         rows.append(
             (
-                subject.name,
+                subject.server,
                 str(subject.plan.phase) if subject.plan else "no plan",
                 shown(subject.wanted.override if subject.wanted else None),
                 shown(one.seen.override) if one.seen else style(one.next, fg="red"),
-                _recorded(subject.overrides),
+                _recorded(subject.records),
                 subject.evidence,
                 style("ask a person" if one.needs_a_person else one.next if one.seen else "-", fg=colour),
             )
@@ -358,7 +358,7 @@ def _firmware(found: list[Inspection]) -> Iterator[str]:
         if one.seen is not None:
             secure = {None: "is not shown", True: "is on", False: "is off"}[one.seen.secure_boot]
             order = ", ".join(one.seen.boot_order) or "is not shown"
-            yield wrapped(f"{one.subject.name}: Secure Boot {secure}; boot order: {order}")
+            yield wrapped(f"{one.subject.server}: Secure Boot {secure}; boot order: {order}")
 
 
 def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
@@ -377,7 +377,7 @@ def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
     alike: dict[tuple[str, str | None], list[str]] = {}
     for one in found:
         if one.needs_a_person or not one.is_settled:
-            alike.setdefault((one.why, one.hint), []).append(one.subject.name)
+            alike.setdefault((one.why, one.hint), []).append(one.subject.server)
     if alike:
         yield ""
     for (why, hint), names in alike.items():
@@ -392,11 +392,11 @@ def _as_diff(found: list[Inspection], state: Path) -> str:
 
     lines: list[str] = []
     for one, alike in _alike(found):
-        who = some([each.subject.name for each in alike], 3)
+        who = some([each.subject.server for each in alike], 3)
         lines.append(f"{style(who, bold=True)}: {one.next}: {printable(one.why)}")
-        if one.patch is not None:
-            address, method = one.subject.bmc.address, " ".join(one.method)
-            lines.append(f"  {method} {address}{one.patch}" if method else f"  {address}: {one.patch}")
+        if one.request:
+            address, method = one.subject.bmc.address, " ".join(one.request[:-1])
+            lines.append(f"  {method} {address}{one.request[-1]}" if method else f"  {address}: {one.request[-1]}")
             if one.reset_to_come is not None:
                 lines.append(f"  then {printable(one.reset_to_come)}")
         lines += [style(f"  warning: {printable(each)}", fg="yellow") for each in one.warnings]
@@ -409,7 +409,7 @@ def _alike(found: Iterable[Inspection]) -> Iterator[tuple[Inspection, list[Inspe
     """The first of those of whom the same is to be said, and nothing is to be sent; and all of them."""
     groups: dict[object, list[Inspection]] = {}
     for number, one in enumerate(found):
-        is_alone = one.patch is not None or one.warnings or one.subject.name in (one.hint or "")
+        is_alone = one.request or one.warnings or one.subject.server in (one.hint or "")
         groups.setdefault(number if is_alone else (one.next, one.why, one.hint), []).append(one)
     yield from ((them[0], them) for them in groups.values())
 

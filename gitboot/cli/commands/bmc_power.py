@@ -71,7 +71,7 @@ def get(
     at = now()
     subjects = _subjects(servers, selector, state)
     with connections(credentials) as kept, progress("BMCs", len(subjects)) as read:
-        found = sorted(inspect(subjects, kept, at, read=read), key=lambda one: one.subject.name)
+        found = sorted(inspect(subjects, kept, at, read=read), key=lambda one: one.subject.server)
     for output in outputs:
         output.write(_as_text(found) if output.format == "text" else _as_json(found))
     if any(one.seen is None for one in found):
@@ -169,7 +169,7 @@ def _switch(
                 click.echo(_as_table(found), err=True)
                 click.echo(f"{_summed_up(found, action)}: {reason}", err=True)
                 go_on(yes=yes)
-            request(state, POWER, {"action": what, "servers": [each.name for each in meant], "reason": reason})
+            request(state, POWER, {"action": what, "servers": [each.server for each in meant], "reason": reason})
             with progress("BMCs", len(meant)) as read:
                 sent = {one.subject.uuid: one for one in switching(meant, send=True, each=read)}
             items = [_outcome(one) for one in sent.values()]
@@ -200,8 +200,8 @@ def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> li
         if not servers and selector is None:
             return list(described)
         meant = meant_by(instance, servers, selector)
-        found = [each for each in described if each.name in meant]
-    if without := sorted(meant.keys() - {each.name for each in found}):
+        found = [each for each in described if each.server in meant]
+    if without := sorted(meant.keys() - {each.server for each in found}):
         raise UsageError(f"{some(without)}: no BMC is known; a Server document names it in spec.bmc")
     return found
 
@@ -210,7 +210,7 @@ def _as_json(found: list[Inspection]) -> str:
     return document(
         items=[
             {
-                "server": one.subject.name,
+                "server": one.subject.server,
                 "uuid": one.subject.uuid,
                 "bmc": one.subject.bmc.address,
                 "answered": one.seen is not None,
@@ -233,10 +233,10 @@ def _as_text(found: list[Inspection]) -> str:
     for one in found:
         seen = one.seen
         if seen is None:
-            rows.append((one.subject.name, style(one.next, fg="red"), one.why))
+            rows.append((one.subject.server, style(one.next, fg="red"), one.why))
         else:
             at = "in POST" if seen.in_post else "its operating system runs" if seen.runs_os else "-"
-            rows.append((one.subject.name, seen.power or "not shown", at))
+            rows.append((one.subject.server, seen.power or "not shown", at))
     counts = Counter(one.seen.power or "not shown" if one.seen is not None else "not read" for one in found)
     summed_up = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
     return f"{table(('SERVER', 'POWER', 'STATE'), rows, shortened=(2,))}\n\n{count(len(found), 'BMC')}: {summed_up}"
@@ -251,7 +251,7 @@ def _as_table(found: list[Powered]) -> str:
         boots = "no plan" if plan is None else f"{plan.phase}, writes disks" if plan.writes_disk else str(plan.phase)
         rows.append(
             (
-                one.subject.name,
+                one.subject.server,
                 seen.power or "not shown" if seen is not None else "not read",
                 boots,
                 f"{'sent ' if one.sent else ''}{one.words}",

@@ -605,7 +605,7 @@ def _dry_run(settings: Settings) -> Exit:
         for what, paths in (("write", looked.seen.written), ("withdraw", looked.seen.withdrawn)):
             for path in paths:
                 click.echo(f"would {what} {settings.output / path}")
-        for each in instance.reconciler.standing.schedule.appointments.values():
+        for each in instance.reconciler.standing.schedule.bmcs.values():
             click.echo(f"{each.name}: {each.message}")
         return _exit_of(instance.reconciler.status)
 
