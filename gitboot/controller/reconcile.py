@@ -32,7 +32,7 @@ from gitboot.controller.learn.ledger_changes import Batch, Learnt, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, fetches_of, known, never_offered, write, write_events
 from gitboot.controller.learn.ledger_trust import doubt_of, is_clock_trusted
 from gitboot.controller.operator_requests import APPROVE, BEGIN, HeldChanges, stop_of
-from gitboot.controller.publish_stage import InLedger, UnwritableLedger, as_it_lies, left_output, published
+from gitboot.controller.publication import InLedger, UnwritableLedger, as_it_lies, left_output, published
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, Intake
 from gitboot.controller.target_followers import Followed
 from gitboot.errors import LedgerError

@@ -16,7 +16,7 @@ from gitboot.cli.main import cli
 from gitboot.controller.instance.assembly import Outside, assembled
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance_state import Fetched
-from gitboot.controller.publish_stage import shared
+from gitboot.controller.publication import shared
 from gitboot.controller.target_followers import ListedTarget
 from gitboot.endpoint.boot_responses import Answers
 from gitboot.endpoint.served_files import PublishedTree

@@ -25,7 +25,7 @@ from gitboot.controller.learn.install_boots import offers_of
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes
 from gitboot.controller.operator_requests import stop_of
-from gitboot.controller.publish_stage import Dated, published
+from gitboot.controller.publication import Dated, published
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluator.client import Evaluation

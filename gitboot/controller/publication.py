@@ -1,4 +1,4 @@
-"""Publish stage: record which boots are offered, and write the files of changed servers."""
+"""Publication: record which boots are offered, and write the files of changed servers."""
 
 from __future__ import annotations
 
