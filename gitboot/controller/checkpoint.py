@@ -18,7 +18,7 @@ from gitboot.artifacts.availability import Sighting
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
 from gitboot.controller.current_plans import Agenda, ImageFile, Plans, about
-from gitboot.controller.instance_state import Standing, TargetState
+from gitboot.controller.instance_state import InstanceState, TargetState
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
@@ -150,7 +150,7 @@ class Checkpoint:
         self._planned = 0  # servers, since the last checkpoint
         self._stored_at: datetime | None = None
 
-    def resume(self, fresh: Standing) -> Standing:
+    def resume(self, fresh: InstanceState) -> InstanceState:
         """Return the standing from which a starting instance continues.
 
         ``fresh`` is the standing by the ledger alone. It is returned if there is no usable checkpoint.
@@ -188,7 +188,7 @@ class Checkpoint:
             unplanned=_differing(kept.known, _known(fresh.knowledge)) | _others(commit, fresh.knowledge),
         )
 
-    def store(self, standing: Standing, planned: int, at: datetime) -> None:
+    def store(self, standing: InstanceState, planned: int, at: datetime) -> None:
         """Write a checkpoint if it saves the next start enough time, or if the cache has lost the last checkpoint.
 
         ``planned`` is the number of servers that this pass planned. The first call starts the patrol.
@@ -330,7 +330,7 @@ def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _is_whole(standing: Standing) -> bool:
+def _is_whole(standing: InstanceState) -> bool:
     """Return whether everything that the instance knows is planned."""
     return standing.knowledge.is_trusted and not standing.unplanned and standing.unwritable is None
 
@@ -374,7 +374,7 @@ def _others(commit: Commit, knowledge: Knowledge) -> frozenset[SystemUuid]:
 Rows = Iterable[tuple[str, Any]]
 
 
-def _kept_standing(standing: Standing, commit: Commit, tree: Inventory) -> _KeptStanding:
+def _kept_standing(standing: InstanceState, commit: Commit, tree: Inventory) -> _KeptStanding:
     publication, plans, decisions = standing.publication, standing.plans, commit.decisions
     assert publication.terms is not None  # noqa: S101 - there are some in what stands
     return _KeptStanding(
@@ -390,7 +390,7 @@ def _kept_standing(standing: Standing, commit: Commit, tree: Inventory) -> _Kept
     )
 
 
-def _tables(standing: Standing, commit: Commit, tree: Inventory) -> dict[str, Rows]:
+def _tables(standing: InstanceState, commit: Commit, tree: Inventory) -> dict[str, Rows]:
     """Return the tables, whose size grows with the fleet."""
     plans, knowledge, decisions = standing.plans, standing.knowledge, commit.decisions
     return {

@@ -13,7 +13,7 @@ from gitboot.bmc.override_state import OperatorCondition
 from gitboot.controller.acceptance import Attempt, accepted_message, held_message, refused_message
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import ImageFile, Plans
-from gitboot.controller.instance_state import Standing
+from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.learn.ledger_trust import behind, doubt_of, unkept
 from gitboot.controller.operator_requests import stopped_by_fleet
@@ -47,7 +47,7 @@ _KEPT: Final = {
 }
 
 
-def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
+def conditions(standing: InstanceState, at: datetime) -> tuple[Condition, ...]:
     """All conditions, by type; each holds since ``at``, or for as long as it did before."""
     found = [
         *_of_the_source(standing, at),
@@ -85,7 +85,7 @@ def carried(before: Iterable[Condition], now: Iterable[Condition]) -> tuple[Cond
     )
 
 
-def _given(standing: Standing) -> dict[str, str | Sequence[str]]:
+def _given(standing: InstanceState) -> dict[str, str | Sequence[str]]:
     """What words in capitals of any remedy stand for."""
     given: dict[str, str | Sequence[str]] = {
         "LEDGER": standing.knowledge.facts.identity,
@@ -104,7 +104,7 @@ def _given(standing: Standing) -> dict[str, str | Sequence[str]]:
 
 
 def _remedy(
-    condition: Condition, standing: Standing, at: datetime, given: Mapping[str, str | Sequence[str]]
+    condition: Condition, standing: InstanceState, at: datetime, given: Mapping[str, str | Sequence[str]]
 ) -> str | None:
     """What leads out of a condition, for a first server where it is one of several."""
     named: Collection[str] = ()
@@ -135,7 +135,7 @@ def _condition(type: str, status: bool, reason: str, message: str, at: datetime)
     return Condition(type=type, status=status, reason=reason, message=message, since=at)
 
 
-def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
+def _of_the_source(standing: InstanceState, at: datetime) -> Iterator[Condition]:
     attempt, fetched, suspension = standing.attempt, standing.fetched, standing.knowledge.facts.suspension
     if attempt.trouble is not None:
         yield _condition("SourceReady", False, *attempt.trouble, at)
@@ -298,7 +298,7 @@ _NEW_LOGS: Final = (
 )
 
 
-def _of_one_time_boots(standing: Standing, at: datetime) -> Iterator[Condition]:
+def _of_one_time_boots(standing: InstanceState, at: datetime) -> Iterator[Condition]:
     """Yield whether a copy lacks one-time boots that no endpoint serves in its place."""
     commit, left = standing.commit, standing.knowledge.facts.left_output or frozenset()
     names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
@@ -321,7 +321,7 @@ def _of_one_time_boots(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("OneTimeBootsServed", True, "Served", message, at)
 
 
-def _of_what_was_asked_for(standing: Standing, at: datetime) -> Iterator[Condition]:
+def _of_what_was_asked_for(standing: InstanceState, at: datetime) -> Iterator[Condition]:
     if standing.unread is not None:
         message = f"{standing.unread}: what machines fetch and report is not noticed until it is"
         yield _condition("SpoolRead", False, "Unreadable", message, at)
@@ -332,7 +332,7 @@ def _of_what_was_asked_for(standing: Standing, at: datetime) -> Iterator[Conditi
         yield _condition("ProxiesNamed", False, "Unnamed", log_entries.unnamed_message(named), at)
 
 
-def _of_the_output(standing: Standing, at: datetime) -> Iterator[Condition]:
+def _of_the_output(standing: InstanceState, at: datetime) -> Iterator[Condition]:
     if standing.is_output_open:
         message = (
             "everybody who has a login on this host can read OUTPUT, and so the tokens of installations: an earlier "
@@ -341,7 +341,7 @@ def _of_the_output(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("OutputClosed", False, "ReadableByAll", message, at)
 
 
-def _of_secrets(standing: Standing, at: datetime) -> Iterator[Condition]:
+def _of_secrets(standing: InstanceState, at: datetime) -> Iterator[Condition]:
     """Whether a secret was fetched by more than one address, or more than ten times, in a server's installation."""
     if not (found := unexpected_fetches(standing)):
         return
@@ -357,7 +357,7 @@ def _of_secrets(standing: Standing, at: datetime) -> Iterator[Condition]:
 _MOST_SECRETS: Final = 3  # that a message names
 
 
-def unexpected_fetches(standing: Standing) -> dict[str, InstallationFetches]:
+def unexpected_fetches(standing: InstanceState) -> dict[str, InstallationFetches]:
     """Return the fetches of secrets that a person should look at, by server."""
     accepted = standing.attempt.accepted
     if accepted is None:
@@ -381,7 +381,7 @@ def _fetched(secret: str, fetches: SecretFetches) -> str:
     return f"{described(secret)} was fetched {count(times, 'time')} by {names}{unnamed}"
 
 
-def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
+def _of_the_ledger(standing: InstanceState, at: datetime) -> Iterator[Condition]:
     knowledge, accepted = standing.knowledge, standing.attempt.accepted
     if standing.unwritable is not None:
         yield _condition("LedgerWritable", False, "Failed", standing.unwritable, at)
@@ -414,7 +414,7 @@ def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
             yield _of_the_evidence(standing.plans, accepted, at)
 
 
-def _of_stops(standing: Standing, at: datetime) -> Iterator[Condition]:
+def _of_stops(standing: InstanceState, at: datetime) -> Iterator[Condition]:
     stoppage = standing.knowledge.facts.stoppage
     by_fleet = stopped_by_fleet(standing.attempt.accepted, standing.attempt.orders)
     if stoppage is not None:
@@ -438,7 +438,7 @@ def _claimed(claims: Sequence[SoleClaim]) -> str:
     )
 
 
-def _of_the_clock(standing: Standing, at: datetime) -> Condition:
+def _of_the_clock(standing: InstanceState, at: datetime) -> Condition:
     about, keeping = standing.knowledge.facts, standing.keeping
     if (wrong := behind(about, at)) is not None:
         return _condition("ClockTrusted", False, "Behind", f"nothing is set at BMCs: {wrong}", at)
@@ -447,7 +447,7 @@ def _of_the_clock(standing: Standing, at: datetime) -> Condition:
     return _condition("ClockTrusted", True, str(keeping), _KEPT[keeping], at)
 
 
-def _of_the_records(standing: Standing, commit: Commit, at: datetime) -> Condition:
+def _of_the_records(standing: InstanceState, commit: Commit, at: datetime) -> Condition:
     """Of how many servers nothing is known, and why."""
     unknown = standing.plans.unknown
     if (doubt := why_in_doubt(standing.knowledge, commit.decisions)) is not None:
@@ -500,7 +500,7 @@ def _of_the_evidence(plans: Plans, commit: Commit, at: datetime) -> Condition:
     return _condition("Evidence", False, "NoEvidence", message, at)
 
 
-def _of_the_fleet(standing: Standing, at: datetime) -> Iterator[Condition]:
+def _of_the_fleet(standing: InstanceState, at: datetime) -> Iterator[Condition]:
     publication, plans, commit = standing.publication, standing.plans, standing.commit
     if commit is None:
         return
@@ -519,7 +519,7 @@ def _of_the_fleet(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("OptOutsInTime", True, "InTime", "no pin or hold is past its deadline", at)
 
 
-def _of_the_artifacts(standing: Standing, sightings: Mapping[BootFile, Sighting], at: datetime) -> Condition:
+def _of_the_artifacts(standing: InstanceState, sightings: Mapping[BootFile, Sighting], at: datetime) -> Condition:
     """Whether what machines are to fetch is there, as far as anybody knows."""
     if withheld := _withheld(standing):
         message = (
@@ -539,7 +539,7 @@ def _told(withheld: Mapping[ImageFile, int], sightings: Mapping[BootFile, Sighti
     ]
 
 
-def _withheld(standing: Standing) -> dict[ImageFile, int]:
+def _withheld(standing: InstanceState) -> dict[ImageFile, int]:
     """The files because of which boots are not offered, with how many servers may boot by each."""
     commit, sightings = standing.commit, standing.knowledge.sightings
     boots = (commit.decisions.unknown or {}).values() if commit is not None else ()
@@ -549,7 +549,7 @@ def _withheld(standing: Standing) -> dict[ImageFile, int]:
     return {**by_strangers, **standing.plans.withheld}
 
 
-def _of_the_boots(standing: Standing, at: datetime) -> Condition:
+def _of_the_boots(standing: InstanceState, at: datetime) -> Condition:
     """Whether every boot that is made once came, or may still come, to the end that it was made for."""
     found = _unproven(standing, at)
     if not found:
@@ -584,7 +584,7 @@ _UNPROVEN: Final = {
 }
 
 
-def _unproven(standing: Standing, at: datetime) -> dict[str, Mapping[str, str]]:
+def _unproven(standing: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
     """The servers whose boots came to no end, with what there is to say of each, by reason, the worst first."""
     plans = standing.plans
     unknown = _unknown_serves(plans, Cause.OUTCOME)
@@ -609,7 +609,7 @@ def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, str]:
     return found
 
 
-def _of_the_runs(standing: Standing, at: datetime) -> Iterator[Condition]:
+def _of_the_runs(standing: InstanceState, at: datetime) -> Iterator[Condition]:
     """Which maintenances' boots were given, and have not started for too long."""
     if unknown := _unknown_serves(standing.plans, Cause.MAINTENANCE_OUTCOME):
         message = f"a maintenance's {_PERHAPS_SERVED}: {_each(unknown)}; look at them first"
@@ -652,7 +652,7 @@ def _left_to_dhcp(schedule: Schedule) -> str:
     return f"plans name a URI, and DHCP names the loader all the same: {told}"
 
 
-def _of_who_sets_them(standing: Standing, at: datetime) -> Iterator[Condition]:
+def _of_who_sets_them(standing: InstanceState, at: datetime) -> Iterator[Condition]:
     """Whose BMC is not set because nobody says which instance is to: two would set it both."""
     commit = standing.commit
     if commit is not None and standing.acts and (names := commit.called(standing.schedule.unnamed)):
@@ -663,7 +663,7 @@ def _of_who_sets_them(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("BmcsSet", False, "LedgerUnnamed", message, at)
 
 
-def _of_waves(standing: Standing, at: datetime) -> Iterator[Condition]:
+def _of_waves(standing: InstanceState, at: datetime) -> Iterator[Condition]:
     """Whether the maintenances that switch machines go on."""
     schedule = standing.schedule
     if schedule.stopped:
@@ -685,7 +685,7 @@ def _some(names: Collection[str], most: int = 3) -> str:
 
 
 def announcements(
-    before: Iterable[Condition], now: Iterable[Condition], standing: Standing, at: datetime
+    before: Iterable[Condition], now: Iterable[Condition], standing: InstanceState, at: datetime
 ) -> Iterator[Event]:
     """What there is to say of conditions that have turned, or that have another reason or message."""
     known = {each.type: each for each in before}
@@ -756,7 +756,7 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
     return None
 
 
-def _facts(condition: Condition, standing: Standing, at: datetime) -> dict[str, Any]:
+def _facts(condition: Condition, standing: InstanceState, at: datetime) -> dict[str, Any]:
     held = standing.attempt.held
     match condition.type:
         case "ArtifactsPresent":

@@ -83,7 +83,7 @@ class TargetState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class InstanceState:
     """What an instance has accepted, learned, planned, published and asked for, and what is the matter with it."""
 
     knowledge: Knowledge

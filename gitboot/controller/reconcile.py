@@ -26,7 +26,7 @@ from gitboot.controller.bmcs.schedule import (
 from gitboot.controller.checkpoint import Checkpoint
 from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.current_plans import Plans, WindowsMeanwhile, WindowWatch, changed_by, left_by, replanned
-from gitboot.controller.instance_state import Fetched, Standing, TargetState, goes_by
+from gitboot.controller.instance_state import Fetched, InstanceState, TargetState, goes_by
 from gitboot.controller.learn.evidence import Reading
 from gitboot.controller.learn.ledger_changes import Batch, Learnt, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, fetches_of, known, never_offered, write, write_events
@@ -79,7 +79,7 @@ class Reconciler:
 
     def __init__(
         self,
-        standing: Standing,
+        standing: InstanceState,
         *,
         accepting: Accepting,
         inbox: Inbox,
@@ -99,7 +99,7 @@ class Reconciler:
         self._waits_since: datetime | None = None  # since when the first publication is missing; None: it is done
         self._leave_stalled = outlet.stalled
         self._unwritten: list[Event] = []  # events that the ledger does not have, because a write failed
-        self._started: Standing | None = None  # the standing of the start, while the ledger cannot be written
+        self._started: InstanceState | None = None  # the standing of the start, while the ledger cannot be written
 
     @property
     def status(self) -> Status:
@@ -210,7 +210,7 @@ class Reconciler:
         """Let each target retry now after a failure. Any thread may call this."""
         self._target.retry_now()
 
-    def _resumed(self, now: Standing, at: datetime) -> Standing:
+    def _resumed(self, now: InstanceState, at: datetime) -> InstanceState:
         """Go on with the commit that was accepted before a start, if the ledger could not be written since."""
         if now.attempt.accepted is not None or not now.knowledge.is_trusted:
             return now
@@ -254,7 +254,7 @@ class Reconciler:
         self._inbox.collect(results)
 
     def _batch(
-        self, before: Standing, attempt: Attempt, heard: Intake, events: tuple[Event, ...], at: datetime
+        self, before: InstanceState, attempt: Attempt, heard: Intake, events: tuple[Event, ...], at: datetime
     ) -> Batch:
         """Return the input of `learn` for the commit that the instance goes on with."""
         accepted, knowledge = attempt.accepted, before.knowledge
@@ -307,8 +307,8 @@ class Reconciler:
         )
 
     def _after(
-        self, before: Standing, attempt: Attempt, heard: Intake, learnt: tuple[Learnt, ...], at: datetime
-    ) -> Standing:
+        self, before: InstanceState, attempt: Attempt, heard: Intake, learnt: tuple[Learnt, ...], at: datetime
+    ) -> InstanceState:
         """Return the standing after the ledger has what was learnt."""
         for event in folded(event for each in learnt for event in each.news.events):
             self._tell(event)
@@ -322,7 +322,7 @@ class Reconciler:
             unplanned=before.unplanned.union(*(each.changed for each in learnt)),
         )
 
-    def _waited(self, before: Standing, at: datetime) -> Standing:
+    def _waited(self, before: InstanceState, at: datetime) -> InstanceState:
         """Wait for the jobs at BMCs and learn their results. The next pass plans by them."""
         self._collect(wait_all=True)
         try:
@@ -339,8 +339,13 @@ class Reconciler:
         return self._after(before, before.attempt, heard, (learnt,), at)
 
     def _looked(
-        self, before: Standing, commit: Commit, different: frozenset[str], at: datetime, time: Callable[[], datetime]
-    ) -> tuple[Standing, frozenset[str], datetime]:
+        self,
+        before: InstanceState,
+        commit: Commit,
+        different: frozenset[str],
+        at: datetime,
+        time: Callable[[], datetime],
+    ) -> tuple[InstanceState, frozenset[str], datetime]:
         """Wait until all artifacts are checked, and plan again by the results."""
         self._inbox.artifacts.wait()
         learnt = learn(before.knowledge, Batch(sightings=self._inbox.artifacts.seen()), at)
@@ -356,8 +361,8 @@ class Reconciler:
         return replace(now, unplanned=before.unplanned | now.unplanned), different | others, at
 
     def _plan(
-        self, now: Standing, commit: Commit, at: datetime, time: Callable[[], datetime]
-    ) -> tuple[Standing, frozenset[str], datetime]:
+        self, now: InstanceState, commit: Commit, at: datetime, time: Callable[[], datetime]
+    ) -> tuple[InstanceState, frozenset[str], datetime]:
         """Plan all servers that need it. Return the standing, the servers whose files may differ, and the plans' time.
 
         The first plans of a large fleet take minutes, and meanwhile no other code writes files. So this also ends the
@@ -392,7 +397,7 @@ class Reconciler:
         began = clock()
         return lambda: at + max(clock() - began, timedelta())
 
-    def _stood_back(self, now: Standing) -> Standing:
+    def _stood_back(self, now: InstanceState) -> InstanceState:
         """Return the standing without plans, if there is no commit or another instance acts for it."""
         if now.attempt.accepted is None:  # keep the plans of the process before this one
             return now
@@ -406,7 +411,7 @@ class Reconciler:
             unplanned=frozenset(),
         )
 
-    def _published(self, now: Standing, commit: Commit, different: frozenset[str], at: datetime) -> Standing:
+    def _published(self, now: InstanceState, commit: Commit, different: frozenset[str], at: datetime) -> InstanceState:
         """Publish the plans to the target, and delete the fetches from the spool that the ledger has."""
         publication, error = as_it_lies(now.publication, self._target, at), now.unwritable
         if self._checkpoint is not None:
@@ -437,7 +442,7 @@ class Reconciler:
         unwritable, publication = publication.unwritable or error, replace(publication, unwritable=None)
         return replace(now, publication=publication, unwritable=unwritable)
 
-    def _windows_ended(self, now: Standing, at: datetime, *, waits: bool) -> Standing:
+    def _windows_ended(self, now: InstanceState, at: datetime, *, waits: bool) -> InstanceState:
         """End the windows that are over in the tree of an earlier process, until this instance has published.
 
         With ``waits``, wait a while for the first publication, because reading all server states takes time.
@@ -452,7 +457,7 @@ class Reconciler:
         publication = _owing(now.publication, servers, events)
         return replace(now, publication=publication, next_window_end=self._windows.next_end)
 
-    def _note_left_output(self, now: Standing, commit: Commit) -> Standing:
+    def _note_left_output(self, now: InstanceState, commit: Commit) -> InstanceState:
         """Store which one-time boots an upgrade took out of OUTPUT, if the publication is complete."""
         about = now.knowledge.facts
         if now.unwritable is not None or not now.publication.complete:
@@ -467,7 +472,7 @@ class Reconciler:
             return replace(now, unwritable=str(error))
         return replace(now, knowledge=replace(now.knowledge, facts=replace(about, left_output=left)))
 
-    def _asked(self, now: Standing, commit: Commit, at: datetime) -> Standing:
+    def _asked(self, now: InstanceState, commit: Commit, at: datetime) -> InstanceState:
         """Start jobs at BMCs after the publication, so that a machine that resets at once finds its files."""
         suspension = now.knowledge.facts.suspension
         overrides, unlearned = self._inbox.overrides_over(now.knowledge.overrides)
@@ -488,7 +493,7 @@ class Reconciler:
         taken = self._bmcs.submit(made)
         return replace(now, schedule=submitted(schedule, made, taken, knowledge, at), unplanned=frozenset())
 
-    def _reported(self, now: Standing, at: datetime) -> datetime | None:
+    def _reported(self, now: InstanceState, at: datetime) -> datetime | None:
         """Report the status, and return when the next pass is due."""
         refused, proxies = self._inbox.reported(at)
         now = replace(now, refused=refused, unnamed_proxies=proxies, following=self._target.following)
@@ -531,7 +536,7 @@ def _progress(attempt: Attempt) -> tuple[object, ...]:
     return attempt.evaluated, attempt.stands, attempt.read, attempt.is_log_unread
 
 
-def _with_withheld_standing(now: Standing, commit: Commit) -> Standing:
+def _with_withheld_standing(now: InstanceState, commit: Commit) -> InstanceState:
     """Return the standing with the commit by which the publication withholds install boots."""
     attempt = now.attempt
     if attempt.stands == attempt.evaluated or now.unwritable is not None or not now.publication.stands_for(commit):
@@ -548,7 +553,7 @@ def _with_other_credentials(schedule: Schedule, bmcs: Bmcs) -> frozenset[SystemU
     return frozenset(uuid for uuid, each in asked.items() if each.bmc and now[each.bmc.credentials] != each.credentials)
 
 
-def _unproven_status(telling: Telling | None, standing: Standing, at: datetime) -> Iterator[Event]:
+def _unproven_status(telling: Telling | None, standing: InstanceState, at: datetime) -> Iterator[Event]:
     """Report once a commit status that names a later change than the ledger has, and that has no proof.
 
     Anyone who may write commit statuses can write such a status, so it has no other effect.
@@ -569,7 +574,7 @@ def _held_changes(attempt: Attempt) -> HeldChanges | None:
     return HeldChanges(attempt.held.digest, attempt.held.guards) if attempt.held is not None else None
 
 
-def is_vouched_for(standing: Standing) -> bool:
+def is_vouched_for(standing: InstanceState) -> bool:
     """Return whether the forge knew the newest change of the ledger when gitboot opened the ledger.
 
     A ledger that went on for a time without the forge does not count.
@@ -591,7 +596,7 @@ def _heard(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
     return taken if doubt_of(knowledge.facts, attempt.accepted.decisions) is None else unheard
 
 
-def _readings(results: Iterable[Result], before: Standing) -> Iterator[Reading]:
+def _readings(results: Iterable[Result], before: InstanceState) -> Iterator[Reading]:
     for each in results:
         if each.observed is not None:
             state, appointment = before.plans.servers.get(each.server), before.schedule.appointments.get(each.uuid)
@@ -617,7 +622,7 @@ def _bases(commit: Commit) -> tuple[str, ...]:
     return (commit.decisions.base_url, *commit.decisions.sites.values())
 
 
-def _started_anew(before: Standing, started: Standing) -> Standing:
+def _started_anew(before: InstanceState, started: InstanceState) -> InstanceState:
     """Return the standing of the start, after the first write to the ledger has succeeded.
 
     The instance may have changed files before without a date in the ledger. So all files are published again.
@@ -633,8 +638,8 @@ def _started_anew(before: Standing, started: Standing) -> Standing:
 
 
 def _planned(
-    now: Standing, commit: Commit, at: datetime, told: Told, beside: Stoppage | None = None
-) -> tuple[Standing, frozenset[str]]:
+    now: InstanceState, commit: Commit, at: datetime, told: Told, beside: Stoppage | None = None
+) -> tuple[InstanceState, frozenset[str]]:
     """Plan the servers whose decision or record changed, or that are due. Also return those whose files may differ.
 
     ``beside`` is a stop that only the endpoints have, because the ledger could not be written.
@@ -660,7 +665,7 @@ def _machines(names: Collection[str], *plans: Plans) -> frozenset[SystemUuid]:
     return frozenset(found)
 
 
-def read_back(before: Standing, store: Store) -> Standing:
+def read_back(before: InstanceState, store: Store) -> InstanceState:
     """With what the disk really has, where a write has failed; raises `LedgerError` where it cannot be read."""
     if not store.is_suspect:
         return before
@@ -668,7 +673,7 @@ def read_back(before: Standing, store: Store) -> Standing:
     return replace(before, knowledge=replace(known(store), published=before.knowledge.published))
 
 
-def taken_in(before: Standing, store: Store, inbox: Inbox, at: datetime) -> tuple[Standing, Intake]:
+def taken_in(before: InstanceState, store: Store, inbox: Inbox, at: datetime) -> tuple[InstanceState, Intake]:
     """All that waits in the inbox; with a ledger in doubt, where something else knows more than it does.
 
     The forge may know that it had come further, and an endpoint may have given a boot that it never offered. What was
@@ -687,7 +692,7 @@ def taken_in(before: Standing, store: Store, inbox: Inbox, at: datetime) -> tupl
     return before, taken
 
 
-def _doubted(before: Standing, store: Store, changes: int = 0) -> Standing:
+def _doubted(before: InstanceState, store: Store, changes: int = 0) -> InstanceState:
     """With a ledger that is an older copy of one that had come to so many changes, as far as anything knows."""
     instance_tables.doubt(store, "RestoredLedger", changes)
     doubted = replace(known(store), published=before.knowledge.records)

@@ -15,7 +15,7 @@ from gitboot.controller.acceptance import Accepting, Attempt, Gone
 from gitboot.controller.bmcs.schedule import Appointment, Schedule
 from gitboot.controller.condition_rules import announcements, carried, conditions
 from gitboot.controller.current_plans import ImageFile, Plans
-from gitboot.controller.instance_state import Fetched, Standing, TargetState
+from gitboot.controller.instance_state import Fetched, InstanceState, TargetState
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
@@ -66,7 +66,7 @@ def accepted(commit: Commit) -> Attempt:
     return Attempt(accepted=commit, attempted=commit.revision, is_adopted=True)
 
 
-FINE = Standing(
+FINE = InstanceState(
     knowledge=Knowledge(facts=Facts(identity="mine", initialised="adopt"), settled=COMMIT.revision),
     attempt=accepted(COMMIT),
     plans=Plans(commit=COMMIT),
@@ -87,11 +87,11 @@ FAILING = Schedule(
 )
 
 
-def known(**changes: Any) -> Callable[[Standing], Standing]:
+def known(**changes: Any) -> Callable[[InstanceState], InstanceState]:
     return lambda standing: replace(standing, knowledge=replace(standing.knowledge, **changes))
 
 
-def with_(**changes: Any) -> Callable[[Standing], Standing]:
+def with_(**changes: Any) -> Callable[[InstanceState], InstanceState]:
     return lambda standing: replace(standing, **changes)
 
 
@@ -101,13 +101,13 @@ SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
 THERE = Sighting(presence=Presence.FOUND)
 
 
-def looked(sightings: dict[BootFile, Sighting]) -> Callable[[Standing], Standing]:
+def looked(sightings: dict[BootFile, Sighting]) -> Callable[[InstanceState], InstanceState]:
     """Artifacts are looked at, and three servers boot flatcar-1 by its kernel."""
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", KERNEL): 3}, sightings=sightings)
     return lambda standing: known(sightings=sightings)(replace(standing, plans=plans))
 
 
-def mirrored(standing: Standing) -> Standing:
+def mirrored(standing: InstanceState) -> InstanceState:
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", replace(KERNEL, source="oci://x/y")): 3}, sightings={})
     return replace(known(sightings={})(standing), plans=plans)
 
@@ -125,7 +125,7 @@ def held() -> Attempt:
     return attempt
 
 
-def same(standing: Standing) -> Standing:
+def same(standing: InstanceState) -> InstanceState:
     return standing
 
 
@@ -363,7 +363,7 @@ def same(standing: Standing) -> Standing:
     ids=lambda value: value if isinstance(value, str) and " " in value else "",
 )
 def test_a_condition_follows_from_where_the_instance_stands(
-    case: str, change: Callable[[Standing], Standing], type: str, expected: tuple[bool, str] | None
+    case: str, change: Callable[[InstanceState], InstanceState], type: str, expected: tuple[bool, str] | None
 ) -> None:
     found = {each.type: (each.status, each.reason) for each in conditions(change(FINE), NOON)}
     assert found.get(type) == expected, case

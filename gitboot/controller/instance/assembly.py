@@ -42,7 +42,7 @@ from gitboot.controller.instance.state_directory import (
     restored,
     token_keys,
 )
-from gitboot.controller.instance_state import Standing
+from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes, write, write_events
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
@@ -206,7 +206,7 @@ def assembled(
         knowledge = replace(knowledge, facts=instance_tables.read(store))
     if not knowledge.is_trusted:
         knowledge = replace(knowledge, published=outside.records)
-    standing = Standing(
+    standing = InstanceState(
         knowledge=knowledge,
         keys=outside.keys,
         attempt=Attempt(orders=knowledge.facts.orders, withheld=knowledge.facts.withheld),
