@@ -46,8 +46,9 @@ from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes, write, write_events
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
-from gitboot.controller.reconcile import Outlet, Reconciler
+from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, SharedSpool
+from gitboot.controller.reconcile_pass import Components
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.served_files import status_file
@@ -228,25 +229,22 @@ def assembled(
         trust=outside.trust,
         kept=standing.plans.commit,
     )
-    reconciler = Reconciler(
-        standing,
+    components = Components(
         accepting=accepting,
         inbox=inbox,
         store=store,
         target=Followed(outside.target, outside.followers, settings.list_keys),
         bmcs=bmcs,
-        outlet=Outlet(
-            tell=tell,
-            report=report,
-            laps=laps or Laps(),
-            listener=listener or WorkListener(),
-            stalled=stalled,
-            clock=clock,
-        ),
         checkpoint=outside.checkpoint,
+        tell=tell,
+        report=report,
+        report_stalled=stalled,
+        laps=laps or Laps(),
+        listener=listener or WorkListener(),
+        clock=clock,
     )
     try:
-        yield Instance(reconciler=reconciler, inbox=inbox, store=store)
+        yield Instance(reconciler=Reconciler(standing, components), inbox=inbox, store=store)
     finally:
         bmcs.close()
 
