@@ -1,4 +1,4 @@
-"""Conditions as they follow from where an instance stands, and the events that announce their turns: tables."""
+"""Condition rules: tables of states with their conditions, and of conditions with the events that announce them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.bmc.step_runner import Outcome
 from gitboot.controller.acceptance import Accepting, Attempt, Gone
 from gitboot.controller.bmcs.schedule import Appointment, Schedule
-from gitboot.controller.condition_rules import announcements, carried, conditions
+from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import Fetched, InstanceState, TargetState
 from gitboot.controller.learn.ledger_snapshot import Knowledge
@@ -88,11 +88,11 @@ FAILING = Schedule(
 
 
 def known(**changes: Any) -> Callable[[InstanceState], InstanceState]:
-    return lambda standing: replace(standing, knowledge=replace(standing.knowledge, **changes))
+    return lambda state: replace(state, knowledge=replace(state.knowledge, **changes))
 
 
 def with_(**changes: Any) -> Callable[[InstanceState], InstanceState]:
-    return lambda standing: replace(standing, **changes)
+    return lambda state: replace(state, **changes)
 
 
 KERNEL = BootFile(url="http://boot.test/kernel", sha256=Digest("a" * 64), size=None)
@@ -104,12 +104,12 @@ THERE = Sighting(presence=Presence.FOUND)
 def looked(sightings: dict[BootFile, Sighting]) -> Callable[[InstanceState], InstanceState]:
     """Artifacts are looked at, and three servers boot flatcar-1 by its kernel."""
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", KERNEL): 3}, sightings=sightings)
-    return lambda standing: known(sightings=sightings)(replace(standing, plans=plans))
+    return lambda state: known(sightings=sightings)(replace(state, plans=plans))
 
 
-def mirrored(standing: InstanceState) -> InstanceState:
+def mirrored(state: InstanceState) -> InstanceState:
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", replace(KERNEL, source="oci://x/y")): 3}, sightings={})
-    return replace(known(sightings={})(standing), plans=plans)
+    return replace(known(sightings={})(state), plans=plans)
 
 
 def held() -> Attempt:
@@ -125,8 +125,8 @@ def held() -> Attempt:
     return attempt
 
 
-def same(standing: InstanceState) -> InstanceState:
-    return standing
+def same(state: InstanceState) -> InstanceState:
+    return state
 
 
 @for_each(
@@ -362,7 +362,7 @@ def same(standing: InstanceState) -> InstanceState:
     ],
     ids=lambda value: value if isinstance(value, str) and " " in value else "",
 )
-def test_a_condition_follows_from_where_the_instance_stands(
+def test_a_condition_follows_from_the_state(
     case: str, change: Callable[[InstanceState], InstanceState], type: str, expected: tuple[bool, str] | None
 ) -> None:
     found = {each.type: (each.status, each.reason) for each in conditions(change(FINE), NOON)}
@@ -396,9 +396,9 @@ def condition(status: bool, reason: str = "R", message: str = "m", type: str = "
     ],
 )
 def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condition, kept: bool) -> None:
-    later = replace(condition(True), since=NOON + timedelta(hours=1))
-    (now,) = carried([before], [later])
-    assert (now.since == NOON) == kept, case
+    later = NOON + timedelta(hours=1)
+    found = conditions(replace(FINE, conditions=(before,)), later)
+    assert next(each.since for each in found if each.type == "Published") == (NOON if kept else later), case
 
 
 @for_each(
