@@ -1,4 +1,4 @@
-"""How far the newest commit can be accepted: every commit since the accepted one is evaluated, and judged by guards."""
+"""Commit judgement: every commit since the accepted one is evaluated and judged by guards, and how far that leads."""
 
 from __future__ import annotations
 
@@ -209,7 +209,13 @@ class Judging:
         heeds_lines = not knowledge.facts.gap
         if not heeds_lines:
             ahead = replace(ahead, merges=tuple((revision, ()) for revision, _ in ahead.merges))
-        self._forget_all_but(ahead)
+        on_way = {revision for revision, _ in ahead.merges}
+        on_way |= {ahead.accepted.revision} if ahead.accepted is not None else set()
+        self._known = {
+            (base, revision): found
+            for (base, revision), found in self._known.items()
+            if revision in on_way and (base is None or base in on_way)
+        }
         walk = self._walked(ahead, knowledge, at)
         commits, given = walk.commits, approvals(knowledge)
         if not walk.legs:
@@ -229,13 +235,16 @@ class Judging:
         def judged(old: int, new: int) -> Verdict:
             evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
             assert isinstance(evaluated, Evaluated)  # noqa: S101 - a valid commit is, beside whichever
-            shown[old, new] = _shown_installed(commits[old], evaluated, knowledge)
+            base, by_policy = commits[old], evaluated.changes.by_policy
+            # The step would reinstall these machines by the two commits, and does not by their records.
+            shown[old, new] = need_no_install(by_policy, base, evaluated.commit, knowledge) if base is not None else ()
             installed = evaluated.commit.called(shown[old, new]) if reads_records else frozenset()
             come = introduced(known, walk.come_by(old, ()))
             verdict = self._verdict(ahead, commits[old], evaluated, knowledge, walk.lost_at(old), come, installed)
-            if reads_records or not _waits(wait, ahead.accepted, evaluated.commit, shown[old, new], knowledge):
+            if reads_records or wait is Wait.NONE or ahead.accepted is None or not shown[old, new]:
                 return verdict
-            return replace(verdict, waits=True)
+            is_unread = may_be_unread(ahead.accepted, evaluated.commit, shown[old, new], knowledge)
+            return replace(verdict, waits=True) if wait is Wait.ALL or is_unread else verdict
 
         def arrived(old: int, new: int) -> None:
             evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
@@ -336,22 +345,18 @@ class Judging:
                 self._known[key] = found
         return self._known[key]
 
-    def _forget_all_but(self, ahead: Ahead) -> None:
-        """What was said of commits that do not lie ahead is not asked for again."""
-        on_it = {revision for revision, _ in ahead.merges}
-        on_it |= {ahead.accepted.revision} if ahead.accepted is not None else set()
-        self._known = {
-            (base, revision): found
-            for (base, revision), found in self._known.items()
-            if revision in on_it and (base is None or base in on_it)
-        }
-
     def _uncovered(self, base: Commit | None, commit: Commit, knowledge: Knowledge) -> frozenset[Pair]:
         """The BMCs that a commit brings, and that nothing but an approval lets have their credentials."""
-        brought = [each for each in _brought(base, commit) if pair_of(each) not in knowledge.known_pairs]
+        machines: Iterable[Machine] = commit.machines.values()
+        if base is not None:
+            changed = [(each, base.machines.get(each.uuid)) for each in commit.named(changed_by(base, commit))]
+            machines = [each for each, before in changed if before is None or before.bmc != each.bmc]
+        bmcs = (each.bmc for each in machines if each.bmc is not None)
+        brought = [each for each in bmcs if pair_of(each) not in knowledge.known_pairs]
         if not brought:
             return frozenset()
-        before = frozenset(map(pair_of, _bmcs(base.machines.values()))) if base is not None else frozenset()
+        known = base.machines.values() if base is not None else ()
+        before = {pair_of(each.bmc) for each in known if each.bmc is not None}
         return frozenset(pair_of(each) for each in brought if pair_of(each) not in before and not self._covered(each))
 
     def _verdict(
@@ -414,22 +419,6 @@ def _at(found: Evaluated | InvalidRepository, now: datetime) -> Evaluated | Inva
     return found
 
 
-def _shown_installed(base: Commit | None, evaluated: Evaluated, knowledge: Knowledge) -> tuple[SystemUuid, ...]:
-    """Return the machines that a step would reinstall by the two commits, and does not by their records."""
-    if base is None:
-        return ()
-    return need_no_install(evaluated.changes.by_policy, base, evaluated.commit, knowledge)
-
-
-def _waits(
-    wait: Wait, accepted: Commit | None, commit: Commit, shown: Sequence[SystemUuid], knowledge: Knowledge
-) -> bool:
-    """Return whether a step waits for fetches; by their records, it does not reinstall the machines ``shown``."""
-    if wait is Wait.NONE or accepted is None or not shown:
-        return False
-    return wait is Wait.ALL or may_be_unread(accepted, commit, shown, knowledge)
-
-
 def _by_records(
     evaluated: Evaluated | InvalidRepository, shown: Sequence[SystemUuid], verdict: Verdict, *, awaits: bool
 ) -> dict[str, Any]:
@@ -490,21 +479,6 @@ def invalid_words(problems: Iterable[Problem]) -> str:
     if any(each.code is Code.UNTRUSTED for each in problems):
         return "invalid: signed by no key that is trusted here"
     return f"invalid: {count(sum(each.severity is Severity.ERROR for each in problems), 'error')}"
-
-
-def _brought(base: Commit | None, commit: Commit) -> Iterator[BmcAccess]:
-    """The BMCs of machines that have another one than in ``base``."""
-    if base is None:
-        yield from _bmcs(commit.machines.values())
-        return
-    for machine in commit.named(changed_by(base, commit)):
-        before = base.machines.get(machine.uuid)
-        if machine.bmc is not None and (before is None or before.bmc != machine.bmc):
-            yield machine.bmc
-
-
-def _bmcs(machines: Iterable[Machine]) -> Iterator[BmcAccess]:
-    yield from (machine.bmc for machine in machines if machine.bmc is not None)
 
 
 def approvals(knowledge: Knowledge) -> Acknowledged:
