@@ -84,10 +84,10 @@ class Dated(NamedTuple):
 
 
 class Noting(Protocol):
-    """Whoever notes what is offered, before a machine can fetch it."""
+    """A ledger that notes which boots are offered, before a machine can fetch them."""
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
-        """Note what these servers are offered; the names of those that are offered nothing: they go to their disks.
+        """Note what these servers are offered, and return the servers to halt, which boot their disks.
 
         Raises `LedgerError`.
         """
@@ -97,13 +97,13 @@ class Noting(Protocol):
 
 
 class InLedger:
-    """Notes it in the ledger, under the number of the newest decision."""
+    """The ledger, which notes offers under the number of the newest decision."""
 
     def __init__(self, store: Store, number: int, at: datetime) -> None:
         self._store, self._number, self._at = store, number, at
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
-        """All of it, in one transaction."""
+        """Note all offers in one transaction."""
         numbered = [replace(each, number=self._number) for state in states.values() for each in offers_of(state)]
         versions = [each for some in dates.values() for each in some]
         if numbered or versions:
@@ -118,7 +118,7 @@ class InLedger:
 
 
 class UnwritableLedger:
-    """The noting of a reconcile that found the ledger unwritable: it fails at once, without another attempt."""
+    """A ledger that this reconcile found unwritable. It fails at once, without another attempt."""
 
     def __init__(self, why: str, *, is_published: bool) -> None:
         """``is_published``: the ledger has it that a tree stands."""
@@ -137,7 +137,7 @@ class UnwritableLedger:
 
 
 def as_it_lies(before: TargetState, target: Target, at: datetime) -> TargetState:
-    """The target, of which nothing is taken for granted where it is not as it was left: all is published anew."""
+    """Return the target. If it is not as it was left, all of it is published anew."""
     if not before.complete or target.is_as_left:
         return before
     message = "what was published is not there any more as it was: all of it is published anew"
@@ -202,8 +202,12 @@ def published(
             failure=(type(error).__name__, str(error)),
             unwritable=unwritable,
         )
-    events = (*before.events, *_events(done, commit, at))
-    limited = offered.limited
+    limited, events = offered.limited, before.events
+    if done.new or done.withdrawn:
+        counts = {"written": done.new, "withdrawn": len(done.withdrawn), "unchanged": done.unchanged}
+        message = ", ".join(f"{count} {what}" for what, count in counts.items())
+        facts = {"commit": commit.revision, **counts}
+        events = (*events, Event(at=at, type="Published", message=message, facts=facts))
     return replace(
         attempt,
         applied=commit.revision,
@@ -309,10 +313,6 @@ def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
     return (state.decision.uuid, state.record) if state is not None and state.record is not None else None
 
 
-def _is_over(stands: LimitedFiles, at: datetime) -> bool:
-    return stands.until is not None and stands.until <= at
-
-
 def _versions(state: RenderedState) -> dict[str, Digest]:
     """Whose boot each path of a server is, of those boots that mean something by being made."""
     if not (offers := {offer.plan for offer in offers_of(state)}):
@@ -364,7 +364,13 @@ class _Offered(Mapping[str, Files | None]):
         states = {name: self._rendered(state) for name, state in plans.items() if state is not None}
         versions: dict[str, Mapping[str, Digest]] = {name: _versions(state) for name, state in states.items()}
         dates = {name: self._dates(name, state.files, versions[name]) for name, state in states.items()}
-        for name in self._noted(states, dates):
+        halts: Collection[str] = ()
+        if not self.failures:  # once that failed, nothing more is noted
+            try:
+                halts = self.noting.note(states, dates)
+            except LedgerError as error:
+                self.failures.append(str(error))
+        for name in halts:
             states[name] = self._rendered(halted(states[name], self.token_keys))
         left = set[str]()
         if self.failures:
@@ -377,7 +383,8 @@ class _Offered(Mapping[str, Files | None]):
                     self.limited[name] = LimitedFiles(offers, states[name].transition, self.plans.stop)
                     continue
                 stands = self._stands(name)
-                if stands is not None and stands.stop is self.plans.stop and not _is_over(stands, self.at):
+                is_over = stands is not None and stands.until is not None and stands.until <= self.at
+                if stands is not None and stands.stop is self.plans.stop and not is_over:
                     left.add(name)  # as it stands
                     versions[name] = self.before.versions.get(name, {})
                     self.limited[name] = stands._replace(noted=noted)
@@ -395,16 +402,6 @@ class _Offered(Mapping[str, Files | None]):
     def unwritable(self) -> str | None:
         """Why the ledger could not be written; None: it took everything."""
         return self.failures[0] if self.failures else None
-
-    def _noted(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
-        """Note what these servers are offered; return those that are halted. Once that failed, note nothing more."""
-        if self.failures:
-            return ()
-        try:
-            return self.noting.note(states, dates)
-        except LedgerError as error:
-            self.failures.append(str(error))
-            return ()
 
     def _stands(self, name: str) -> LimitedFiles | None:
         """Return what stands of a server; None: that is not known."""
@@ -462,36 +459,26 @@ class _InBatches(ItemsView[str, Files | None]):
             yield from self._mapping.some(batch).items()
 
 
-def _events(done: Published, commit: Commit, at: datetime) -> Iterator[Event]:
-    if done.new or done.withdrawn:
-        counts = {"written": done.new, "withdrawn": len(done.withdrawn), "unchanged": done.unchanged}
-        message = ", ".join(f"{count} {what}" for what, count in counts.items())
-        yield Event(at=at, type="Published", message=message, facts={"commit": commit.revision, **counts})
-
-
 def left_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
     """Return the servers whose one-time boot was in OUTPUT before an upgrade, and which no copy serves since.
 
     A server leaves the set once the Fleet names an endpoint or accepts one-time boots in copies, or the boot is over.
     """
-    if facts.left_output is not None:
-        names = {commit.machines[uuid].name for uuid in facts.left_output if uuid in commit.machines}
-        states: Iterable[ServerState] = (plans.servers[name] for name in names if name in plans.servers)
-        return frozenset(state.decision.uuid for state in states if _is_in_no_copy(state))
-    if not is_upgraded:
+    if facts.left_output is None and not is_upgraded:
         return frozenset()
-    states = plans.servers.values()
-    return frozenset(state.decision.uuid for state in states if _is_in_no_copy(state) and _is_offered(state))
+    states: Iterable[ServerState] = plans.servers.values()
+    if facts.left_output is not None:
+        names = [commit.machines[uuid].name for uuid in facts.left_output if uuid in commit.machines]
+        states = [plans.servers[name] for name in names if name in plans.servers]
+    found = set[SystemUuid]()
+    for state in states:
+        decision, plan = state.decision, state.plan
+        is_in_copies = decision.endpoint is not None or decision.copies.one_time_boots
+        is_offered = plan is not None and plan.key is not None and plan.writes_disk
+        is_waiting = plan is not None and plan.cause in _WAITING and facts.left_output is not None
+        if (is_offered or is_waiting) and not is_in_copies:
+            found.add(decision.uuid)
+    return frozenset(found)
 
 
-def _is_in_no_copy(state: ServerState) -> bool:
-    decision, plan = state.decision, state.plan
-    is_due = plan is not None and (_is_offered(state) or plan.cause in _WAITING)
-    return is_due and decision.endpoint is None and not decision.copies.one_time_boots
-
-
-def _is_offered(state: ServerState) -> bool:
-    return state.plan is not None and state.plan.key is not None and state.plan.writes_disk
-
-
-_WAITING = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.ABSENT})
+_WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.ABSENT})
