@@ -45,20 +45,20 @@ if TYPE_CHECKING:
 
 
 class CommitSource(Protocol):
-    """Where commits come from, as far as accepting one needs it; errors as those of `gitboot.git.clone.Source`."""
+    """A source of commits, such as `gitboot.git.clone.Source`, which documents the errors."""
 
     @property
     def has_fetched(self) -> bool:
-        """Whether this process has fetched the branch."""
+        """Return whether this process has fetched the branch."""
 
     def latest(self) -> Revision | None:
-        """The commit that was fetched last."""
+        """Return the commit that was fetched last."""
 
     def accepted(self) -> Revision | None:
-        """The commit that was accepted last; None where there is none, or the clone was lost."""
+        """Return the commit that was accepted last. None: there is none, or the clone was lost."""
 
     def has(self, revision: Revision) -> bool:
-        """Whether a commit was fetched."""
+        """Return whether a commit was fetched."""
 
     def accept(self, revision: Revision) -> None:
         """Make a commit the accepted one."""
@@ -67,19 +67,19 @@ class CommitSource(Protocol):
         """Make the clone anew, with the accepted commit in it."""
 
     def merges(self, since: Revision | None, revision: Revision) -> Merges:
-        """The commits from ``since`` to ``revision`` by first parents, the oldest first; all in one, if that is no way.
+        """Return the commits from ``since`` to ``revision`` by first parents, the oldest first.
 
-        Without ``since`` the one commit.
+        If first parents do not lead there, all commits are one merge. Without ``since``, return the one commit.
         """
 
     def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
-        """The signed content of acknowledging commits that led to ``tips``, not to ``hidden``, as far as it is here."""
+        """Return the signed content of acknowledging commits that the clone has, from ``hidden`` to ``tips``."""
 
     def committed_at(self, revision: Revision) -> datetime:
         """Return the committer time of a commit."""
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
-        """Whether ``latest`` leaves out something of what led to ``accepted``."""
+        """Return whether ``latest`` does not descend from ``accepted``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +103,14 @@ class Gone(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """What became of the newest commit, and which one goes on."""
+    """The result of judging the newest commit, and the accepted commit, with which the instance goes on."""
 
     accepted: Commit | None = None
     changes: tuple[str, ...] = ()  # the digests of the steps that led to the accepted one since the start
-    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by them
-    moves: Moves = NO_MOVES  # of machines between sites, by them
+    introduced: Mapping[SystemUuid, int] = field(
+        default_factory=dict
+    )  # the provision numbers of machines that these steps brought
+    moves: Moves = NO_MOVES  # moves of machines between sites by these steps
     searched: Revision | None = None  # the accepted commit, if its history was searched for acknowledgements now
     met: frozenset[str] = frozenset()  # acknowledgements that do not count again, and that the ledger lacks
     lost: frozenset[LostIdentity] | None = None  # identities that machines had before the accepted one; None: as before
@@ -121,14 +123,14 @@ class Attempt:
     passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one
     waiting: Revision | None = None  # the newest commit, while an operator lets none be accepted
     is_adopted: bool = False  # whether the clone knows which one is accepted
-    trouble: tuple[str, str] | None = None  # why the clone cannot be read: a word, and in words
+    trouble: tuple[str, str] | None = None  # why the clone cannot be read: reason, message
     committed_at: datetime | None = None  # the committer time of the accepted commit; None if it could not be read
-    signer: Signer | None = None  # whose trusted key vouches for the accepted commit
-    acknowledged: tuple[Heeded, ...] = ()  # on the way to the accepted one since the start
+    signer: Signer | None = None  # the owner of the trusted key that signed the accepted commit
+    acknowledged: tuple[Heeded, ...] = ()  # acknowledgements of the steps to the accepted commit
     changed: tuple[ChangedArea, ...] = ()  # likewise
-    keys: str = ""  # what is another since the attempted one was judged, where keys are
-    retry_at: datetime | None = None  # when gitboot evaluates again what was not evaluated to its end; None: nothing
-    retries: int = 0  # evaluations of it that did not end
+    keys: str = ""  # a value that changes if signatures may be judged otherwise
+    retry_at: datetime | None = None  # when gitboot repeats an evaluation that did not end; None: never
+    retries: int = 0  # evaluations of the newest commit that did not end
     withheld: Withheld | None = None  # install boots of the accepted commit that newer commits do not offer
     offered: Commit | None = None  # the accepted commit without these boots
     evaluated: Revision | None = None  # the newest commit by which they were found
@@ -136,13 +138,13 @@ class Attempt:
     read: Revision | None = None  # the same commit, once every fetch up to then is learned
     is_log_unread: bool = False  # whether the fetch log could not be read to its end the last time
     awaits_records: bool = False  # whether more can perhaps be accepted once that is learned
-    waits: bool = False  # whether a step waits for that which no guard holds
+    waits: bool = False  # whether a step that no guard holds waits for fetches
     gone: Gone | None = None  # of these boots, those that a commit withholds which the branch does not have
     rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
 
     @property
     def is_unevaluated(self) -> bool:
-        """Whether the evaluation of the newest commit did not end, so that gitboot evaluates it again."""
+        """Whether gitboot will repeat the evaluation of the newest commit, because it did not end."""
         return self.retry_at is not None and any(each.code is Code.LIMITS for each in self.problems)
 
     @property
@@ -185,7 +187,7 @@ _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
 
 
 class Accepting:
-    """Accepts the newest commit if it holds together and no guard holds it; else the one before goes on."""
+    """The stage that accepts, holds or rejects the newest commit. A commit that is not accepted changes nothing."""
 
     def __init__(
         self,
@@ -202,21 +204,21 @@ class Accepting:
         self._judging = Judging(evaluation, limits, covered, trust.reinstalls_need)
         self._signatures = trust.signatures
         self._published = published  # the commit that the tree was made of before this start
-        self._kept = kept  # one that was accepted before it, of which nothing has to be found out
+        self._kept = kept  # a commit of the checkpoint, which needs no evaluation
         self._between: tuple[Revision, Revision, Merges, bool] | None = None  # the last merges that `_ahead` read
         self._is_retrying = False  # whether commits are evaluated again whose evaluation did not end
-        self._has_searched = False  # whether since the start
-        self._judged_by_records: Candidate | None = None  # the last one
+        self._has_searched = False  # whether the history was searched since the start
+        self._judged_by_records: Candidate | None = None  # the last candidate that was
         self._records_read: tuple[object, ...] = ()  # by `_records_of`, when it was judged
         self._path: tuple[tuple[Commit, ...], Withheld | None] | None = None  # the last of `withheld_by`
         self._offering: tuple[Commit, Withheld | None, Commit] | None = None  # the last of `_without_withheld`
         self._left_out: tuple[Revision, Revision, bool] | None = None  # the last of `is_rewind` that `_is_gone` read
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
-        """What becomes of the newest commit, and what there is to say of it.
+        """Return the attempt at the newest commit, and its events.
 
-        After a start that is first the one that was accepted before: bad commits and a lost remote keep it. What is
-        accepted here counts once it is written down, and `adopt` was called.
+        After a start, this first goes on with the commit that was accepted before. The attempt counts once the
+        ledger has it, and `adopt` was called.
         """
         attempt, events = replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
         if knowledge.settled is None and knowledge.is_trusted:  # at a start: the records are those of before it
@@ -251,7 +253,7 @@ class Accepting:
         except Unfinished:
             return True
         except SourceError:
-            pass  # `accept` finds it, too, and says so
+            pass  # `accept` reports it
         return False
 
     def adopt(self, attempt: Attempt) -> Attempt:
@@ -259,10 +261,10 @@ class Accepting:
         try:
             return self._adopted(attempt)
         except SourceError:
-            return attempt  # `accept` tries again, and says so
+            return attempt  # `accept` tries again, and reports it
 
     def is_newest(self, attempt: Attempt) -> bool:
-        """Whether the accepted commit is the newest that was fetched."""
+        """Return whether the accepted commit is the newest that was fetched."""
         with suppress(SourceError):
             return attempt.accepted is not None and attempt.accepted.revision == self._source.latest()
         return False
@@ -508,11 +510,11 @@ class Accepting:
         return _signed(self._signatures, accepted.revision, ahead)
 
     def _taken_up_again(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        """After a start: go on with what was accepted before, which is compared with what comes next."""
+        """After a start, go on with the commit that was accepted before."""
         return self._adopted(self._resumed(attempt, knowledge, events, at))
 
     def _resumed(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        """Return the attempt after a start with what was accepted before; the guards have judged it then."""
+        """Return the attempt after a start with the commit that was accepted before. No guard judges it again."""
         if attempt.attempted is not None or (before := self._accepted_before(knowledge)) is None:
             return attempt
         if attempt.retry_at is not None and at < attempt.retry_at:
@@ -564,9 +566,9 @@ class Accepting:
         return attempt
 
     def _accepted_before(self, knowledge: Knowledge) -> Revision | None:
-        """The commit that was accepted last; the ledger knows it even where the clone was lost.
+        """Return the commit that was accepted last. The ledger knows it even if the clone was lost.
 
-        Where the ledger was lost too, the tree knows what was published: guards compare with that.
+        If the ledger was lost too, the tree names the commit that was published, and guards compare with that one.
         """
         accepted, noted = self._source.accepted(), knowledge.facts.accepted
         if noted is not None and knowledge.is_trusted:
@@ -584,7 +586,7 @@ class Accepting:
 
 
 def _signed(signatures: Signatures | None, since: Revision | None, ahead: Ahead) -> Ahead:
-    """What lies ahead, with what of it does not count, and who has signed acknowledgements."""
+    """Return the commits ahead with those that no trusted key signed, and with the signers of acknowledgements."""
     if signatures is None:
         return ahead
     merges = tuple(
@@ -627,12 +629,12 @@ def _refused(
 
 
 def _records_of(knowledge: Knowledge) -> tuple[object, ...]:
-    """Return what decides whether a server is installed: another object where anything of it is another."""
+    """Return the objects that decide whether a server is installed. A change of any replaces its object."""
     return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unseen, knowledge.facts.gap
 
 
 def _has_new_approvals(attempt: Attempt, knowledge: Knowledge) -> bool:
-    """Whether a held commit may be judged otherwise by now."""
+    """Return whether new approvals may let a held commit pass."""
     held = attempt.candidate
     if held is None:
         return False
@@ -663,7 +665,7 @@ _MOST_INHERITED: Final = 3  # that a message shows
 
 
 def held_message(held: Candidate) -> str:
-    """By which numbers a commit is held, and how it is acknowledged."""
+    """Return the message about a held commit: the numbers that hold it, and how to acknowledge it."""
     verdict = held.verdict
     trips = "; ".join(f"{trip.guard}: {phrases.trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
     guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
@@ -697,7 +699,7 @@ def held_message(held: Candidate) -> str:
 
 
 def _lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
-    """The lines that acknowledge all that holds; none where no line does."""
+    """Return the lines that acknowledge a commit for all guards that hold it. Empty if no line does."""
     found = tuple(text for _, text in trailers(verdict, need))
     return found if len(found) == len(verdict.holding) else ()
 

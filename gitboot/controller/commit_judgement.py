@@ -56,10 +56,10 @@ class Wait(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ahead:
-    """What lies between the accepted commit and the newest."""
+    """The commits after the accepted one, up to the newest."""
 
     accepted: Commit | None  # None: there is none, or it cannot be compared with
-    merges: Merges  # the oldest first, the newest last
+    merges: Merges  # the oldest first
     leaves_out: Revision | None = None  # a commit that the newest does not descend from
     untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # commits that do not count, and why
 
@@ -70,39 +70,41 @@ class Candidate:
 
     commit: Commit
     verdict: Verdict
-    steps: tuple[tuple[Revision, Verdict], ...]  # those that somebody has to acknowledge, where there are several
+    steps: tuple[tuple[Revision, Verdict], ...]  # the steps to acknowledge, if there are several
     approvals: Acknowledged  # what it was judged with
     unheeded: tuple[Unheeded, ...]  # acknowledgements that do not count
     released: tuple[str, ...] = ()  # servers that would boot what the accepted commit has stopped
-    need: ReinstallsNeed | None = None  # by which alone reinstallations are acknowledged
-    heeds_lines: bool = True  # whether lines of messages count; they may have been carried out already
-    by_records: bool = False  # whether what records show decides how many servers it reinstalls
-    is_preliminary: bool = False  # whether they may let it through
-    reinstalls: tuple[str, ...] = ()  # servers that it may reinstall, as far as records can show that
+    need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations
+    heeds_lines: bool = True  # whether lines of messages count; they may have counted before
+    by_records: bool = False  # whether records decide how many servers it reinstalls
+    is_preliminary: bool = False  # whether records may let it through
+    reinstalls: tuple[str, ...] = ()  # servers whose records do not rule out that it reinstalls them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advance:
     """How far the newest commit can be accepted."""
 
-    reached: Commit | None = None  # the newest that can be; None: none
-    hops: tuple[tuple[Revision, Verdict], ...] = ()  # that lead there
-    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number each machine came by then
-    moves: Moves = NO_MOVES  # by then
+    reached: Commit | None = None  # the newest commit that can be accepted
+    hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps to it
+    introduced: Mapping[SystemUuid, int] = field(
+        default_factory=dict
+    )  # the provision numbers of the machines that these brought
+    moves: Moves = NO_MOVES  # moves of machines by these steps
     valid: tuple[Commit, ...] = ()  # the valid commits after the accepted one, the oldest first
-    rolled_back: frozenset[SystemUuid] = frozenset()  # whose records show as installed what is reached, up to now
-    used: frozenset[str] = frozenset()  # signed acknowledgements that count for the hops, none of which counts again
-    lost: frozenset[LostIdentity] | None = None  # identities that machines had before, by then; None: as before
-    let_in: frozenset[Pair] = frozenset()  # BMCs that came by then, which nothing but the guard lets have credentials
+    rolled_back: frozenset[SystemUuid] = frozenset()  # machines whose records show what is reached as installed
+    used: frozenset[str] = frozenset()  # signed acknowledgements that count for the hops, and not again
+    lost: frozenset[LostIdentity] | None = None  # identities that machines had before; None: unchanged
+    let_in: frozenset[Pair] = frozenset()  # new BMCs whose credentials the guard allowed
     candidate: Candidate | None = None
-    invalid: InvalidRepository | None = None  # why the newest says nothing
+    invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # when a problem of a commit begins or ends next; None: never
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
-    passed: tuple[PassedMerge, ...] = ()  # what becomes of the commits before the newest, the oldest first
+    passed: tuple[PassedMerge, ...] = ()  # the results of the commits before the newest, the oldest first
     is_incomplete: bool = False  # whether the evaluation of a commit did not end; it counts as invalid meanwhile
     evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted one; None: none
     awaits_records: bool = False  # whether more can perhaps be accepted once all fetches are read
-    waits: bool = False  # whether a step waits for that which no guard holds
+    waits: bool = False  # whether a step that no guard holds waits for fetches
 
     @property
     def newer(self) -> tuple[Commit, ...]:
@@ -112,13 +114,13 @@ class Advance:
 
     @property
     def latest_orders(self) -> Orders | None:
-        """The same where nothing is accepted."""
+        """The orders of the newest Fleet that is well formed, while an operator lets no commit be accepted."""
         return self.orders or (self.reached.orders if self.reached is not None else None)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Walk:
-    """What the commits ahead say, by their positions."""
+    """The evaluations of the commits ahead, by their positions."""
 
     commits: dict[int, Commit | None]  # that are valid; 0 is the accepted one
     legs: list[Leg] = field(default_factory=list)
@@ -127,8 +129,8 @@ class _Walk:
     lost: dict[int, frozenset[LostIdentity]] = field(default_factory=dict)  # see `lost_at`; 0: of the accepted one
     moves: dict[int, Moves] = field(default_factory=dict)
     orders: dict[int, Orders] = field(default_factory=dict)
-    faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit says nothing
-    invalid: InvalidRepository | None = None  # why the newest says nothing
+    faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit is invalid
+    invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # see `Advance`
 
     @property
@@ -143,11 +145,11 @@ class _Walk:
         return ahead.accepted.revision if ahead.accepted is not None else None
 
     def orders_after(self, reached: int) -> Orders | None:
-        """Those of the newest Fleet that is well formed, unless it is accepted."""
+        """Return the orders of the newest Fleet that is well formed, unless its commit is accepted."""
         return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
 
     def come_by(self, reached: int, moved: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
-        """With which provision number machines came by then, commit by commit, but for those that ``moved``."""
+        """Yield the machines that each commit brought, with their provision numbers, without those that ``moved``."""
         for position in sorted(each for each in self.come if each <= reached):
             yield [each for each in self.come[position] if each[0] not in moved]
 
@@ -163,7 +165,7 @@ class _Walk:
         return self.lost[position]
 
     def moves_by(self, reached: int) -> Moves:
-        """Which machines moved between sites by then; who arrived and left again on the way has departed, too."""
+        """Return the machines that moved between sites by then. Machines that arrived and left again have departed."""
         arrived, departed, passed_on = set[SystemUuid](), dict[SystemUuid, Machine](), set[SystemUuid]()
         for position, commit in sorted(self.commits.items()):
             if commit is not None and position in self.moves and position <= reached:
@@ -178,7 +180,7 @@ class _Walk:
 
 
 class Judging:
-    """Evaluates and judges what lies ahead; what its commits say is kept until something else does."""
+    """The judge of the commits ahead. It keeps their evaluations until other commits lie ahead."""
 
     def __init__(
         self,
@@ -200,7 +202,7 @@ class Judging:
         reads_records: bool = False,
         wait: Wait = Wait.NONE,
     ) -> Advance:
-        """How far the last commit of ``ahead`` can be accepted at an instant; raises `Unfinished`, and `SourceError`.
+        """Return how far the commits ahead can be accepted at an instant. Raises `Unfinished` and `SourceError`.
 
         ``met`` are acknowledgements that do not count again, besides those in ``knowledge``. With ``reads_records`` the
         records of servers count: nothing that the newest commit takes back is offered any more, and all fetches of it
@@ -301,20 +303,22 @@ class Judging:
         self._known = {pair: found for pair, found in self._known.items() if not isinstance(found, NotEvaluated)}
 
     def _walked(self, ahead: Ahead, knowledge: Knowledge, at: datetime) -> _Walk:
-        """Every commit, each beside the valid one before it."""
+        """Return the evaluation of each commit ahead, beside the valid commit before it."""
         changes: list[datetime] = []
         walk = _Walk(commits={0: ahead.accepted})
         about = knowledge.facts
         has_begun = ahead.accepted is not None or about.accepted is not None or about.lapsed is not None
         for position, (revision, messages) in enumerate(ahead.merges, 1):
-            if (fault := ahead.untrusted.get(revision)) is not None:  # nobody looks into it
+            if (fault := ahead.untrusted.get(revision)) is not None:  # gitboot does not read the commit
                 found: Evaluated | InvalidRepository = InvalidRepository([fault])
             else:
                 found = self._evaluated(revision, walk.commits[max(walk.commits)])
                 dated = found.commit.decisions.dated if isinstance(found, Evaluated) else found.dated
                 changes += filter(None, [next_change(dated, at)])
                 found = _at(found, at)
-            if isinstance(found, Evaluated) and found.no_site is not None and not has_begun:  # its name is misspelt
+            if (
+                isinstance(found, Evaluated) and found.no_site is not None and not has_begun
+            ):  # the name of the site is misspelt
                 found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
             is_valid = isinstance(found, Evaluated)
             walk.legs.append(Leg(revision=revision, valid=is_valid, messages=tuple(messages)))
@@ -346,7 +350,7 @@ class Judging:
         return self._known[key]
 
     def _uncovered(self, base: Commit | None, commit: Commit, knowledge: Knowledge) -> frozenset[Pair]:
-        """The BMCs that a commit brings, and that nothing but an approval lets have their credentials."""
+        """Return the BMCs that a commit brings, and whose credentials only an approval allows."""
         machines: Iterable[Machine] = commit.machines.values()
         if base is not None:
             changed = [(each, base.machines.get(each.uuid)) for each in commit.named(changed_by(base, commit))]
@@ -369,7 +373,7 @@ class Judging:
         introduced: Mapping[SystemUuid, int],
         installed: frozenset[str] = frozenset(),
     ) -> Verdict:
-        """What guards say of one step, with nothing acknowledged.
+        """Return the verdict of the guards on one step, with nothing acknowledged.
 
         ``lost`` are the identities that machines had before ``base``, ``introduced`` has the provision numbers of the
         machines that came since the accepted commit. Records show that the servers ``installed`` have what the commit
@@ -444,7 +448,7 @@ def _identities(
 
 
 def _passed(ahead: Ahead, walk: _Walk, found: Way | None, *, waits: bool = False) -> Iterator[PassedMerge]:
-    """What becomes of each commit before the newest, as far as that does not wait for fetches."""
+    """Yield the result of each commit before the newest, unless it waits for fetches."""
     steps = {step.new: step.verdict for step in found.steps} if found is not None else {}
     accepted = {hop.new: hop.verdict.trips for hop in found.hops} if found is not None else {}
     first = ahead.merges[min(steps) - 1][0][:12] if steps else None
@@ -463,18 +467,18 @@ def _passed(ahead: Ahead, walk: _Walk, found: Way | None, *, waits: bool = False
 
 
 def accepted_words(by: Iterable[str]) -> str:
-    """That a commit is accepted, in a few words, and by whose leave."""
+    """Return a few words for an accepted commit, with who acknowledged it."""
     leave = "; ".join(dict.fromkeys(by))
     return f"accepted, acknowledged by {leave}" if leave else "accepted"
 
 
 def held_words(guards: Iterable[str]) -> str:
-    """That a commit is held, in a few words."""
+    """Return a few words for a held commit."""
     return f"held by {', '.join(map(str, guards))}"
 
 
 def invalid_words(problems: Iterable[Problem]) -> str:
-    """That a commit is invalid, in a few words."""
+    """Return a few words for an invalid commit."""
     problems = tuple(problems)
     if any(each.code is Code.UNTRUSTED for each in problems):
         return "invalid: signed by no key that is trusted here"
@@ -482,5 +486,5 @@ def invalid_words(problems: Iterable[Problem]) -> str:
 
 
 def approvals(knowledge: Knowledge) -> Acknowledged:
-    """What was acknowledged with a shell."""
+    """Return the approvals of operators, by digest and guard."""
     return {(digest, guard): by for digest, guards in knowledge.approvals.items() for guard, by in guards.items()}

@@ -30,7 +30,7 @@ from gitboot.text import count
 
 
 class ImageFile(NamedTuple):
-    """A file that some boot of an image is made by."""
+    """A file that the boots of an image need."""
 
     image: str
     file: BootFile
@@ -76,26 +76,28 @@ class Agenda(Generic[Key]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plans:
-    """All servers as they were planned last, and how many there are of which."""
+    """The current plans of all servers, with counts and lists of servers."""
 
-    commit: Commit | None = None  # that they are made of
-    stop: Halt = Halt.NONE  # with what stopped
-    left: datetime | None = None  # an instant that is still to come, and that was left already by a clock set back
+    commit: Commit | None = None  # of the plans
+    stop: Halt = Halt.NONE  # the boots that are stopped
+    left: datetime | None = None  # the newest instant that the ledger has seen, if the clock was set back
     servers: Mapping[str, ServerState] = field(default_factory=dict)
-    transitions: Agenda[str] = field(default_factory=Agenda)  # when which server's plan changes by itself
+    transitions: Agenda[str] = field(default_factory=Agenda)  # when the plan of a server changes by itself
     planned_at: datetime | None = None
-    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of what, which: servers
-    versions: Mapping[tuple[str, str], int] = field(default_factory=dict)  # profile, version: servers
-    unknown: frozenset[str] = frozenset()  # servers of which nobody knows whether they are provisioned
-    unseen: frozenset[str] = frozenset()  # whose boot nothing that reaches this instance could prove
-    consumed: frozenset[str] = frozenset()  # of which only a person can tell whether they were installed
-    lost: frozenset[str] = frozenset()  # whose override is gone, and nobody knows whether a boot took it
-    unknown_outcomes: frozenset[str] = frozenset()  # whose boot was perhaps served
-    begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # at installations that have not come to an end
-    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts, by which they are made; None: nobody looks
-    needs: Mapping[ImageFile, int] = field(default_factory=dict)  # how many servers may boot by each
-    installing: Mapping[str, InstallProgress] = field(default_factory=dict)  # servers at an installation
-    given: Mapping[str, tuple[str, Run]] = field(default_factory=dict)  # in a window that is open, and not started
+    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # servers by kind and value
+    versions: Mapping[tuple[str, str], int] = field(default_factory=dict)  # servers by profile and version
+    unknown: frozenset[str] = frozenset()  # servers whose installation is unknown
+    unseen: frozenset[str] = frozenset()  # servers whose boot nothing could prove
+    consumed: frozenset[str] = frozenset()  # servers whose override was consumed without evidence
+    lost: frozenset[str] = frozenset()  # servers whose override is lost
+    unknown_outcomes: frozenset[str] = frozenset()  # servers whose boot was perhaps served
+    begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # servers with an installation that has not ended
+    sightings: Mapping[BootFile, Sighting] | None = None  # of the artifacts; None: gitboot does not check artifacts
+    needs: Mapping[ImageFile, int] = field(default_factory=dict)  # servers by the file that their boots need
+    installing: Mapping[str, InstallProgress] = field(default_factory=dict)  # servers during an installation
+    given: Mapping[str, tuple[str, Run]] = field(
+        default_factory=dict
+    )  # servers whose maintenance was served and has not started
 
     def is_due(self, at: datetime) -> bool:
         """Return whether the clock alone changes a plan, or nothing was planned yet."""
@@ -107,7 +109,7 @@ class Plans:
         return {which: count for (kind, which), count in self.counts.items() if kind == of}
 
     def below_minimum(self) -> dict[str, int]:
-        """How many servers are to boot a version below the one that their stream wants at least, by stream."""
+        """Return how many servers boot a version below the minimum of their stream, by stream."""
         minimum = self.commit.minimum_versions if self.commit is not None else {}
         found = dict.fromkeys((each.stream for each in minimum.values()), 0)
         for (profile, version), servers in self.versions.items():
@@ -118,7 +120,7 @@ class Plans:
 
     @property
     def withheld(self) -> dict[ImageFile, int]:
-        """The files because of which boots are not offered, with how many servers may boot by each, sorted."""
+        """The missing files that withhold boots, sorted, each with the number of its servers."""
         found = {each: count for each, count in self.needs.items() if is_withheld(each.file, self.sightings)}
         return dict(sorted(found.items(), key=lambda item: (item[0].image, item[0].file.url)))
 
@@ -372,12 +374,12 @@ def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
     yield from (("drift", each) for each in drift(state.decision, state.record))
 
 
-_FEW: Final = 16  # of so many one: if more have moved, all are sorted anew
+_FEW: Final = 16  # if more than one key in so many has moved, all are sorted again
 _RETRY: Final = timedelta(seconds=5)
 
 
 class WindowWatch:
-    """Ends windows by ``end_windows``, on a standby and on an instance that has not published its first plan."""
+    """The ends of windows in OUTPUT, on a standby and on an instance that has not published its first plan."""
 
     def __init__(self, end_windows: Callable[[datetime], EndedWindows]) -> None:
         self._end_windows = end_windows
@@ -405,7 +407,7 @@ class WindowWatch:
 
 
 class WindowsMeanwhile:
-    """Ends windows from the progress reports of work that writes no files, such as planning a large fleet.
+    """The ends of windows during work that writes no files, such as planning a large fleet.
 
     ``due`` is the time at which windows end first. None: never. ``told`` gets each progress report, too.
     """

@@ -43,44 +43,48 @@ from gitboot.system_clock import Keeping
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """How the last fetch of the source went."""
+    """The result of the last fetch of the source."""
 
     reason: str = "Fetched"
     message: str = "the source was fetched"
     failed: bool = False
     began: datetime | None = field(default=None, compare=False)  # when the last fetch that ended began
     commit: str | None = field(default=None, compare=False)  # the commit that was fetched last
-    elsewhere: tuple[str, str] | None = None  # HEAD names another branch than is followed: a word, and in words
+    elsewhere: tuple[str, str] | None = None  # HEAD names another branch than the followed one: reason, message
 
 
 class LimitedFiles(NamedTuple):
-    """What stands of a server whose offers the ledger could not note."""
+    """The published files of a server whose offers the ledger could not note."""
 
     noted: frozenset[Digest]  # the offers that the ledger has
-    until: datetime | None  # when what stands is over by itself; None: never
-    stop: Halt  # with what stopped it was made
+    until: datetime | None  # when these files are out of date by themselves; None: never
+    stop: Halt  # the stop with which they were made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetState:
-    """How far the target holds what was planned."""
+    """The state of the target: what it holds of the plans."""
 
-    applied: Revision | None = None  # the commit that what it holds comes from
-    at: datetime | None = None  # when it was brought up to date last, or was to be
-    complete: bool = False  # whether all files have stood there since this process began
-    plans: Plans = field(default_factory=Plans)  # whose files it holds
-    in_doubt: bool = False  # whether its records are those of before, for nobody knew better, or any
-    recorded: Members | None = None  # whose records it has; None: of all that there are, by ``plans``
-    terms: Terms | None = None  # on which endpoints give boots, as it holds them
-    owed: frozenset[str] = frozenset()  # servers whose files do not stand there as they were planned
-    limited: Mapping[str, LimitedFiles] = field(default_factory=dict)  # servers that the ledger holds up, of those owed
-    versions: Mapping[str, Mapping[str, Digest]] = field(default_factory=dict)  # whose entries stand, by server, path
-    failure: tuple[str, str] | None = None  # why the last publication failed: a word, and in words
-    unwritable: str | None = None  # why what is offered could not be written down, if that was it
-    events: tuple[Event, ...] = ()  # what there is to say of the last publication
+    applied: Revision | None = None  # the commit of its files
+    at: datetime | None = None  # when gitboot last published, or tried to
+    complete: bool = False  # whether this process has published all files
+    plans: Plans = field(default_factory=Plans)  # the plans of its files
+    in_doubt: bool = False  # whether its records may be those from before the ledger was in doubt
+    recorded: Members | None = None  # the machines whose records it has; None: all in ``plans``
+    terms: Terms | None = None  # the terms on which endpoints serve one-time boots
+    owed: frozenset[str] = frozenset()  # servers whose files differ from the plans
+    limited: Mapping[str, LimitedFiles] = field(
+        default_factory=dict
+    )  # those of them whose offers the ledger could not note
+    versions: Mapping[str, Mapping[str, Digest]] = field(
+        default_factory=dict
+    )  # the plans of its boot scripts, by server and path
+    failure: tuple[str, str] | None = None  # why the last publication failed: reason, message
+    unwritable: str | None = None  # why the ledger could not note the offers
+    events: tuple[Event, ...] = ()  # events of the last publication
 
     def stands_for(self, commit: Commit) -> bool:
-        """Whether all that was planned from a commit is what the target holds."""
+        """Return whether the target holds everything that was planned from a commit."""
         return self.complete and not self.owed and self.failure is None and self.applied == commit.revision
 
     def owing(self, servers: frozenset[str], events: tuple[Event, ...]) -> TargetState:
@@ -98,42 +102,42 @@ class TargetState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceState:
-    """What an instance has accepted, learned, planned, published and asked for, and what is the matter with it."""
+    """What an instance has accepted, learned, planned and published, the tasks of its BMCs, and its conditions."""
 
     knowledge: Knowledge
-    keys: TokenKeys = NO_KEYS  # by which tokens are published
+    keys: TokenKeys = NO_KEYS  # the keys of published tokens
     attempt: Attempt = field(default_factory=Attempt)
     plans: Plans = field(default_factory=Plans)
     publication: TargetState = field(default_factory=TargetState)
     schedule: Schedule = field(default_factory=Schedule)
-    unplanned: frozenset[SystemUuid] = frozenset()  # machines of which something was learned since they were planned
+    unplanned: frozenset[SystemUuid] = frozenset()  # machines with news since they were planned
     fetched: Fetched | None = None  # None: no fetch has ended yet
     longest_step: timedelta = timedelta(minutes=30)  # of an installation, until somebody should look
-    serving: Endpoints | None = None  # how the endpoints fare; None: it starts none
-    telling: Telling | None = None  # how it fares to tell the forge; None: there is none
-    unsent: tuple[str, str] | None = None  # why a receiver of notices is not told: a word, and in words
+    serving: Endpoints | None = None  # None: the instance starts no endpoints
+    telling: Telling | None = None  # None: there is no forge
+    unsent: tuple[str, str] | None = None  # why a notice could not be sent: reason, message
     died: tuple[ThreadFailure, ...] = ()  # threads of this process that died, and start again
-    following: tuple[Following, ...] = ()  # how the targets fare that follow what is published
+    following: tuple[Following, ...] = ()  # the targets that follow OUTPUT
     signed_list: SignedListState | None = None  # None: nothing was published since the start
-    opened: int | None = None  # how many changes the ledger had when it was opened; None: that is compared no more
-    was_left: bool = False  # whether it was left alone for long before that, and nobody has vouched for it since
+    opened: int | None = None  # changes of the ledger when it was opened; None: not compared any more
+    was_left: bool = False  # whether the ledger was unused for long before that
     is_output_open: bool = False  # whether everybody on this host may read what is published
     is_upgraded: bool = False  # whether the ledger is of a version that left one-time boots in OUTPUT
-    keeping: Keeping = Keeping.UNKNOWN  # how the clock is kept
-    unwritable: str | None = None  # why the ledger took nothing the last time
+    keeping: Keeping = Keeping.UNKNOWN  # the quality of the clock
+    unwritable: str | None = None  # why the ledger could not be written
     next_window_end: datetime | None = None  # in OUTPUT, while nothing was published since the start
     waits_since: datetime | None = None  # since when the first publication is missing; None: it is done
     before_resume: InstanceState | None = None  # the state of the start, while the ledger cannot be written
-    unread: str | None = None  # why the spool could not be read the last time
-    refused: tuple[NotGiven, ...] = ()  # boots that endpoints have not given of late
-    unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # that endpoints have met of late
+    unread: str | None = None  # why the spool could not be read
+    refused: tuple[NotGiven, ...] = ()  # boots that endpoints did not serve within the last hour
+    unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # proxies without a name that endpoints met within the last hour
     conditions: tuple[Condition, ...] = ()
 
     @property
     def commit(self) -> Commit | None:
-        """The accepted commit, where this instance goes by it: a Fleet may name the one ledger that acts.
+        """The accepted commit, without the install boots that newer commits take back.
 
-        It has none of the install boots that newer commits take back.
+        None if the Fleet names another ledger, and this instance never acted.
         """
         accepted = self.attempt.accepted
         if accepted is None or not goes_by(self.knowledge, accepted):
@@ -142,17 +146,17 @@ class InstanceState:
 
     @property
     def is_unasked(self) -> bool:
-        """Whether the forge is still to be asked whether the ledger, left alone for long, is an older copy."""
+        """Whether the ledger was unused for long, and the forge has not answered yet if it is an older copy."""
         return self.knowledge.facts.gap and self.telling is not None and not self.telling.asked
 
     @property
     def acts(self) -> bool:
-        """Whether this instance may set anything, and offer boots that write disks."""
+        """Whether this instance may set BMCs and offer install boots."""
         return is_named(self.knowledge, self.attempt.accepted, self.attempt.orders)
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the newest Fleet has no site any more for which this instance is, or names nobody for it."""
+        """Whether the newest Fleet does not have the site of this instance any more, or names no ledger for it."""
         orders = self.attempt.orders or (self.attempt.accepted.orders if self.attempt.accepted is not None else None)
         return orders is not None and orders.ledger == NOBODY
 
@@ -270,8 +274,8 @@ _MOST_SHOWN: Final = 50  # servers in a status that is written at each reconcile
 
 
 def goes_by(knowledge: Knowledge, commit: Commit) -> bool:
-    """Whether the instance with this ledger plans and publishes what a commit says.
+    """Return whether the instance with this ledger plans and publishes a commit.
 
-    One that another has taken over from goes on: it ends its windows, and withdraws what it has set.
+    An instance whose place another one has taken goes on: it ends its windows, and withdraws what it has set.
     """
     return commit.is_for(knowledge.facts.identity) or knowledge.facts.initialised is not None

@@ -45,11 +45,11 @@ from gitboot.status.events import Event
 
 
 class Target(Protocol):
-    """Where files go, whole or not at all."""
+    """A target of files, such as OUTPUT."""
 
     @property
     def is_as_left(self) -> bool:
-        """Whether nobody has put anything else in the place of what was published last."""
+        """Whether the target still is what was published last: nobody has put anything else in its place."""
 
     def publish(
         self,
@@ -61,22 +61,22 @@ class Target(Protocol):
         at: datetime,
         parts: PartFiles,
     ) -> Published:
-        """Bring the files of these servers, and the shared ones, to be exactly these; None: there are none.
+        """Publish these files of servers and these shared files. None: the server has no files any more.
 
-        Some servers may be looked at before; the items, which are gone through once, are what is published.
-        ``complete``: no other server has any. Without ``shared`` those stay as they are, and so does what ``parts`` has
-        not. Raises `PublishError`.
+        The items are read once, and are what is published. Single servers may be read before.
+        ``complete``: no other server has files. Without ``shared``, the shared files stay, and so do files that
+        ``parts`` does not have. Raises `PublishError`.
         """
 
     def dated(self, path: str, file: File, at: datetime) -> int:
-        """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
+        """Return the date of ``path``, in seconds since 1970, if ``file`` is published there ``at`` that instant."""
 
     def holds(self, files: Files) -> bool:
-        """Whether all of these files stand there as they are given."""
+        """Return whether the target has exactly these files."""
 
 
 class Dated(NamedTuple):
-    """Whose plan, or report, a path of a server is once it is published, and what it is dated then."""
+    """A path of a server, with its plan or report, and its date once it is published."""
 
     path: str
     modified: int  # seconds since 1970
@@ -93,7 +93,7 @@ class Noting(Protocol):
         """
 
     def note_published(self) -> None:
-        """Note that a tree stands."""
+        """Note that a tree is published."""
 
 
 class InLedger:
@@ -121,7 +121,7 @@ class UnwritableLedger:
     """A ledger that this reconcile found unwritable. It fails at once, without another attempt."""
 
     def __init__(self, why: str, *, is_published: bool) -> None:
-        """``is_published``: the ledger has it that a tree stands."""
+        """``is_published``: the ledger has noted that a tree is published."""
         self._why, self._is_published = why, is_published
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
@@ -131,7 +131,7 @@ class UnwritableLedger:
         return ()
 
     def note_published(self) -> None:
-        """Raise `LedgerError` if the ledger does not have that."""
+        """Raise `LedgerError` if the ledger has not noted that before."""
         if not self._is_published:
             raise LedgerError(self._why)
 
@@ -158,7 +158,7 @@ def published(
     terms: Terms,
     keys: TokenKeys,
 ) -> TargetState:
-    """The target brought to what was planned; ``different`` are servers whose files may be others than before.
+    """Publish the plans, and return the state of the target. ``different`` are servers whose files may differ.
 
     No file is published whose fetches could not be told from others: what is offered is written down before. While the
     ledger cannot be written, a server stays as it stands until that is over by itself, or stopped. Then the server is
@@ -226,7 +226,7 @@ def published(
 
 
 def shared(plans: Plans, commit: Commit, terms: Terms) -> Files:
-    """The files that are no server's own, but for those in parts."""
+    """Return the files of the whole fleet, without those in parts."""
     decisions = replace(commit.decisions, unknown=_unknown(plans, commit.decisions))
     return {**shared_files(decisions, terms.monitors), **render_terms(terms)}
 
@@ -234,7 +234,7 @@ def shared(plans: Plans, commit: Commit, terms: Terms) -> Files:
 def _recorded(
     before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, owed: Collection[str]
 ) -> tuple[Members, frozenset[SystemUuid] | None]:
-    """Whose records are published, and which of them are others than the target holds; None: it holds none of these.
+    """Return the machines whose records to publish, and those whose records changed. None: all records.
 
     While the ledger is in doubt, they stay as they were published.
     """
@@ -266,7 +266,7 @@ def _parts(
     changed: Collection[SystemUuid] | None,
     owed: Collection[str],
 ) -> PartFiles:
-    """The page and the records, as far as they are others than those that the target holds."""
+    """Return the page and the records, as far as they differ from those that the target holds."""
     held = before.plans.commit if before.complete else None
     has_page, had_page = (each is not None and Output.PAGES in each.decisions.outputs for each in (commit, held))
     is_whole = held is None or changed is None or has_page != had_page
@@ -281,7 +281,7 @@ def _parts(
 
 
 def _unknown(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
-    """What unknown machines boot, where it is offered; None: their disk."""
+    """Return what unknown machines boot, if it is offered. None: their disks."""
     if decisions.unknown is None or plans.stop is Halt.ALL:
         return None
     boots = decisions.unknown.items()
@@ -290,7 +290,7 @@ def _unknown(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] 
 
 
 def _shares_other(before: TargetState, plans: Plans, commit: Commit) -> bool:
-    """Whether anything that files of the whole fleet are made of is another than in those that the target holds."""
+    """Return whether the files of the whole fleet may differ from those that the target holds."""
     held = before.plans
     if held.commit is None or held.stop is not plans.stop or not before.complete:
         return True
@@ -314,7 +314,7 @@ def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
 
 
 def _versions(state: RenderedState) -> dict[str, Digest]:
-    """Whose boot each path of a server is, of those boots that mean something by being made."""
+    """Return the plans of a server's paths whose fetch is evidence, by path."""
     if not (offers := {offer.plan for offer in offers_of(state)}):
         return {}
     return {path: digest for path, digest in state.entries.items() if digest in offers}
@@ -325,7 +325,7 @@ _BATCH: Final = 500  # servers whose offers are noted at once, and whose files a
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Offered(Mapping[str, Files | None]):
-    """The files of servers, by name, made where they are asked for; `items` notes what they offer before it gives them.
+    """The files of servers by name, rendered on demand. `items` notes what they offer before it returns them.
 
     So it is before a machine can fetch it. An access log is read later, perhaps much later, and has only the date of
     what was sent. What was not published after all has another date when it is, and is noted once more.
@@ -351,7 +351,7 @@ class _Offered(Mapping[str, Files | None]):
         return iter(self.names)
 
     def __getitem__(self, name: str) -> Files | None:
-        """To be looked at alone: nothing of it is noted."""
+        """Return the files of a server without noting what they offer."""
         state = self.plans.servers.get(name)
         return self._rendered(state).files if state is not None else None
 
@@ -359,7 +359,7 @@ class _Offered(Mapping[str, Files | None]):
         return _InBatches(self)
 
     def some(self, names: Iterable[str]) -> dict[str, Files | None]:
-        """The files of these, noted; None: the server is gone."""
+        """Note what these servers are offered, and return their files. None: the server does not exist any more."""
         plans = {name: self.plans.servers.get(name) for name in names}
         states = {name: self._rendered(state) for name, state in plans.items() if state is not None}
         versions: dict[str, Mapping[str, Digest]] = {name: _versions(state) for name, state in states.items()}
@@ -400,11 +400,11 @@ class _Offered(Mapping[str, Files | None]):
 
     @property
     def unwritable(self) -> str | None:
-        """Why the ledger could not be written; None: it took everything."""
+        """Why the ledger could not be written. None: it has all offers."""
         return self.failures[0] if self.failures else None
 
     def _stands(self, name: str) -> LimitedFiles | None:
-        """Return what stands of a server; None: that is not known."""
+        """Return the published files of a server. None: they are not known."""
         if name in self.before.owed or not self.before.complete:
             return self.before.limited.get(name) if self.before.complete else None
         was = self.before.plans.servers.get(name)
@@ -439,7 +439,7 @@ class _Offered(Mapping[str, Files | None]):
         return self._rendered(halted(state, self.token_keys))
 
     def _dates(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[Dated, ...]:
-        """What is dated otherwise than what the target holds."""
+        """Return the paths of a server whose plan differs from the published one, with their dates."""
         known = self.before.versions.get(name, {}) if self.before.complete else {}
         return tuple(
             Dated(path, self.target.dated(path, files[path], self.at), plan)
@@ -449,7 +449,7 @@ class _Offered(Mapping[str, Files | None]):
 
 
 class _InBatches(ItemsView[str, Files | None]):
-    """Each server with its files, of which no more are held than those of a batch."""
+    """The items of `_Offered`, in batches, so that memory has the files of one batch only."""
 
     _mapping: _Offered
 
