@@ -93,6 +93,13 @@ def test_every_state_that_the_code_knows_has_a_way_out_and_no_other() -> None:
     assert {reason for _, reason in others} <= _errors()
 
 
+def test_the_table_of_conditions_for_operators_has_each_type() -> None:
+    page = (ROOT / "docs" / "running.md").read_text()
+    table = page.partition("| condition | false means | what to do |\n")[2].partition("\n\n")[0]
+    # `HttpBoot` is always true, and `Acting` is a standby's.
+    assert set(re.findall("^[|] `([^`]+)` ", table, re.MULTILINE)) == {*CONDITIONS, "Acting", "HttpBoot"}
+
+
 @for_each("line", [pytest.param(line, id=" ".join(key)) for key, line in REMEDIES.items()])
 def test_each_line_can_be_typed(line: str) -> None:
     words = shlex.split(line, comments=True)
