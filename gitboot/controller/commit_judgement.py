@@ -219,18 +219,35 @@ class Judging:
             if revision in on_way and (base is None or base in on_way)
         }
         walk = self._walked(ahead, knowledge, at)
-        commits, given = walk.commits, approvals(knowledge)
+        advance = Advance(
+            invalid=walk.invalid,
+            problems_until=walk.problems_until,
+            orders=walk.orders_after(0),
+            passed=tuple(_passed(ahead, walk, None)),
+            is_incomplete=walk.is_incomplete,
+            evaluated=walk.evaluated(ahead),
+        )
         if not walk.legs:
-            return Advance(
-                invalid=walk.invalid,
-                problems_until=walk.problems_until,
-                orders=walk.orders_after(0),
-                passed=tuple(_passed(ahead, walk, None)),
-                is_incomplete=walk.is_incomplete,
-                evaluated=walk.evaluated(ahead),
-            )
-        shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
+            return advance
+        return self._advance(
+            *(advance, ahead, walk, knowledge, met), heeds_lines=heeds_lines, reads_records=reads_records, wait=wait
+        )
 
+    def _advance(
+        self,
+        advance: Advance,
+        ahead: Ahead,
+        walk: _Walk,
+        knowledge: Knowledge,
+        met: frozenset[str],
+        *,
+        heeds_lines: bool,
+        reads_records: bool,
+        wait: Wait,
+    ) -> Advance:
+        """Return how far the guards let the evaluated commits be accepted. The other parameters are those of `judge`."""
+        commits, given = walk.commits, approvals(knowledge)
+        shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
         known = ahead.accepted.machines if ahead.accepted is not None else {}
         walk.lost[0] = knowledge.lost
 
@@ -277,7 +294,8 @@ class Judging:
             )
         moves = walk.moves_by(found.reached)
         reached = commits[found.reached] if found.reached else None
-        return Advance(
+        return replace(
+            advance,
             reached=reached,
             lost=walk.lost_at(found.reached) if reached is not None else None,
             let_in=self._uncovered(ahead.accepted, reached, knowledge) if reached is not None else frozenset(),
@@ -288,12 +306,8 @@ class Judging:
             introduced=introduced(known, walk.come_by(found.reached, moves.machines)),
             moves=moves,
             candidate=candidate,
-            invalid=walk.invalid,
-            problems_until=walk.problems_until,
             orders=walk.orders_after(found.reached),
             passed=tuple(_passed(ahead, walk, found, waits=found.waits)),
-            is_incomplete=walk.is_incomplete,
-            evaluated=walk.evaluated(ahead),
             awaits_records=found.held is not None and any(old == found.reached for old, _ in by_fetches),
             waits=found.waits,
         )
@@ -316,9 +330,7 @@ class Judging:
                 dated = found.commit.decisions.dated if isinstance(found, Evaluated) else found.dated
                 changes += filter(None, [next_change(dated, at)])
                 found = _at(found, at)
-            if (
-                isinstance(found, Evaluated) and found.no_site is not None and not has_begun
-            ):  # the name of the site is misspelt
+            if isinstance(found, Evaluated) and found.no_site is not None and not has_begun:  # a misspelt site
                 found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
             is_valid = isinstance(found, Evaluated)
             walk.legs.append(Leg(revision=revision, valid=is_valid, messages=tuple(messages)))
