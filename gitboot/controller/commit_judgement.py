@@ -245,7 +245,7 @@ class Judging:
         reads_records: bool,
         wait: Wait,
     ) -> Advance:
-        """Return how far the guards let the evaluated commits be accepted. The other parameters are those of `judge`."""
+        """Return how far the guards let the evaluated commits be accepted. For the parameters, see `judge`."""
         commits, given = walk.commits, approvals(knowledge)
         shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
         known = ahead.accepted.machines if ahead.accepted is not None else {}

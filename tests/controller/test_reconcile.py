@@ -113,9 +113,10 @@ class Instance:
         self.ledger = self._opened.enter_context(Counting.open(self.state / "ledger.sqlite"))
         with self.ledger.writing() as tx:
             instance_tables.initialise(tx, "fresh")
-        self.target = Brittle.open(self.output, ledger=instance_tables.read(self.ledger).identity)
-        assert isinstance(self.target, Brittle)
-        self._opened.enter_context(self.target)
+        target = Brittle.open(self.output, ledger=instance_tables.read(self.ledger).identity)
+        assert isinstance(target, Brittle)
+        self._opened.enter_context(target)
+        self.target = target
         self.spool = folder / "spool"
         settings = Settings(
             spool=self.spool,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.child_processes import uncollected
@@ -71,7 +71,8 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
     windows in the tree of an earlier process that are over by now. Then it brings the plans up to that time, because
     otherwise they would open these windows again.
     """
-    components, due = this.components, None
+    components = this.components
+    due: datetime | None = None
     if state.waits_since is not None:
         due = state.next_window_end
     elif not state.publication.complete:
