@@ -116,7 +116,7 @@ class Instance:
         target = Brittle.open(self.output, ledger=instance_tables.read(self.ledger).identity)
         assert isinstance(target, Brittle)
         self._opened.enter_context(target)
-        self.target = target
+        self.target = self.directory = target
         self.spool = folder / "spool"
         settings = Settings(
             spool=self.spool,
