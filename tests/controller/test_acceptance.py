@@ -16,12 +16,11 @@ from gitboot.ledger import instance_tables
 from gitboot.problems import Severity
 from gitboot.review.guards import Limits
 from gitboot.status.instance_status import Held
-from tests.helpers.fleets import at, fleet, image, maintenance, policy, profile, server
-from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server
+from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, turn
 from tests.helpers.instance_process import Repository, git
 from tests.helpers.redfish_double.certificates import authority_until
 
-NOON = at("20T12:00")
 STORES = ("flatcar-1", "flatcar-2")
 
 
@@ -58,16 +57,6 @@ def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
 def approve(parts: Parts, digest: str, guards: Iterable[str]) -> int:
     facts = {"digest": digest, "guards": list(guards), "reason": "planned"}
     return instance_tables.give(parts.ledger, NOON, "op", "approve", facts)
-
-
-def turn(parts: Parts, seconds: float = 0) -> None:
-    """Fetch and do a pass."""
-    parts.source.fetch()
-    parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
-
-
-def applied(parts: Parts) -> str | None:
-    return parts.reconciler.status.applied
 
 
 def held(parts: Parts) -> Held:
