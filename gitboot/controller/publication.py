@@ -96,53 +96,32 @@ class Noting(Protocol):
         """Note that a tree is published."""
 
 
-class InLedger:
-    """The ledger, which notes offers under the number of the newest decision."""
+class LedgerNotes:
+    """The notes of offers in the ledger, under the number of the newest decision."""
 
-    def __init__(self, store: Store, number: int, at: datetime) -> None:
-        self._store, self._number, self._at = store, number, at
+    def __init__(self, store: Store, facts: Facts, at: datetime, unwritable: str | None = None) -> None:
+        """``unwritable`` is why this pass found the ledger unwritable. Then a note fails without another attempt."""
+        self._store, self._facts, self._at, self._unwritable = store, facts, at, unwritable
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
         """Note all offers in one transaction."""
-        numbered = [replace(each, number=self._number) for state in states.values() for each in offers_of(state)]
+        number = self._facts.sequence
+        numbered = [replace(each, number=number) for state in states.values() for each in offers_of(state)]
         versions = [each for some in dates.values() for each in some]
         if numbered or versions:
+            if self._unwritable is not None:
+                raise LedgerError(self._unwritable)
             with self._store.writing() as tx:
                 server_tables.offer_evidence(tx, numbered, self._at)
-                server_tables.note_versions(tx, versions, self._number)
+                server_tables.note_versions(tx, versions, number)
         return ()
 
     def note_published(self) -> None:
-        with self._store.writing() as tx:
-            instance_tables.note_published(tx)
-
-
-class UnwritableLedger:
-    """A ledger that this reconcile found unwritable. It fails at once, without another attempt."""
-
-    def __init__(self, why: str, *, is_published: bool) -> None:
-        """``is_published``: the ledger has noted that a tree is published."""
-        self._why, self._is_published = why, is_published
-
-    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
-        """Raise `LedgerError` if these servers have anything to note."""
-        if any(dates.values()) or any(next(offers_of(state), None) for state in states.values()):
-            raise LedgerError(self._why)
-        return ()
-
-    def note_published(self) -> None:
-        """Raise `LedgerError` if the ledger has not noted that before."""
-        if not self._is_published:
-            raise LedgerError(self._why)
-
-
-def as_it_lies(before: TargetState, target: Target, at: datetime) -> TargetState:
-    """Return the target. If it is not as it was left, all of it is published anew."""
-    if not before.complete or target.is_as_left:
-        return before
-    message = "what was published is not there any more as it was: all of it is published anew"
-    event = Event(at=at, type="TreeReplaced", message=message, warning=True)
-    return replace(before, complete=False, events=(event,))
+        if self._unwritable is None:
+            with self._store.writing() as tx:
+                instance_tables.note_published(tx)
+        elif not self._facts.keyed:  # the ledger has not noted that before
+            raise LedgerError(self._unwritable)
 
 
 def published(

@@ -7,13 +7,14 @@ from datetime import datetime
 
 from gitboot.child_processes import uncollected
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.publication import InLedger, UnwritableLedger, as_it_lies, left_output, published
+from gitboot.controller.publication import LedgerNotes, left_output, published
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.stages.plan import QUICK_START
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.ledger import instance_tables
 from gitboot.render.endpoint_files import terms_of
+from gitboot.status.events import Event
 
 
 def publish(state: InstanceState, this: Pass) -> InstanceState:
@@ -36,7 +37,11 @@ def publish(state: InstanceState, this: Pass) -> InstanceState:
 def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
     """Publish the plans to the target, and delete the fetches from the spool that the ledger has."""
     components, knowledge, at = this.components, state.knowledge, this.at
-    inbox, publication = components.inbox, as_it_lies(state.publication, components.target, at)
+    inbox, publication = components.inbox, state.publication
+    if publication.complete and not components.target.is_as_left:
+        message = "what was published is not there any more as it was: all of it is published anew"
+        event = Event(at=at, type="TreeReplaced", message=message, warning=True)
+        publication = replace(publication, complete=False, events=(event,))
     if components.checkpoint is not None:
         publication = components.checkpoint.without_suspects(publication)
     forgotten = inbox.forgotten_next(knowledge.taken)
@@ -51,9 +56,7 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
                 this.different,
                 knowledge,
                 components.target,
-                InLedger(components.store, knowledge.facts.sequence, at)
-                if state.unwritable is None
-                else UnwritableLedger(state.unwritable, is_published=knowledge.facts.keyed),
+                LedgerNotes(components.store, knowledge.facts, at, state.unwritable),
                 at,
                 terms=terms,
                 keys=state.keys,
