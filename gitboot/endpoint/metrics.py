@@ -23,7 +23,7 @@ from gitboot.endpoint.recorder import Recorder
 from gitboot.endpoint.served_files import PublishedTree, shown_unknown
 from gitboot.endpoint.tls import Certificate
 from gitboot.fetchlog.log_entries import WhyNot
-from gitboot.status.conditions import BMC, REMEDIES
+from gitboot.status.conditions import BMC, CONDITIONS
 
 
 class MetricKind(StrEnum):
@@ -301,7 +301,7 @@ def _of_conditions(conditions: list[dict[str, Any]]) -> Iterator[Metric]:
     holds = {(each["type"], str(word).lower()): each["status"] is word for each in own for word in (True, False)}
     yield _metric(CONDITION, holds)
     yield _metric(CONDITION_REASON, {(each["type"], each["reason"]): 1 for each in own})
-    yield _metric(BMC_CONDITIONS, {**{(reason,): 0 for reason in REMEDIES[BMC]}, **of_bmcs})
+    yield _metric(BMC_CONDITIONS, {**{(reason,): 0 for reason in CONDITIONS[BMC].remedies}, **of_bmcs})
 
 
 def _of_stages(stages: Mapping[str, Any]) -> Iterator[Metric]:

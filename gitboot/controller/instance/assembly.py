@@ -42,12 +42,13 @@ from gitboot.controller.instance.state_directory import (
     restored,
     token_keys,
 )
-from gitboot.controller.instance_state import Standing
+from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes, write, write_events
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
-from gitboot.controller.reconcile import Outlet, Reconciler
+from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, SharedSpool
+from gitboot.controller.reconcile_pass import Components
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.served_files import status_file
@@ -206,7 +207,7 @@ def assembled(
         knowledge = replace(knowledge, facts=instance_tables.read(store))
     if not knowledge.is_trusted:
         knowledge = replace(knowledge, published=outside.records)
-    standing = Standing(
+    standing = InstanceState(
         knowledge=knowledge,
         keys=outside.keys,
         attempt=Attempt(orders=knowledge.facts.orders, withheld=knowledge.facts.withheld),
@@ -228,25 +229,22 @@ def assembled(
         trust=outside.trust,
         kept=standing.plans.commit,
     )
-    reconciler = Reconciler(
-        standing,
+    components = Components(
         accepting=accepting,
         inbox=inbox,
         store=store,
         target=Followed(outside.target, outside.followers, settings.list_keys),
         bmcs=bmcs,
-        outlet=Outlet(
-            tell=tell,
-            report=report,
-            laps=laps or Laps(),
-            listener=listener or WorkListener(),
-            stalled=stalled,
-            clock=clock,
-        ),
         checkpoint=outside.checkpoint,
+        tell=tell,
+        report=report,
+        report_stalled=stalled,
+        laps=laps or Laps(),
+        listener=listener or WorkListener(),
+        clock=clock,
     )
     try:
-        yield Instance(reconciler=reconciler, inbox=inbox, store=store)
+        yield Instance(reconciler=Reconciler(standing, components), inbox=inbox, store=store)
     finally:
         bmcs.close()
 

@@ -20,12 +20,12 @@ from gitboot.controller.checkpoint import WORTH, Checkpoint
 from gitboot.controller.current_plans import changed_by, replanned
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import is_of, restored, token_keys
-from gitboot.controller.instance_state import Standing, goes_by
+from gitboot.controller.instance_state import InstanceState, goes_by
 from gitboot.controller.learn.install_boots import offers_of
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes
 from gitboot.controller.operator_requests import stop_of
-from gitboot.controller.publish_stage import Dated, published
+from gitboot.controller.publication import Dated, published
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluator.client import Evaluation
@@ -91,7 +91,7 @@ def prepare(
         cache = stack.enter_context(state.open_cache(place.state, lambda _: None))  # the standby reports what is wrong
         checkpoint = Checkpoint(cache, tree, None, warn, place.site)
         standing = checkpoint.resume(
-            Standing(
+            InstanceState(
                 knowledge=_known(store, place, directory.stamp.ledger if directory.stamp is not None else None),
                 keys=token_keys(copy, at, follows_none=False),
             )
@@ -176,7 +176,7 @@ def _known(store: Store, place: StandbyPlace, owner: str | None) -> Knowledge:
     return replace(known(store), sightings={} if place.looks else None)  # the ledger has sightings of the other host
 
 
-def _brought_near(before: Standing, commit: Commit, tree: _StandbyTree, at: datetime) -> Standing:
+def _brought_near(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
     """Plan and publish all servers, and halt those that the ledger is not ready for."""
     if len(commit.decisions.servers) < WORTH:
         raise NotYetDone(f"with fewer than {WORTH} servers it saves no time")
