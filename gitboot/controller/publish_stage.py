@@ -114,7 +114,7 @@ class InLedger:
 
     def note_published(self) -> None:
         with self._store.writing() as tx:
-            instance_tables.note_published(tx)
+            instance_tables.write_facts(tx, published=True)
 
 
 class UnwritableLedger:

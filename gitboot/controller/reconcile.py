@@ -462,7 +462,7 @@ class Reconciler:
             return now
         try:
             with self._store.writing() as tx:
-                instance_tables.leave_output(tx, left)
+                instance_tables.write_facts(tx, left_output=left)
         except LedgerError as error:
             return replace(now, unwritable=str(error))
         return replace(now, knowledge=replace(now.knowledge, facts=replace(about, left_output=left)))

@@ -142,7 +142,7 @@ class Instance:
         self._opened = ExitStack()
         self.ledger = self._opened.enter_context(Counting.open(self.state / "ledger.sqlite"))
         with self.ledger.writing() as tx:
-            instance_tables.initialise(tx, "fresh")
+            instance_tables.write_facts(tx, initialised="fresh")
         self.directory = self._opened.enter_context(
             Directory.open(self.output, ledger=instance_tables.read(self.ledger).identity)
         )
@@ -384,7 +384,7 @@ def test_a_commit_that_a_newer_gitboot_would_not_have_accepted_is_refused_once(
             if number == 1:
                 instance.source.accept(bad)
                 with instance.ledger.writing() as tx:
-                    instance_tables.accept(tx, bad)
+                    instance_tables.write_facts(tx, accepted=bad)
     with Instance(tmp_path) as instance:
         for _ in range(3):
             instance.reconcile(BEFORE)

@@ -134,12 +134,12 @@ def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, c
             assert two.database.lease is not None
             assert two.database.lease.lease == (TWO.id, first.epoch + 1)
             with pytest.raises(LeaseLost, match="another instance acts"), one.writing() as tx:
-                instance_tables.accept(tx, "stale")
+                instance_tables.write_facts(tx, accepted="stale")
             with two.writing() as tx:
-                instance_tables.accept(tx, "c0ffee")
+                instance_tables.write_facts(tx, accepted="c0ffee")
         assert instance_tables.read(one).accepted == "c0ffee"
         with pytest.raises(LeaseLost), one.writing() as tx:  # it never has it again, though it is free now
-            instance_tables.accept(tx, "stale")
+            instance_tables.write_facts(tx, accepted="stale")
         assert one.database.lease is not None
         with pytest.raises(LeaseLost):
             one.database.lease.check()
@@ -355,7 +355,7 @@ def test_a_lease_is_renewed_although_the_server_has_closed_the_connection(
 def change(ledger: Store, revision: str) -> None:
     """Something that a backup must have, to be as good."""
     with ledger.writing() as tx:
-        instance_tables.accept(tx, revision)
+        instance_tables.write_facts(tx, accepted=revision)
         tx.mark()
 
 
@@ -383,7 +383,7 @@ def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path, cl
         with pytest.raises(LeaseLost, match="could not be renewed for"):
             lease.check()
         with ledger.writing() as tx:  # nobody has taken it meanwhile
-            instance_tables.accept(tx, "c0ffee")
+            instance_tables.write_facts(tx, accepted="c0ffee")
         lease.check()
 
 
@@ -409,7 +409,7 @@ def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, p
         two.database.execute("SET lock_timeout = 0")
         waiting = threading.Thread(target=take, args=(two,))
         with one.writing() as tx:
-            instance_tables.accept(tx, "c0ffee")
+            instance_tables.write_facts(tx, accepted="c0ffee")
             tx.send()
             waiting.start()
             eventually(lambda: int(postgres_server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
@@ -424,7 +424,7 @@ def test_what_is_rolled_back_has_renewed_nothing(path: Path, clock: Time) -> Non
     with held(path, ONE) as (one, _):
         clock.passes(ONE.seconds)
         with suppress(LookupError), one.writing() as tx:
-            instance_tables.accept(tx, "c0ffee")
+            instance_tables.write_facts(tx, accepted="c0ffee")
             tx.send()
             raise LookupError
         assert instance_tables.read(one).accepted is None
@@ -653,7 +653,7 @@ def written(ledger: Store, many: int = 1200) -> None:
         server_tables.judge(tx, dict.fromkeys(range(many), "Provisioned"))
         tx.send()
         assert len(list(ledger.database.whole("SELECT * FROM events"))) >= many
-        instance_tables.accept(tx, "c0ffee")
+        instance_tables.write_facts(tx, accepted="c0ffee")
 
 
 def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server_has_waited(

@@ -361,7 +361,7 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
         yield WEB01, "web01", Record()
 
     def write(tx: Transaction) -> None:
-        instance_tables.accept(tx, "one")
+        instance_tables.write_facts(tx, accepted="one")
         server_tables.write_records(tx, made())
 
     def idle(tx: Transaction) -> None:
@@ -469,7 +469,7 @@ def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: Postgr
 
         thread = threading.Thread(target=write)
         with one.writing() as tx:
-            instance_tables.accept(tx, "one")
+            instance_tables.write_facts(tx, accepted="one")
             tx.send()
             thread.start()
             eventually(lambda: int(postgres_server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
@@ -514,7 +514,7 @@ def test_who_looks_holds_up_nobody_who_writes(path: Path, tmp_path: Path) -> Non
     written(path)
     with open_ledger(path) as ledger:
         with ledger.writing() as tx:
-            instance_tables.accept(tx, "unwritten")
+            instance_tables.write_facts(tx, accepted="unwritten")
             tx.send()
             copy_ledger(path, tmp_path / "copy.sqlite", in_use=True)
         assert instance_tables.read(ledger).accepted == "unwritten"

@@ -88,9 +88,9 @@ def written(path: Path) -> None:
     """A ledger with something of everything in it."""
     with open_ledger(path) as ledger:
         with ledger.writing() as tx:
-            instance_tables.accept(tx, "c0ffee")
-            instance_tables.initialise(tx, "fresh")
-            instance_tables.suspend(tx, Suspension("ada", "moving", NOON))
+            instance_tables.write_facts(tx, accepted="c0ffee")
+            instance_tables.write_facts(tx, initialised="fresh")
+            instance_tables.write_facts(tx, suspension=Suspension("ada", "moving", NOON))
             instance_tables.approve(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
             server_tables.write_records(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
             server_tables.write_overrides(tx, [(WEB01, recorded())])
@@ -543,12 +543,12 @@ def test_what_was_set_comes_back_one_a_reason(given_set: list[tuple[SystemUuid, 
 
 @given(MACHINES)
 def test_a_machine_comes_back_from_its_row(machine: Machine) -> None:
-    assert server_tables.machine_server_tables(server_tables.of_machine(machine)) == machine
+    assert server_tables.parse_machine(server_tables.row_of_machine(machine)) == machine
 
 
 @given(OFFERS)
 def test_an_offer_comes_back_from_its_row(offer: Offer) -> None:
-    assert server_tables.offer_server_tables(offer.plan, server_tables.of_offer(offer)) == offer
+    assert server_tables.parse_offer(offer.plan, server_tables.of_offer(offer)) == offer
 
 
 @settings(max_examples=15)
@@ -565,7 +565,7 @@ def test_what_was_pinned_last_comes_back(given_pins: list[tuple[SystemUuid, Pinn
 def test_an_observation_comes_back_from_its_row(client: str, path: str, marks: Marks | None) -> None:
     observation = Observation(server="", path=path, digest=PLAN, client=client, at=NOON)
     row = (format_instant(NOON), PLAN, server_tables.of_observation(observation, marks))
-    assert server_tables.observation_server_tables(*row) == (observation, marks)
+    assert server_tables.parse_observation(*row) == (observation, marks)
 
 
 @settings(max_examples=15)
@@ -685,7 +685,7 @@ def test_what_is_current_is_never_pruned(path: Path) -> None:
     before, long_ago = NOON - timedelta(days=90), NOON - timedelta(days=200)
     old, now = int(long_ago.timestamp()), int(NOON.timestamp())
     plans = [Digest(letter * 64) for letter in "abc"]
-    offers = [server_tables.offer_server_tables(plan, server_tables.of_offer(OFFER)) for plan in plans]
+    offers = [server_tables.parse_offer(plan, server_tables.of_offer(OFFER)) for plan in plans]
     judged = Pending(1, replace(OBSERVATION, digest=plans[1], at=long_ago), offers[1])
     waiting = Pending(2, replace(judged.observation, client="10.0.0.8"), offers[1])
     with open_ledger(path) as ledger:
@@ -920,7 +920,7 @@ at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = open_ledger(Path(sys.argv[1]))
 set = OverrideRecord(reason="r", plan_digest="d", override=OFF, marks=Marks(), state=State.RECORDED, at=at)
 for write in (
-    lambda tx: instance_tables.accept(tx, "c0ffee"),
+    lambda tx: instance_tables.write_facts(tx, accepted="c0ffee"),
     lambda tx: server_tables.write_records(tx, [(sys.argv[2], "web01", Record(provision=1))]),
     lambda tx: server_tables.write_overrides(tx, [(sys.argv[2], set)]),
 ):

@@ -83,7 +83,7 @@ class BranchInLedger:
         message = f"the instance follows {followed.reference} from now on, until --rev names something else"
         event = Event(at=self._clock(), type="BranchChosen", message=message, facts={"branch": followed.reference})
         with self._store.writing() as tx:
-            instance_tables.follow(tx, followed.reference, is_default=followed.is_default)
+            instance_tables.write_facts(tx, branch=followed.reference, is_default_branch=followed.is_default)
             instance_tables.write(tx, [event])
         self._tell(event)
 

@@ -378,7 +378,7 @@ def looked_around(
     now = replace(about, observes=observes, foreign=foreign, output=str(output.absolute()), site=site or "")
     if (now := replace(now, spool=str(spool.absolute()) if spool is not None else None)) != about:
         with store.writing() as tx:
-            instance_tables.note_surroundings(tx, now)
+            instance_tables.write_changed_facts(tx, about, now)
 
 
 def output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
@@ -395,7 +395,7 @@ def output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
         return OPEN
     if not about.closes_output:
         with store.writing() as tx:
-            instance_tables.close_output(tx)
+            instance_tables.write_facts(tx, closes_output=True)
     return closed(number)
 
 
@@ -447,7 +447,10 @@ def write(store: Store, news: Iterable[News]) -> None:
 
 
 def _write(tx: Transaction, news: News) -> None:
-    _write_facts(tx, news)
+    instance_tables.write_changed_facts(tx, news.facts_before, news.facts)
+    instance_tables.use_up(tx, news.used_up)
+    instance_tables.approve(tx, news.approved)
+    instance_tables.add(tx, news.met)
     if news.forgotten:
         server_tables.forget(tx)
     server_tables.drop(tx, news.dropped)
@@ -469,35 +472,6 @@ def _write(tx: Transaction, news: News) -> None:
         server_tables.prune(tx, news.prune_before)
     instance_tables.carry_out(tx, news.outcomes, news.at)
     instance_tables.write(tx, news.events)
-
-
-def _write_facts(tx: Transaction, news: News) -> None:
-    before, now = news.facts_before, news.facts
-    if now.initialised is not None and (now.initialised, now.doubt) != (before.initialised, before.doubt):
-        instance_tables.initialise(tx, now.initialised, now.begun)
-    if (now.foreign, now.heir_of) != (before.foreign, before.heir_of):
-        instance_tables.note_surroundings(tx, now)
-    if (now.heartbeat, now.gap, now.clock) != (before.heartbeat, before.gap, before.clock):
-        instance_tables.note_life(tx, now)
-    if now.accepted != before.accepted:
-        instance_tables.accept(tx, now.accepted)
-    if now.sequence != before.sequence:
-        instance_tables.count_decisions(tx, now.sequence)
-    if now.searched != before.searched:
-        instance_tables.search(tx, now.searched)
-    instance_tables.use_up(tx, news.used_up)
-    if now.suspension != before.suspension:
-        instance_tables.suspend(tx, now.suspension)
-    if now.stoppage != before.stoppage:
-        instance_tables.stop(tx, now.stoppage)
-    if now.orders != before.orders:
-        instance_tables.order(tx, now.orders)
-    if now.withheld != before.withheld:
-        instance_tables.withhold(tx, now.withheld)
-    if now.rolled_back != before.rolled_back:
-        instance_tables.roll_back(tx, now.rolled_back)
-    instance_tables.approve(tx, news.approved)
-    instance_tables.add(tx, news.met)
 
 
 def write_events(store: Store, happened: Sequence[Event]) -> None:
