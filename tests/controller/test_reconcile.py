@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import cli
-from gitboot.controller.instance.assembly import Outside, assembled
+from gitboot.controller.instance.assembly import Dependencies, build
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.publish_stage import shared
@@ -155,14 +155,15 @@ class Instance:
             git=GitSettings(repository=""),
             limits=Limits(**UNGUARDED, allow_rewind=allow_rewind),
         )
-        outside = Outside(
+        dependencies = Dependencies(
+            store=self.ledger,
             source=self.source,
             evaluation=Here(self.reader),
             target=self.target,
+            clock=lambda: self.now,
+            tell=self.events.append,
         )
-        self.instance = self._opened.enter_context(
-            assembled(settings, self.ledger, outside, tell=self.events.append, clock=lambda: self.now)
-        )
+        self.instance = self._opened.enter_context(build(settings, dependencies))
         self.reconciler = self.instance.reconciler
 
     def __enter__(self) -> Instance:

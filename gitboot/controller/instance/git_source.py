@@ -142,4 +142,4 @@ def trust_of(settings: TrustSettings, source: Source, folder: Path) -> Authority
     return Authority(signatures=signatures, reinstalls_need=settings.reinstalls_need)
 
 
-_KEYS: Final = "keys"  # in STATE: what gpg needs, made anew at each start
+KEYS: Final = "keys"  # in STATE: what gpg needs, made anew at each start
