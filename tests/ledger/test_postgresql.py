@@ -393,7 +393,7 @@ def test_all_calls_of_a_transaction_have_one_deadline_and_rows_prolong_it(path: 
         assert isinstance(database, PostgresDatabase)
         database.begin()
         until_s = database._connection._until_s
-        database.many.insert("events", ("at", "type", "message", "facts"), [("", "", "", "")] * 700)
+        database.insert("events", ("at", "type", "message", "facts"), [("", "", "", "")] * 700)
         assert database._connection._until_s == pytest.approx(until_s + 7)
         database._connection.limit_transaction(0)
         with pytest.raises(psycopg.OperationalError, match="no answer"):
