@@ -267,11 +267,11 @@ def _accept_certificate(learning: Learning, facts: Mapping[str, Any]) -> str:
 def _replace(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:
     """Let what somebody else has set give way to what the plan wants."""
     uuid, server, key = parse_uuid(facts["uuid"]), facts["server"], facts["key"]
-    own = next((each for each in learning.overrides_of(uuid) if each.reason == key), None)
+    own = next((each for each in learning.overrides.of(uuid) if each.reason == key), None)
     if key is None or (own is not None and own.state not in (State.WITHDRAWN, State.CONSUMED, State.UNSENT)):
         return f"{server}: there was nothing to replace"
     opened = own or OverrideRecord(reason=key, plan_digest="", override=OFF, marks=NO_MARKS, state=State.OPENED, at=at)
-    learning.note_override(uuid, replace(opened, state=State.OPENED, at=at))
+    learning.overrides.note(uuid, replace(opened, state=State.OPENED, at=at))
     learning.hurried.add(uuid)
     return f"{server}: whatever its BMC shows gives way to {key} ({facts['reason']})"
 
@@ -281,9 +281,9 @@ def _settle(learning: Learning, uuid: SystemUuid, state: State, which: Callable[
 
     Withdrawn: it was never consumed, and its reason is open again. Lost: it was, and is never set again.
     """
-    meant = [each for each in learning.overrides_of(uuid) if each.state is not state and which(each)]
+    meant = [each for each in learning.overrides.of(uuid) if each.state is not state and which(each)]
     for each in meant:
-        learning.note_override(uuid, replace(each, state=state, corrections=()))
+        learning.overrides.note(uuid, replace(each, state=state, corrections=()))
     learning.hurried.add(uuid)
     return len(meant)
 

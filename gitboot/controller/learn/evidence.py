@@ -140,7 +140,7 @@ def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence
         note_fetch(learning, offer, observation, at)
     if not observation.is_evidence:
         return
-    asks_bmc = has_bmc and any(map(_is_set_once, learning.overrides_of(offer.uuid)))
+    asks_bmc = has_bmc and any(map(_is_set_once, learning.overrides.of(offer.uuid)))
     if offer.phase is not Phase.MAINTENANCE:
         asks_bmc |= has_bmc and kind is fleet.Evidence.PROGRESS
         if not (asks_bmc and fetch.noted):
@@ -244,7 +244,7 @@ def judge(learning: Learning, reading: Reading, kind: fleet.Evidence, at: dateti
 
 def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.Evidence, at: datetime) -> bool:
     observation, offer, seen = pending.observation, pending.offer, reading.observed
-    records = learning.overrides_of(reading.uuid)
+    records = learning.overrides.of(reading.uuid)
     if any(_rules_out(record, observation.at, seen) for record in records):
         learning.events.append(_ignored(offer.server, observation.path, observation.client, at))
         record_taken_back(learning, offer, observation)
@@ -266,7 +266,7 @@ def _rule_out_serves(learning: Learning, reading: Reading, at: datetime) -> None
     record, state = learning.record(reading.uuid), reading.state
     if record is None or state is None:
         return
-    overrides = learning.overrides_of(reading.uuid)
+    overrides = learning.overrides.of(reading.uuid)
     ruled_out = [
         each
         for each in record.unknown_serves
@@ -307,7 +307,7 @@ def _judge_consumed(learning: Learning, state: ServerState, number: int, at: dat
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.boot is None or (offer := offer_of(state.decision, plan, state.record)) is None:
         return
-    own = next((each for each in learning.overrides_of(uuid) if each.reason == offer.key), None)
+    own = next((each for each in learning.overrides.of(uuid) if each.reason == offer.key), None)
     if own is not None and own.state is State.SET_BY_ANOTHER:
         leave_to_another(learning, offer, at)
     if own is None or own.state not in (State.CONSUMED, State.LOST):
@@ -325,7 +325,7 @@ def _judge_progress(learning: Learning, state: ServerState, reading: Reading, at
         return
     if plan.phase is not Phase.NETWORK and plan.cause not in WAITING:
         return
-    own = [each for each in learning.overrides_of(uuid) if each.reason == plan.key]
+    own = [each for each in learning.overrides.of(uuid) if each.reason == plan.key]
     before = [each.marks for each in own if _was_consumed(each, seen, at)]
     before += [each.marks for each in learning.pending_of(uuid) if each.marks is not None]
     offer = offer_of(state.decision, plan, state.record)

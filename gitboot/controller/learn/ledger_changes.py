@@ -18,7 +18,7 @@ from gitboot.controller.bmcs.desired_state import carry_switches
 from gitboot.controller.learn import evidence, ledger_trust, provisioning
 from gitboot.controller.learn.evidence import Reading
 from gitboot.controller.learn.install_boots import rolled_back
-from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge, Learning, News
+from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge, Learning
 from gitboot.controller.learn.provisioning import goes_unseen, rests_on_bmcs
 from gitboot.controller.operator_requests import HeldChanges
 from gitboot.errors import Orders
@@ -80,7 +80,7 @@ class Learnt:
     """What is known now, and what of it is new."""
 
     knowledge: Knowledge
-    news: News
+    news: Learning
     changed: frozenset[SystemUuid]  # of whom a record, an override or an observation is another
     hurried: frozenset[SystemUuid]  # whose BMCs are to be asked now
     judged: frozenset[SystemUuid]  # of whom a fetch was judged by a reading
@@ -88,12 +88,12 @@ class Learnt:
 
 def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     """What is known after ``batch``."""
-    learning = Learning(knowledge)
+    learning = Learning(knowledge, at)
     for uuid, record in batch.written:
         if isinstance(record, SwitchRecord):
             learning.switches.note(uuid, record, stored=True)
         else:
-            learning.note_override(uuid, record, stored=True)
+            learning.overrides.note(uuid, record, stored=True)
     for each in batch.noted:
         _note_withdrawal(learning, each, at)
     if batch.keeping is not None:
@@ -123,12 +123,12 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     if batch.commit is not None:
         _learn_of(learning, batch, batch.commit, at)
     unseen = learning.unseen ^ knowledge.unseen
-    if batch.keeping is not None and not learning.news(at).is_nothing:
+    if batch.keeping is not None and not learning.is_nothing:
         ledger_trust.refresh(learning, at, batch.up)
     changed = {
         *learning.new_records,
         *learning.dropped,
-        *learning.new_overrides,
+        *learning.overrides.new,
         *learning.new_pending,
         *learning.switches.new,
         *unseen,
@@ -137,7 +137,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         changed |= learning.known.standing | learning.machines.keys()
     return Learnt(
         knowledge=learning.finished(),
-        news=learning.news(at),
+        news=learning,
         changed=frozenset(changed),
         hurried=frozenset(learning.hurried),
         judged=frozenset(learning.judged),
@@ -147,10 +147,10 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
 def _note_withdrawal(learning: Learning, noted: Withdrawal, at: datetime) -> None:
     """Learn of a withdrawal that was noted beside the ledger, unless the override was set or settled since."""
     uuid, record, is_left = noted
-    known = next((each for each in learning.overrides_of(uuid) if each.reason == record.reason), None)
+    known = next((each for each in learning.overrides.of(uuid) if each.reason == record.reason), None)
     if known is None or not known.is_ended_by(record):
         return
-    learning.note_override(uuid, record)
+    learning.overrides.note(uuid, record)
     if not is_left:
         return  # the result of its job becomes an event
     machine = learning.known.machines.get(uuid)
@@ -211,8 +211,8 @@ def _look(learning: Learning, sightings: Mapping[BootFile, Sighting], at: dateti
 
 
 def _pairs_in_use(learning: Learning, commit: Commit) -> frozenset[Pair]:
-    uuids = learning.known.overrides.keys() | learning.new_overrides.keys()
-    standing = (each.bmc for uuid in uuids for each in learning.overrides_of(uuid) if each.stays_behind)
+    uuids = learning.known.overrides.keys() | learning.overrides.new.keys()
+    standing = (each.bmc for uuid in uuids for each in learning.overrides.of(uuid) if each.stays_behind)
     described = (machine.bmc for machine in commit.machines.values())
     return frozenset(pair_of(bmc) for bmc in (*described, *standing) if bmc is not None)
 
@@ -224,12 +224,12 @@ def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> fro
     sets = commit.ledger is not None or not rests_on_bmcs(kind, observes=observes)
     uuids = {machine.uuid for machine in commit.named(changed)} | learning.new_records.keys()
     if not sets:
-        uuids |= learning.new_overrides.keys()
+        uuids |= learning.overrides.new.keys()
     if sets is not learning.sets_bmcs:  # the Fleet names a ledger now, or none any more
         uuids, learning.sets_bmcs = {*commit.machines, *learning.unseen}, sets
     for uuid in uuids & commit.machines.keys():
         machine = commit.machines[uuid]
-        is_set = sets or any(each.state.is_open for each in learning.overrides_of(uuid))
+        is_set = sets or any(each.state.is_open for each in learning.overrides.of(uuid))
         record, decision = learning.record(uuid), servers[machine.name]
         if goes_unseen(decision, machine, record, kind, observes=observes, sets=is_set):
             found.add(uuid)

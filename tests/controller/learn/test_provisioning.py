@@ -716,7 +716,7 @@ def test_the_waiting_begins_once(bench: Bench) -> None:
     bench.decide(*fleet_of())
     bench.plan()
     uuid = bench.decisions.servers["web01"].uuid
-    learning = Learning(bench.knowledge)
+    learning = Learning(bench.knowledge, NOON)
     for minutes in (0, 10):
         note_consumed(learning, uuid, "web01", "provision/1", NOON + timedelta(minutes=minutes))
     record = learning.record(uuid)
