@@ -82,9 +82,12 @@ def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datet
     for fetch in with_outcomes(here, lambda each: each.observation):
         observation = fetch.observation
         is_known = not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD
-        if is_known or (observation.is_open_intent and _may_overwrite(fetch.offer)):
+        # A boot that is served at each request and writes disks leaves them unknown, perhaps served or surely.
+        may_overwrite = fetch.offer.phase is Phase.MAINTENANCE and fetch.offer.writes_disk and not fetch.offer.once
+        if is_known or (observation.is_open_intent and may_overwrite):
             _take(learning, fetch, commit, spec.evidence, at)
-            if observation.outcome is Outcome.SERVED or _is_sent_by_mirror(observation):
+            is_sent_by_mirror = not (observation.server or observation.is_open_intent or observation.is_report)
+            if observation.outcome is Outcome.SERVED or is_sent_by_mirror:
                 record_served(learning, fetch.offer)
         elif _uses_up(fetch):
             record_intent(learning, fetch.offer, observation, at, is_early=observation.intent not in ids)
@@ -94,11 +97,6 @@ def _is_by_a_monitor(observation: Observation, monitors: Networks) -> bool:
     """Return whether a monitor asked, and not a machine. What a mirror sent to a loader there counts all the same."""
     is_boot_by_mirror = not observation.server and not observation.is_open_intent
     return not is_boot_by_mirror and _is_in(observation.client, monitors)
-
-
-def _is_sent_by_mirror(observation: Observation) -> bool:
-    """Return whether a mirror has sent a boot, or its user data, to a machine."""
-    return not observation.server and not observation.is_open_intent and not observation.is_report
 
 
 def _by_a_named_client(fetch: Fetch, clients: Networks) -> Fetch:
@@ -116,11 +114,6 @@ def _uses_up(fetch: Fetch) -> bool:
     return fetch.offer.once and fetch.offer.writes_disk
 
 
-def _may_overwrite(offer: Offer) -> bool:
-    """Whether a boot that is served at each request writes disks: it leaves them unknown, perhaps served or surely."""
-    return offer.phase is Phase.MAINTENANCE and offer.writes_disk and not offer.once
-
-
 def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence, at: datetime) -> None:
     offer, observation = fetch.offer, fetch.observation
     if offer.key == DISK_BOOT:
@@ -131,10 +124,22 @@ def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence
     if observation.is_report or observation.is_failure:
         before = learning.record(offer.uuid)
         if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
-            _take_report(learning, fetch, at)
+            if observation.is_failure:
+                record_step(learning, offer, observation, at)
+            else:
+                record_boot(learning, offer, observation.at, "Reported", at)
         is_overtaken = learning.record(offer.uuid) is before and not fetch.noted
         if is_overtaken and note_fetch(learning, offer, observation, at):
-            learning.events.append(_changes_nothing(fetch, at))
+            said = f"has failed: {observation.log}" if observation.is_failure else "is done"
+            by = f"an installer of {offer.key} ({offer.image})"
+            overtaken = Event(
+                at=at,
+                type="ReportOvertaken",
+                message=f"{offer.server}: {by} says that it {said}; nothing follows",
+                facts={"server": offer.server, "key": offer.key, "log": observation.log},
+                warning=observation.is_failure,
+            )
+            learning.events.append(overtaken)
         return
     if observation.intent is None:
         note_fetch(learning, offer, observation, at)
@@ -146,30 +151,10 @@ def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence
         if not (asks_bmc and fetch.noted):
             record_step(learning, offer, observation, at)
         begin_installation(learning, offer)
-    if asks_bmc:
-        _keep(learning, fetch)
-    else:
+    if not asks_bmc:
         _prove(learning, offer, observation, kind, at)
-
-
-def _take_report(learning: Learning, fetch: Fetch, at: datetime) -> None:
-    if fetch.observation.is_failure:
-        record_step(learning, fetch.offer, fetch.observation, at)
-    else:
-        record_boot(learning, fetch.offer, fetch.observation.at, "Reported", at)
-
-
-def _changes_nothing(fetch: Fetch, at: datetime) -> Event:
-    """What there is to say of an installer's last word that comes too late, or once more."""
-    offer, observation = fetch.offer, fetch.observation
-    said = f"has failed: {observation.log}" if observation.is_failure else "is done"
-    return Event(
-        at=at,
-        type="ReportOvertaken",
-        message=f"{offer.server}: an installer of {offer.key} ({offer.image}) says that it {said}; nothing follows",
-        facts={"server": offer.server, "key": offer.key, "log": observation.log},
-        warning=observation.is_failure,
-    )
+    elif not fetch.noted and not any(_waits_alike(each, fetch) for each in learning.pending_of(offer.uuid)):
+        learning.note(Pending(learning.noted + 1, observation, offer))  # it is kept until the machine's BMC was read
 
 
 def _prove(learning: Learning, offer: Offer, observation: Observation, kind: fleet.Evidence, at: datetime) -> str:
@@ -182,12 +167,6 @@ def _prove(learning: Learning, offer: Offer, observation: Observation, kind: fle
     else:
         return "Attempted"
     return "Provisioned"
-
-
-def _keep(learning: Learning, fetch: Fetch) -> None:
-    """Keep it until the machine's BMC was read."""
-    if not fetch.noted and not any(_waits_alike(each, fetch) for each in learning.pending_of(fetch.offer.uuid)):
-        learning.note(Pending(learning.noted + 1, fetch.observation, fetch.offer))
 
 
 def _waits_alike(pending: Pending, fetch: Fetch) -> bool:
@@ -384,7 +363,19 @@ def note_fetch(learning: Learning, offer: Offer, observation: Observation, at: d
     fetches, address = before.secrets.get(secret, SecretFetches()), network_of(observation.client)
     is_new = fetches.others is None and not before.has_fetched(address, secret)
     if is_new and not is_report(secret):
-        learning.events.append(_told(offer, secret, fetches, observation, at))
+        number, client = len(fetches.addresses) + 1, observation.client
+        others = f"{number - 1} other {'address has' if number == 2 else 'addresses have'} fetched it"
+        which = f"; {others}" if number > 1 else ""
+        if number > MOST_ADDRESSES:
+            which += ". Fetches by further addresses are only counted"
+        fetched = Event(
+            at=at,
+            type="SecretFetched",
+            message=f"{offer.server}: {client} fetched {described(secret)} for {_key(offer)}{which}",
+            facts={"server": offer.server, "secret": secret, "client": client, "key": _key(offer), "addresses": number},
+            warning=number > 1,
+        )
+        learning.events.append(fetched)
     now = fetches.fetched(address, observation.at, observation.times)
     number = max(before.number, offer.number) if _key(offer) == before.key else before.number
     learning.note_secret_fetches(offer.uuid, replace(before, number=number, secrets={**before.secrets, secret: now}))
@@ -426,20 +417,3 @@ def _is_newer(offer: Offer, before: InstallationFetches) -> bool:
     if _key(offer) == before.key:
         return offer.attempt > before.attempt
     return offer.number > before.number
-
-
-def _told(offer: Offer, secret: str, fetches: SecretFetches, observation: Observation, at: datetime) -> Event:
-    """Return the event for an address that is new."""
-    number, client = len(fetches.addresses) + 1, observation.client
-    which = (
-        "" if number == 1 else f"; {number - 1} other {'address has' if number == 2 else 'addresses have'} fetched it"
-    )
-    if number > MOST_ADDRESSES:
-        which += ". Fetches by further addresses are only counted"
-    return Event(
-        at=at,
-        type="SecretFetched",
-        message=f"{offer.server}: {client} fetched {described(secret)} for {_key(offer)}{which}",
-        facts={"server": offer.server, "secret": secret, "client": client, "key": _key(offer), "addresses": number},
-        warning=number > 1,
-    )

@@ -97,7 +97,10 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     for each in batch.noted:
         _note_withdrawal(learning, each, at)
     if batch.keeping is not None:
-        _forget_old(learning, at)
+        # Once a day, as seen from when the instance was alive before: a clock that leaps ahead makes nothing old.
+        last = learning.facts.heartbeat
+        if last is not None and last.at.date() < at.date():
+            learning.prune_before = last.at - KEPT
         ledger_trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
     if batch.stoppage is not None:
         operator_requests.obey(learning, batch.stoppage)
@@ -163,16 +166,6 @@ def _note_withdrawal(learning: Learning, noted: Withdrawal, at: datetime) -> Non
     learning.events.append(Event(at=at, type=f"Override{record.state}", message=message, facts=facts))
 
 
-def _forget_old(learning: Learning, at: datetime) -> None:
-    """Once a day forget what was offered and fetched long ago: as seen from when the instance was alive before.
-
-    So a clock that leaps ahead makes nothing of it old.
-    """
-    last = learning.facts.heartbeat
-    if last is not None and last.at.date() < at.date():
-        learning.prune_before = last.at - KEPT
-
-
 def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) -> None:
     """Learn of the machines of a commit; what was fetched before a start is evidence of what was offered then."""
     if learning.settled != commit.revision:
@@ -189,7 +182,10 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) ->
     provisioning.carry(learning, commit, batch.changed)
     carry_switches(learning, commit, batch.changed)
     if batch.changed and learning.known_pairs:  # who is asked for nothing any more is a stranger when it comes back
-        learning.known_pairs &= _pairs_in_use(learning, commit)
+        uuids = learning.known.overrides.keys() | learning.overrides.new.keys()
+        standing = (each.bmc for uuid in uuids for each in learning.overrides.of(uuid) if each.stays_behind)
+        described = (machine.bmc for machine in commit.machines.values())
+        learning.known_pairs &= {pair_of(bmc) for bmc in (*described, *standing) if bmc is not None}
     learning.taken = batch.taken
     learning.unseen = _unseen(learning, commit, batch.changed)
 
@@ -208,13 +204,6 @@ def _look(learning: Learning, sightings: Mapping[BootFile, Sighting], at: dateti
         elif was_absent and not now.is_absent:
             learning.events.append(Event(at=at, type="ArtifactFound", message=f"{file.url} is there", facts=facts))
     learning.sightings = sightings
-
-
-def _pairs_in_use(learning: Learning, commit: Commit) -> frozenset[Pair]:
-    uuids = learning.known.overrides.keys() | learning.overrides.new.keys()
-    standing = (each.bmc for uuid in uuids for each in learning.overrides.of(uuid) if each.stays_behind)
-    described = (machine.bmc for machine in commit.machines.values())
-    return frozenset(pair_of(bmc) for bmc in (*described, *standing) if bmc is not None)
 
 
 def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -17,8 +17,8 @@ from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Facts, Heartbeat
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.install_attempts import adopted, first_records
-from gitboot.resolve.provisioning_record import CONSUMED_GRACE, FETCH_GRACE, InstallAttempt, Record, UnknownServe, ahead
-from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.resolve.provisioning_record import CONSUMED_GRACE, FETCH_GRACE, Record, Seen, ahead
+from gitboot.resolve.server_decision import Decisions
 from gitboot.system_clock import Keeping, Uptime
 from gitboot.text import count, some
 
@@ -84,9 +84,9 @@ def beat(
         about = replace(about, heartbeat=Heartbeat(at, up=up))
     elif (since := at - last.at) >= _BEAT_EVERY:
         intervals = (*last.intervals, since)[-_INTERVALS:]
-        about = replace(
-            about, heartbeat=Heartbeat(at, intervals, up), gap=about.gap or (not witnessed and _is_gap(last, since))
-        )
+        usual_s = median(each.total_seconds() for each in last.intervals) if last.intervals else 0
+        is_gap = since > max(_LONGEST_GAP, 3 * timedelta(seconds=usual_s))
+        about = replace(about, heartbeat=Heartbeat(at, intervals, up), gap=about.gap or (not witnessed and is_gap))
     elif at < last.at and learning.known.is_trusted:
         _close_graces(learning, at, at, is_far=-since > _MOST_BEHIND)
     learning.facts = about
@@ -94,13 +94,6 @@ def beat(
         learning.facts = replace(about, gap=False)
     if turned:
         refresh(learning, at, up)
-
-
-def _is_gap(last: Heartbeat, since: timedelta) -> bool:
-    usual = (
-        timedelta(seconds=median(each.total_seconds() for each in last.intervals)) if last.intervals else timedelta()
-    )
-    return since > max(_LONGEST_GAP, 3 * usual)
 
 
 def refresh(learning: Learning, at: datetime, up: Uptime | None = None) -> None:
@@ -135,37 +128,26 @@ def _close_graces(learning: Learning, at: datetime, since: datetime, *, is_far: 
     How far a clock went back is not known, only how far it is behind. Evidence of what was consumed may still be on its
     way: unless it is far behind, that is waited for.
     """
-    known = learning.known
+    over, known = at - FETCH_GRACE, learning.known
+
+    def seen_before(seen: Seen) -> Seen:
+        return seen._replace(at=over) if seen.at > since else seen
+
     for uuid, record in known.records.items():
-        if (now := _brought_back(record, at, since, is_far=is_far)) != record:
+        fetched, consumed = record.provisioned_at, record.consumed_at
+        is_untouched = consumed is None and not record.attempts  # else the instant is part of what was set or given
+        now = replace(
+            record,
+            provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
+            grace_until=None if fetched is not None and fetched > since else record.grace_until,
+            attempts=tuple(replace(each, boots=tuple(map(seen_before, each.boots))) for each in record.attempts),
+            consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
+            runs={name: made._replace(at=over) if made.at > since else made for name, made in record.runs.items()},
+            unknown_serves=tuple(each._replace(seen=seen_before(each.seen)) for each in record.unknown_serves),
+        )
+        if now != record:
             name = known.machines[uuid].name if uuid in known.machines else uuid
             learning.write_record(uuid, name, now)
-
-
-def _brought_back(record: Record, at: datetime, since: datetime, *, is_far: bool) -> Record:
-    fetched, consumed = record.provisioned_at, record.consumed_at
-    is_untouched = consumed is None and not record.attempts  # else the instant is part of what was set or given
-    runs = {name: made._replace(at=at - FETCH_GRACE) if made.at > since else made for name, made in record.runs.items()}
-    return replace(
-        record,
-        provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
-        grace_until=None if fetched is not None and fetched > since else record.grace_until,
-        attempts=tuple(_attempt_brought_back(each, at, since) for each in record.attempts),
-        consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
-        runs=runs if runs != record.runs else record.runs,
-        unknown_serves=tuple(_serve_brought_back(each, at, since) for each in record.unknown_serves),
-    )
-
-
-def _serve_brought_back(serve: UnknownServe, at: datetime, since: datetime) -> UnknownServe:
-    return serve._replace(seen=serve.seen._replace(at=at - FETCH_GRACE)) if serve.seen.at > since else serve
-
-
-def _attempt_brought_back(attempt: InstallAttempt, at: datetime, since: datetime) -> InstallAttempt:
-    if all(each.at <= since for each in attempt.boots):
-        return attempt
-    boots = tuple(each._replace(at=at - FETCH_GRACE) if each.at > since else each for each in attempt.boots)
-    return replace(attempt, boots=boots)
 
 
 class Beginning(StrEnum):
@@ -223,7 +205,9 @@ def begin(
         for uuid, record in records.items():  # one that is not in the fleet now may come back
             said = replace(record, offered=number, answered=0, taken_back=0)  # its own are of another ledger's sequence
             learning.write_record(uuid, names.get(uuid, uuid), said)
-        learning.machines |= _bare(servers)  # who is not in the file stays unknown
+        for each in servers:  # who is not in the file stays unknown
+            bare = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
+            learning.machines[each.uuid] = bare
     heir_of = about.foreign or about.heir_of
     learning.facts = replace(learning.facts, initialised=how, begun=at, doubt=None, foreign=None, heir_of=heir_of)
     return f"{doubt}: the ledger begins with {_WORDED[how]}"
@@ -243,7 +227,8 @@ def _check(
         raise UsageError(f"nothing is recorded in this ledger ({doubt}); say adopt, or name a file of exported records")
     lacking: list[SystemUuid] = []
     if how is Beginning.RECORDS:
-        lacking = ahead(known.published, records, lambda uuid: [each.consumed_key for each in _one(records, uuid)])
+        consumed = {uuid: (each.consumed_key,) for uuid, each in records.items()}
+        lacking = ahead(known.published, records, lambda uuid: consumed.get(uuid, ()))
     if how is Beginning.AS_RECORDED:
         lacking = ahead(known.published, known.records, lambda uuid: known.overrides.get(uuid, {}).keys())
     if lacking:
@@ -252,11 +237,3 @@ def _check(
             f"{some([names.get(uuid, uuid) for uuid in lacking])}; take "
             "ops/records of that tree"
         )
-
-
-def _one(records: Mapping[SystemUuid, Record], uuid: SystemUuid) -> Iterable[Record]:
-    return (records[uuid],) if uuid in records else ()
-
-
-def _bare(servers: Iterable[Decision]) -> dict[SystemUuid, Machine]:
-    return {each.uuid: Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None) for each in servers}

@@ -50,10 +50,8 @@ from gitboot.resolve.provisioning_record import (
     CONSUMED_GRACE,
     FETCH_GRACE,
     Failure,
-    InstallAttempt,
     InstallStep,
     Record,
-    Run,
     Seen,
     UnknownServe,
     attempt_facts,
@@ -388,21 +386,17 @@ def record_consumed(learning: Learning, offer: Offer, at: datetime) -> None:
 def _write_step(learning: Learning, offer: Offer, now: Record, seen: Seen, at: datetime) -> None:
     if now is not learning.record(offer.uuid):
         learning.write_record(offer.uuid, offer.server, now)
-        learning.events.append(_told(offer.server, now.attempts[-1], seen, at))
-
-
-def _told(server: str, attempt: InstallAttempt, seen: Seen, at: datetime) -> Event:
-    """What there is to say of the step that an attempt has come to."""
-    step, which = attempt.step, f"attempt {attempt.number} at {attempt.key}"
-    if step is InstallStep.ATTEMPTED and len(attempt.boots) > 1:
-        which = f"boot {len(attempt.boots)} of {which}"
-    facts = {"server": server, **attempt_facts(attempt)}
-    if attempt.failed is not None:
-        message = f"{server}: {which} has failed: {attempt.failed}"
-    else:
-        what = "was given" if step is InstallStep.ATTEMPTED else "has started"
-        message = f"{server}: {which} {what}: {seen}"
-    return Event(at=at, type=str(step), message=message, facts=facts, warning=attempt.failed is not None)
+        attempt = now.attempts[-1]
+        step, which = attempt.step, f"attempt {attempt.number} at {attempt.key}"
+        if step is InstallStep.ATTEMPTED and len(attempt.boots) > 1:
+            which = f"boot {len(attempt.boots)} of {which}"
+        if attempt.failed is not None:
+            what = f"has failed: {attempt.failed}"
+        else:
+            what = f"{'was given' if step is InstallStep.ATTEMPTED else 'has started'}: {seen}"
+        facts, is_failed = {"server": offer.server, **attempt_facts(attempt)}, attempt.failed is not None
+        message = f"{offer.server}: {which} {what}"
+        learning.events.append(Event(at=at, type=str(step), message=message, facts=facts, warning=is_failed))
 
 
 def complete(learning: Learning, offer: Offer, evidence: str, at: datetime) -> None:
@@ -452,7 +446,10 @@ def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Rec
     number = learning.decide()
     for uuid, server, record in records:
         known = learning.record(uuid)  # also where it is said before the first commit was read
-        runs = {**record.runs, **_later_runs(known, record)} if known is not None else record.runs
+        runs = dict(record.runs)
+        for name, made in known.runs.items() if known is not None else ():  # no person's word takes a later run back
+            if name not in record.runs or made.run >= record.runs[name].run:
+                runs[name] = made
         said = (each for each in record.unknown_serves if not is_run(each.key))
         perhaps = (*said, *_of_runs(known if known is not None else record))
         now = replace(record, runs=runs, offered=number, answered=0, taken_back=0, unknown_serves=perhaps)
@@ -462,11 +459,6 @@ def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Rec
 def _of_runs(record: Record | None) -> tuple[UnknownServe, ...]:
     """The boots of maintenances that were perhaps served: what is said of an installation leaves them as they are."""
     return tuple(each for each in record.unknown_serves if is_run(each.key)) if record is not None else ()
-
-
-def _later_runs(known: Record, said: Record) -> dict[str, Run]:
-    """What maintenances have booted as far as it is no older than what is said: nobody's word takes it back."""
-    return {name: made for name, made in known.runs.items() if name not in said.runs or made.run >= said.runs[name].run}
 
 
 # What a commit would install
@@ -488,16 +480,19 @@ def left_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple[str, ..
 
 def strangers(knowledge: Knowledge, come: Iterable[Decision]) -> Iterator[Decision]:
     """Of the servers of a first commit those that the ledger's accepted one lacked, or that were installed before."""
-    here = knowledge.standing
-    return (each for each in come if each.uuid not in here or _would_be_installed_again(knowledge, each))
-
-
-def _would_be_installed_again(knowledge: Knowledge, decision: Decision) -> bool:
-    record, policy = knowledge.records.get(decision.uuid), decision.policy
-    if record is None or record.provision is None or policy is None or policy.boot is None:
-        return False
-    by_record = policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-    return by_record and policy.boot.writes_disk and not is_provisioned(policy, record)
+    for each in come:
+        record, policy = knowledge.records.get(each.uuid), each.policy
+        is_again = (
+            record is not None
+            and record.provision is not None
+            and policy is not None
+            and policy.boot is not None
+            and policy.boot.writes_disk
+            and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+            and not is_provisioned(policy, record)
+        )
+        if is_again or each.uuid not in knowledge.standing:
+            yield each
 
 
 def inheritances(
