@@ -75,17 +75,8 @@ def moved(path: Path, address: PostgresAddress | None) -> Moved:
             free_lease(new)
             new.hold(holder)
             found = _copied(ours, new, f"{socket.gethostname()}:{path.absolute()}" if address is None else new.name)
-        with new.reading():  # the copy is the ledger from now on
-            new.begin()
-            new.execute("DELETE FROM facts WHERE name = ?", (UNFINISHED,))
-            new.commit()
-    kept = None
-    if address is None:
-        file_beside(path).unlink()
-    else:
-        note_address(path, address)
-        if path.exists() and not (kept := set_aside(path, "copied")).exists():
-            raise LedgerError(f"{path} is gone")
+        _finish(new)
+    kept = _named(path, address)
     return Moved(ours.name, new.name, found, kept, about.left_for is not None)
 
 
@@ -108,6 +99,27 @@ def _copied(ours: Database, new: Database, place: str) -> dict[str, int]:
             raise ours.unreadable(error) from error
         raise
     return found
+
+
+def _finish(new: Database) -> None:
+    """Let the copy be the ledger."""
+    with new.reading():
+        new.begin()
+        new.execute("DELETE FROM facts WHERE name = ?", (UNFINISHED,))
+        new.commit()
+
+
+def _named(path: Path, address: PostgresAddress | None) -> Path | None:
+    """Name the new place; return where the old one is now, if that was a file."""
+    if address is None:
+        file_beside(path).unlink()
+        return None
+    note_address(path, address)
+    if not path.exists():
+        return None
+    if not (kept := set_aside(path, "copied")).exists():
+        raise LedgerError(f"{path} is gone")
+    return kept
 
 
 def _refuse_untaken(ours: Database) -> None:

@@ -326,7 +326,7 @@ def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, instance_tables.accept, "one")
+        put(ledger, instance_tables.write_facts, accepted="one")
         with pytest.raises(LedgerError, match="cannot be written"):
             put(ledger, _write_while_the_connection_is_lost, postgres_server)
         assert ledger.is_suspect
@@ -414,7 +414,7 @@ def test_finding_c2_a_commit_without_an_answer_is_read_again_before_anything_dep
         try:
             eventually(lambda: own.sql("SHOW synchronous_standby_names") == "none_such")
             with pytest.raises(LedgerError, match="no answer within 5 s"):
-                put(ledger, instance_tables.accept, "one")
+                put(ledger, instance_tables.write_facts, accepted="one")
             assert ledger.is_suspect
         finally:
             own.sql("ALTER SYSTEM RESET synchronous_standby_names")
@@ -449,10 +449,10 @@ def test_a_server_that_reads_only_takes_nothing_and_then_all(own: PostgresServer
     with open_ledger(own.ledger(tmp_path)) as ledger:
         ledger.rows("SET default_transaction_read_only = on")
         with pytest.raises(LedgerError, match=r"cannot be written .*read-only"):
-            put(ledger, instance_tables.accept, "one")
+            put(ledger, instance_tables.write_facts, accepted="one")
         assert instance_tables.read(ledger).accepted is None
         ledger.rows("SET default_transaction_read_only = off")
-        put(ledger, instance_tables.accept, "one")
+        put(ledger, instance_tables.write_facts, accepted="one")
         assert instance_tables.read(ledger).accepted == "one"
 
 
@@ -464,7 +464,7 @@ def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: Postgr
         other.database.execute("SET lock_timeout = 0")
 
         def write() -> None:
-            put(other, instance_tables.accept, "other")
+            put(other, instance_tables.write_facts, accepted="other")
             wrote.set()
 
         thread = threading.Thread(target=write)
@@ -490,11 +490,7 @@ def test_what_postgresql_has_no_place_for_is_replaced(path: Path) -> None:
 def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
     written(path)
     with open_ledger(path) as ledger:
-        put(
-            ledger,
-            instance_tables.note_surroundings,
-            instance_tables.read(ledger).__class__(identity="", output="/srv/boot"),
-        )
+        put(ledger, instance_tables.write_facts, output="/srv/boot")
     assert instance_tables.last(path) == 1
     assert [event["type"] for _, event in instance_tables.after(path, 0, 10)] == ["Accepted"]
     assert places(path) == (Path("/srv/boot"), None)
@@ -631,7 +627,7 @@ def test_a_file_that_was_left_is_refused_where_it_is_put_back(postgres_server: P
     with open_ledger(path) as before:
         moved(tmp_path, postgres_server.address().url)
         with pytest.raises(LedgerLeft, match="was copied to postgresql://"):
-            put(before, instance_tables.accept, "by a process that has had it open")
+            put(before, instance_tables.write_facts, accepted="by a process that has had it open")
     (other := tmp_path / "other").mkdir()
     shutil.copyfile(f"{path}.copied-1", other / "ledger.sqlite")
     with pytest.raises(LedgerLeft, match=r"was copied to postgresql://.*gitboot ledger copy --state STATE --to URL"):
@@ -649,7 +645,7 @@ def test_another_host_is_told_the_new_place_by_the_same_line(
     assert "was copied to" in refused(two, postgres_server.address().url), "another place"
     assert "it was copied before" in moved(two, url)
     with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
-        put(one, instance_tables.accept, "by one")
+        put(one, instance_tables.write_facts, accepted="by one")
         assert instance_tables.read(other).accepted == "by one"
 
 
@@ -673,11 +669,11 @@ def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
             with pytest.raises(LedgerLeft, match="was copied to"):
                 renewing.other_than(theirs)
         with pytest.raises(LeaseLost, match="was copied to"):
-            put(ledger, instance_tables.accept, "theirs")
+            put(ledger, instance_tables.write_facts, accepted="theirs")
         with pytest.raises(LedgerLeft, match="was copied to"):
             ledger.database.hold(theirs)
         with pytest.raises(LedgerLeft, match="was copied to"):
-            put(commands, instance_tables.accept, "theirs")
+            put(commands, instance_tables.write_facts, accepted="theirs")
     with open_ledger(path) as ledger:
         assert instance_tables.read(ledger).accepted == "c0ffee"
 
@@ -767,7 +763,7 @@ def test_a_copy_that_is_killed_leaves_one_ledger_or_none_and_is_ended_by_the_sam
     assert is_opened(elsewhere / "ledger.sqlite") == is_copy_used
     if is_used:
         with open_ledger(path) as ledger:
-            put(ledger, instance_tables.accept, "goes on")
+            put(ledger, instance_tables.write_facts, accepted="goes on")
     moved(tmp_path, "file" if to == "file" else address.url)
     assert (address_beside(path) is None) == (to == "file")
     after = described(path)
@@ -797,7 +793,7 @@ def test_a_place_that_was_left_is_gone_back_to_once_it_is_empty(
     postgres_server.sql(f"DROP SCHEMA {schema} CASCADE; CREATE SCHEMA {schema}")
     moved(tmp_path, address.url)
     with open_ledger(path) as ledger:
-        put(ledger, instance_tables.accept, "back")
+        put(ledger, instance_tables.write_facts, accepted="back")
 
 
 @pytest.mark.parametrize("from_file", [True, False], ids=["a file", "a database"])
@@ -812,7 +808,7 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
     moved(tmp_path, address.url if from_file else "file")
     place = str(tmp_path / "ledger.sqlite.copied-1") if from_file else address.url
     with open_ledger(path) as ledger:
-        put(ledger, instance_tables.accept, "since")
+        put(ledger, instance_tables.write_facts, accepted="since")
 
     def reclaim(state: Path, *more: str) -> Result:
         return CliRunner().invoke(cli, ["ledger", "reclaim", place, "--state", str(state), *more])
@@ -832,7 +828,7 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
         assert (about.identity, about.accepted, about.doubt) == (identity, "c0ffee", "RestoredLedger")
         assert not instance_tables.is_behind(ledger)
         ledger.database.hold(Holder("theirs", "another host"))
-        put(ledger, instance_tables.accept, "goes on")
+        put(ledger, instance_tables.write_facts, accepted="goes on")
     again = reclaim(tmp_path, "--yes")
     if from_file:
         assert "is no file" in str(again.exception)
@@ -853,7 +849,7 @@ def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path
     moved(tmp_path, address.url)
     with open_ledger(path) as ledger:
         ledger.database.hold(Holder("theirs", "another host"))
-        put(ledger, instance_tables.accept, "back")
+        put(ledger, instance_tables.write_facts, accepted="back")
 
 
 def test_what_is_there_already_is_not_written_over(postgres_server: PostgresServer, tmp_path: Path) -> None:
