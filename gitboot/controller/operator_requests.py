@@ -23,7 +23,7 @@ from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record import Record, last_word, record_of
+from gitboot.resolve.provisioning_record import last_word, record_of
 from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.resolve.server_plan import Halt, Stoppage
 from gitboot.status.events import Event
@@ -168,7 +168,9 @@ def _set_records(learning: Learning, request: Request) -> str:
     items = [(parse_uuid(item["uuid"]), str(item["server"]), record_of(item)) for item in facts["items"]]
     seen = {parse_uuid(item["uuid"]): item["seen"] for item in facts["items"] if "seen" in item}
     for uuid, server, record in items:
-        if record.provision is None and uuid in seen and _was_provisioned_since(learning, uuid, seen[uuid]):
+        if record.provision is not None or uuid not in seen or (now := learning.record(uuid)) is None:
+            continue
+        if now.provision is not None and last_word(now) != seen[uuid]:
             raise UsageError(f"{server} was provisioned after that was asked for; ask again if it is meant still")
     known = [server for uuid, server, _ in items if facts.get("unknown") and learning.record(uuid) is not None]
     if known:
@@ -182,7 +184,10 @@ def _set_records(learning: Learning, request: Request) -> str:
     reason = f" ({facts['reason']})" if facts.get("reason") else ""
     if len(items) == 1:
         _, server, record = items[0]
-        return f"{server} is {_worded(record)}{reason}"
+        if record.provision is None:
+            return f"{server} is pending: it is installed as soon as its plan wants it{reason}"
+        image = f" with BootImage/{record.image}" if record.image else ""
+        return f"{server} is provisioned: provision {record.provision}{image}{reason}"
     return f"{len(items)} records are set{reason}"
 
 
@@ -191,12 +196,6 @@ def _begin(learning: Learning, facts: Mapping[str, Any], commit: Commit, at: dat
         raise UsageError(f"{commit.revision} was accepted meanwhile; look again")
     records = {parse_uuid(item["uuid"]): record_of(item) for item in facts.get("items", ())}
     return begin(learning, commit, Beginning(facts["how"]), records, at)
-
-
-def _was_provisioned_since(learning: Learning, uuid: SystemUuid, seen: object) -> bool:
-    """Whether evidence has overtaken who asked: what they had ``seen`` of a server is not what it is by now."""
-    record = learning.record(uuid)
-    return record is not None and record.provision is not None and last_word(record) != seen
 
 
 def _resolve(learning: Learning, facts: Mapping[str, Any]) -> str:
@@ -291,13 +290,6 @@ def _settle(learning: Learning, uuid: SystemUuid, state: State, which: Callable[
 def _is_provision(each: OverrideRecord) -> bool:
     settled = (State.RECORDED, State.CONSUMED, State.LOST, State.SET_BY_ANOTHER)
     return each.reason.startswith("provision/") and each.state in settled
-
-
-def _worded(record: Record) -> str:
-    if record.provision is None:
-        return "pending: it is installed as soon as its plan wants it"
-    image = f" with BootImage/{record.image}" if record.image else ""
-    return f"provisioned: provision {record.provision}{image}"
 
 
 def stop_of(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> Halt:

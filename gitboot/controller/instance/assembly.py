@@ -251,6 +251,63 @@ def _start(settings: Settings, dependencies: Dependencies) -> Standing:
 # To run
 
 
+class _Reports:
+    """What a running instance tells of itself: events, progress, and the status that it leaves."""
+
+    def __init__(
+        self, settings: Settings, tell: Tell, clock: Clock, judged: Callable[[Status, int], None] | None
+    ) -> None:
+        self._settings, self._tell, self._clock, self._judged = settings, tell, clock, judged
+        self.left = state.LeftStatus(settings.state, clock)
+        self._unknown = KeptUnknown(settings.state, settings.spool, settings.output, clock)
+        self.laps = Laps()
+        self.listener = WorkListener(self._tell_progress, progress=self.laps.note_progress)
+
+    def warn(self, message: str) -> None:
+        self._tell(Event(at=self._clock(), type="KeptUnusable", message=message, warning=True))
+
+    def time_evaluation(self) -> Callable[[], None]:
+        """Start to measure an evaluation; the result is called at its end."""
+        lap = self.laps.start()
+        return lambda: lap(Stage.EVALUATE)
+
+    def _tell_progress(self, underway: Underway | None) -> None:
+        """Report how far long work has come, and how long it still takes: as an event, and in the status."""
+        self.left.note(underway)
+        if underway is not None:
+            facts = {name: value for name, value in underway.facts().items() if name != "message"}
+            self._tell(Event(at=self._clock(), type="Progress", message=underway.message, facts=facts))
+
+    def leave_status(self, store: Store, source: Source, tree: Directory, status: Status, at: datetime) -> None:
+        """Leave the status for `gitboot status`, and for the endpoints of the tree, which compare their clock by it.
+
+        It has how far the ledger has come: an older copy of it is noticed by that.
+        """
+        settings, (identity, changes) = self._settings, store.progress
+        project = project_of(settings)
+        said = {
+            "at": format_instant(at),
+            "site": settings.site,
+            "changes": changes,
+            "links": project.links() if project is not None else None,
+            "branch": source.reference,
+        }
+        tree.write_status(status_file(self.left.write({**status.facts(), **said})), at)
+        if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
+            with suppress(OSError):  # it says less then, and is trusted less
+                write_mark(spooled, identity, changes)
+        if (seen := self._unknown.take_in(status.applied, at)) is not None:
+            content, events = seen
+            tree.write_status(content, at, UNKNOWN)
+            with suppress(LedgerError):  # they are told all the same
+                write_events(store, events)
+            for event in events:
+                self._tell(event)
+        if self._judged is not None:
+            _, change = store.mark or ("", 0)
+            self._judged(status, change)
+
+
 @contextmanager
 def running(
     settings: Settings,
@@ -272,34 +329,6 @@ def running(
     a commit that is being evaluated is waited for. ``judged`` is told of each status, and how far the ledger had come
     then. ``evaluation_of`` a clone is a process of its own, and so is what fetches, if not a test's.
     """
-
-    def warn(message: str) -> None:
-        tell(Event(at=clock(), type="KeptUnusable", message=message, warning=True))
-
-    def tell_progress(underway: Underway | None) -> None:
-        """Report how far long work has come, and how long it still takes: as an event, and in the status."""
-        left.note(underway)
-        if underway is not None:
-            facts = {name: value for name, value in underway.facts().items() if name != "message"}
-            tell(Event(at=clock(), type="Progress", message=underway.message, facts=facts))
-
-    def time_evaluation() -> Callable[[], None]:
-        lap = laps.start()
-        return lambda: lap(Stage.EVALUATE)
-
-    def report(status: Status, at: datetime) -> None:
-        _leave_status(settings, store, source, tree, left, status, at)
-        if (seen := unknown.take_in(status.applied, at)) is not None:
-            content, events = seen
-            tree.write_status(content, at, UNKNOWN)
-            with suppress(LedgerError):  # they are told all the same
-                write_events(store, events)
-            for event in events:
-                tell(event)
-        if judged is not None:
-            _, change = store.mark or ("", 0)
-            judged(status, change)
-
     look_for_repository(settings)
     with ExitStack() as stack:
         stack.enter_context(private(settings.state))
@@ -308,20 +337,18 @@ def running(
         _check_storage(settings, tell, clock)
         stack.enter_context(state.locked(settings.state))
         state.remove_former_caches(settings.state)
-        cache = stack.enter_context(state.open_cache(settings.state, warn))
+        reports = _Reports(settings, tell, clock, judged)
+        cache = stack.enter_context(state.open_cache(settings.state, reports.warn))
         store, read = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
         store.database.hold(Holder.of(settings.state, settings.lease_s))
         _tell_of_taking_over(store, tell, clock())
         shared, fence, ending_fence = stack.enter_context(_kept(store, lost))
-        left = state.LeftStatus(settings.state, clock)
-        laps = Laps()
-        listener = WorkListener(tell_progress, progress=laps.note_progress)
         modes = output_modes(store, settings.output, settings.output_group)
         opened = Directory.open(
             settings.output,
             ledger=instance_tables.read(store).identity,
             heir_of=lambda: instance_tables.read(store).heir_of,
-            told=listener.of(Work.PUBLISH),
+            told=reports.listener.of(Work.PUBLISH),
             modes=modes,
         )
         tree = stack.enter_context(opened)
@@ -333,8 +360,8 @@ def running(
                 settings.state,
                 allowance=settings.allowance,
                 waits=wait,
-                timed=time_evaluation,
-                read=listener.of(Work.READ),
+                timed=reports.time_evaluation,
+                read=reports.listener.of(Work.READ),
                 site=settings.site,
                 cache=cache,
             )
@@ -346,7 +373,6 @@ def running(
         stack.callback(evaluation.close)
         patrol = Patrol(settings.output, wake)
         stack.callback(patrol.close)
-        unknown = KeptUnknown(settings.state, settings.spool, settings.output, clock)
         dependencies = Dependencies(
             store=store,
             source=source,
@@ -364,17 +390,17 @@ def running(
             keys=keys_of(settings.state, store, tell, clock),
             trust=trust_of(settings.trust, source, settings.state / KEYS),
             artifacts=stack.enter_context(looking(settings, store, cache, wake)),
-            checkpoint=Checkpoint(cache, tree, patrol, warn, settings.site),
+            checkpoint=Checkpoint(cache, tree, patrol, reports.warn, settings.site),
             resumes=not wait,
             shared=shared,
             read=read,
             tell=tell,
             wake=wake,
-            report=report,
-            stalled=left.add,
+            report=partial(reports.leave_status, store, source, tree),
+            stalled=reports.left.add,
             uptime=uptime,
-            laps=laps,
-            listener=listener,
+            laps=reports.laps,
+            listener=reports.listener,
         )
         yield stack.enter_context(build(settings, dependencies)), source
 
@@ -594,34 +620,6 @@ def witness_of(settings: Settings) -> Path | None:
             if own not in {path.stat().st_dev for path in others if path.exists()}:
                 return _mark_in_spool(settings)
     return None
-
-
-def _leave_status(
-    settings: Settings,
-    store: Store,
-    source: Source,
-    tree: Directory,
-    left: state.LeftStatus,
-    status: Status,
-    at: datetime,
-) -> None:
-    """Leave the status for `gitboot status`, and for the endpoints of the tree, which compare their clock by it.
-
-    It has how far the ledger has come: an older copy of it is noticed by that.
-    """
-    identity, changes = store.progress
-    project = project_of(settings)
-    said = {
-        "at": format_instant(at),
-        "site": settings.site,
-        "changes": changes,
-        "links": project.links() if project is not None else None,
-        "branch": source.reference,
-    }
-    tree.write_status(status_file(left.write({**status.facts(), **said})), at)
-    if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
-        with suppress(OSError):  # it says less then, and is trusted less
-            write_mark(spooled, identity, changes)
 
 
 def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:

@@ -37,22 +37,16 @@ def look_for_repository(settings: Settings) -> None:
         local = remote.local
         if local is None:
             return
-        if has_repository(local):
-            _check_branch(settings, remote)
+        if not has_repository(local):
+            raise UsageError(f"there is no Git repository at {local}: nothing was made; look how it is spelt")
+        has_ledger = settings.ledger is not None or state.has_ledger(settings.state)
+        if remote.reference is not None or has_ledger:
             return
-        raise UsageError(f"there is no Git repository at {local}: nothing was made; look how it is spelt")
-
-
-def _check_branch(settings: Settings, remote: Remote) -> None:
-    """Raise `BranchNotNamed` if a new ledger is to follow a repository on this host whose HEAD is detached."""
-    has_ledger = settings.ledger is not None or state.has_ledger(settings.state)
-    if remote.reference is not None or has_ledger:
-        return
-    head = None
-    with suppress(SourceError, UsageError):  # the fetch reports it
-        head = Upstream(remote, settings.state).read_head()
-    if head is not None and head.branch is None:
-        raise BranchNotNamed(detached(remote))
+        head = None
+        with suppress(SourceError, UsageError):  # the fetch reports it
+            head = Upstream(remote, settings.state).read_head()
+        if head is not None and head.branch is None:
+            raise BranchNotNamed(detached(remote))
 
 
 @contextmanager
