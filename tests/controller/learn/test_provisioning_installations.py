@@ -121,13 +121,6 @@ def test_its_data_is_its_start_and_ends_it_where_a_fetch_is_the_evidence(web01: 
     assert "as far as its fetches show" in web01.events[-1].message
 
 
-def test_what_asks_for_no_data_is_installed_as_far_as_anybody_can_see_once_its_boot_was_given(
-    web01: Installing,
-) -> None:
-    web01.entry(web01.install(data=False))
-    assert web01.step == "Provisioned"
-
-
 def test_its_data_alone_says_that_its_boot_was_given(web01: Installing) -> None:
     """A configuration that was fetched by TFTP is seen by nobody."""
     web01.install()
@@ -552,17 +545,6 @@ def test_servers_are_counted_by_their_steps(web01: Installing) -> None:
     assert counted() == {"Failed": 1}
     web01.asked("provisioned/TOKEN")
     assert counted() == {"Provisioned": 1}
-
-
-def test_what_is_known_outlasts_the_process(tmp_path: Path) -> None:
-    with Installing(tmp_path) as web01:
-        web01.entry(web01.install(evidence="Reported", attempts=2))
-        web01.data()
-        web01.fails("a\nb")
-        before = web01.record
-    with Installing(tmp_path, initial=None) as web01:
-        web01.install(evidence="Reported", attempts=2)
-        assert web01.record == before
 
 
 # An ordinary day

@@ -201,16 +201,3 @@ def test_what_was_seen_of_a_run_is_explained_and_counted(web01: Maintained) -> N
     metrics = {metric.name: metric for metric in of_status(web01.instance.reconciler.status.facts())}
     (sample,) = metrics["gitboot_maintenance_runs"].samples
     assert (sample.labels, sample.value) == ({"step": "Started"}, 1)
-
-
-def test_steps_outlast_the_process(tmp_path: Path) -> None:
-    with Maintained(tmp_path) as web01:
-        plan = web01.maintain()
-        web01.entry(plan)
-        web01.wait(minutes=2)
-        web01.data(plan.data)
-        before = web01.record
-    with Maintained(tmp_path, initial=None) as web01:
-        web01.wait(minutes=3)
-        web01.maintain()
-        assert (web01.record, web01.shown) == (before, (Phase.DISK, Cause.MAINTENANCE_STARTED))
