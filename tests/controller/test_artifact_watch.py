@@ -106,8 +106,7 @@ def test_only_what_is_known_to_be_absent_holds_a_boot_back(
 ) -> None:
     if seen is not None:
         told.see(seen, name)
-    bench.decide(*ONCE)
-    assert shown(bench.reconcile()) == expected
+    assert shown(bench.decide(*ONCE).reconcile()) == expected
     state = bench.servers["web01"]
     entry = next(path for path in state.published.paths if path.endswith("boot.ipxe"))
     turn = state.published.paths[entry][0]
@@ -136,15 +135,12 @@ def test_it_is_offered_by_itself_once_it_comes_and_each_turn_is_told_once(bench:
 
 
 def test_what_is_wanted_is_looked_at_and_nothing_else(bench: Bench, told: Told) -> None:
-    bench.decide(*ONCE)
-    bench.reconcile()
+    bench.decide(*ONCE).reconcile()
     assert {each.url for each in told.wanted} == {f"{BASE}/flatcar-1/{name}" for name in ("kernel", "initrd")}
-    bench.decide(*ONCE, maintenance("check", "20T22:00 21T04:00"))
-    bench.reconcile()
+    bench.decide(*ONCE, maintenance("check", "20T22:00 21T04:00")).reconcile()
     names = ("flatcar-1/kernel", "flatcar-1/initrd", "memtest-7/kernel", "memtest-7/initrd")
     assert {each.url for each in told.wanted} == {f"{BASE}/{name}" for name in names}
-    bench.decide(*SEED[:1], policy("web", "None"), *SEED[2:6])
-    bench.reconcile()
+    bench.decide(*SEED[:1], policy("web", "None"), *SEED[2:6]).reconcile()
     assert told.wanted == frozenset()
 
 
@@ -169,8 +165,7 @@ def test_what_writes_no_disk_boots_in_place_of_a_maintenance_that_is_absent(benc
         *(profile("web", "live-1"), profile("repair", "memtest-7"), policy("web")),
         maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 1"),
     )
-    bench.decide(*diskless)
-    assert shown(bench.reconcile()) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
+    assert shown(bench.decide(*diskless).reconcile()) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
     told.see(ABSENT, "memtest-7/kernel")
     assert shown(bench.reconcile()) == (Phase.NETWORK, Cause.ABSENT, "live-1")
     told.see(ABSENT, "live-1/initrd")
@@ -231,10 +226,8 @@ def test_a_boot_that_was_given_is_given_on_to_who_asks_again(bench: Bench, told:
     bench.decide(*ONCE)
     bench.fetch(bench.reconcile())
     told.see(ABSENT, KERNEL)
-    bench.wait(seconds=10)
-    assert shown(bench.reconcile()) == OFFERED
-    bench.wait(seconds=60)
-    planned = bench.reconcile()
+    assert shown(bench.wait(seconds=10).reconcile()) == OFFERED
+    planned = bench.wait(seconds=60).reconcile()
     assert planned is not None and planned.boot is None
     assert planned.cause is not Cause.ABSENT  # what was begun is told as what it is
 
@@ -243,8 +236,7 @@ def test_the_next_boot_of_an_installer_that_boots_twice_waits_for_its_files(benc
     twice = image("flatcar-1", "boots: 2")
     bench.decide(*ONCE[:2], twice, *ONCE[3:])
     bench.fetch(bench.reconcile())
-    bench.wait(minutes=5)
-    assert shown(bench.reconcile()) == OFFERED
+    assert shown(bench.wait(minutes=5).reconcile()) == OFFERED
     told.see(ABSENT, KERNEL)
     assert shown(bench.reconcile()) == DISK
     told.see(THERE, KERNEL)
@@ -281,8 +273,7 @@ MIRRORING = (
 
 
 def test_what_is_mirrored_is_offered_once_it_was_seen(bench: Bench, told: Told) -> None:
-    bench.decide(*MIRRORING)
-    assert shown(bench.reconcile()) == DISK
+    assert shown(bench.decide(*MIRRORING).reconcile()) == DISK
     assert "it was not looked at yet" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
     assert {each.url for each in told.wanted} == {f"http://boot.test/o/{SHA}/{name}" for name in ("kernel", "initrd")}
     told.sightings = dict.fromkeys(told.wanted, SILENT)
@@ -294,15 +285,13 @@ def test_what_is_mirrored_is_offered_once_it_was_seen(bench: Bench, told: Told) 
 def test_reconciling_once_looks_before_anything_is_offered(bench: Bench, told: Told) -> None:
     file = BootFile(url=f"{BASE}/{KERNEL}", sha256=SHA, size=None)  # type: ignore[arg-type]
     told.late = {file: ABSENT}
-    bench.decide(*ONCE)
-    assert shown(bench.reconcile()) == DISK
+    assert shown(bench.decide(*ONCE).reconcile()) == DISK
     assert bench.told("ArtifactMissing") == ["ArtifactMissing"]
 
 
 def test_without_anybody_who_looks_nothing_is_said(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
-        bench.decide(*ONCE)
-        assert shown(bench.reconcile()) == OFFERED
+        assert shown(bench.decide(*ONCE).reconcile()) == OFFERED
         assert bench.condition("ArtifactsPresent") is None
 
 

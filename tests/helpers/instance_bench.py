@@ -127,13 +127,15 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def decide(self, *documents: str, files: Mapping[str, str] | None = None) -> None:
+    def decide(self, *documents: str, files: Mapping[str, str] | None = None) -> Self:
         """Push a commit with these documents."""
         self.commits.push(snapshot(*documents, files=files))
+        return self
 
-    def wait(self, **given: float) -> None:
+    def wait(self, **given: float) -> Self:
         """Let time pass."""
         self.now += timedelta(**given)
+        return self
 
     def reconcile(self, *, wait: bool = True) -> BootPlan | None:
         """Reconcile, to the end of the BMC jobs that it begins; what web01 boots then."""

@@ -123,8 +123,7 @@ def test_e4_evidence_of_a_raised_provision_is_no_older_than_what_a_clock_that_wa
 def test_e4_what_is_heard_of_once_the_clock_was_set_right_opens_nothing_more(bench: Bench, evidence: str) -> None:
     """It was given by a clock that was ahead, and nobody reconciled then."""
     settings = fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}")
-    bench.decide(settings, *fleet_of()[1:])
-    plan = bench.plan()
+    plan = bench.decide(settings, *fleet_of()[1:]).plan()
     bench.now = NOON + TWO_HOURS
     bench.fetch(plan)
     bench.now = NOON + timedelta(seconds=61)
@@ -139,8 +138,7 @@ def test_e4_a_clock_that_was_ahead_and_is_set_right_within_the_minute_opens_it_n
 ) -> None:
     """A machine fetched its boot three minutes ago; by the clock that was ahead it was five seconds ago."""
     bench.now, bench.ahead = NOON + timedelta(minutes=3), timedelta(minutes=3)
-    bench.decide(*fleet_of())
-    plan = bench.plan()
+    plan = bench.decide(*fleet_of()).plan()
     assert plan is not None
     entry = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
     up = Uptime("this", NOON.timestamp())
@@ -188,8 +186,7 @@ def test_e4_what_was_made_is_not_given_again_where_a_clock_is_behind_by_little(
     """It was set back by three minutes, of which two had passed by then."""
     settings = fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}")
     wipe = (maintenance("wipe", "20T11:00 20T16:00", "networkBoot: Once"),) if wipes else ()
-    bench.decide(settings, *fleet_of()[1:], *wipe)
-    plan = bench.plan()
+    plan = bench.decide(settings, *fleet_of()[1:], *wipe).plan()
     assert plan is not None and plan.phase is (Phase.MAINTENANCE if wipes else Phase.NETWORK)
     bench.fetch(plan)
     assert phase(bench) is plan.phase  # the minute of grace
@@ -248,8 +245,7 @@ def test_e4_a_clock_that_steps_back_opens_windows_that_were_not_reached_when_the
 
 @pytest.mark.parametrize(("minutes", "trusted"), [(0, True), (2, True), (2.1, False), (60 * 24 * 365, False)])
 def test_a_clock_may_be_two_minutes_behind_the_ledger(bench: Bench, minutes: float, trusted: bool) -> None:
-    bench.decide(*fleet_of())
-    bench.plan()
+    bench.decide(*fleet_of()).plan()
     bench.now -= timedelta(minutes=minutes)
     bench.plan()
     assert (bench.condition("ClockTrusted") or (None,))[0] is trusted
@@ -278,8 +274,7 @@ def test_e32_an_instance_writes_its_time_at_each_pass_and_endpoints_compare_thei
 
 
 def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
-    bench.decide(*fleet_of())
-    bench.plan()
+    bench.decide(*fleet_of()).plan()
     bench.now -= TWO_HOURS
     bench.plan()
     assert bench.schedule.may_set is False
@@ -291,12 +286,10 @@ def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
 
 def test_what_is_behind_after_a_restart_is_noticed(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
-        bench.decide(*fleet_of())
-        bench.plan()
+        bench.decide(*fleet_of()).plan()
     with Bench(tmp_path) as bench:
         bench.now = NOON - timedelta(days=365)
-        bench.decide(*fleet_of())
-        bench.plan()
+        bench.decide(*fleet_of()).plan()
         assert (bench.condition("ClockTrusted") or ())[:2] == (False, "Behind")
 
 

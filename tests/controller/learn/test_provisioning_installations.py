@@ -258,8 +258,7 @@ def test_what_was_installed_before_is_no_proof_once_another_installation_has_beg
         web01.fails("no disk found")
     web01.install(evidence="Reported", provision=1)
     assert (web01.step, web01.boots) == ("Failed" if fails else "Attempted", (Phase.DISK, Cause.OVERTAKEN, None))
-    web01.wait(minutes=30)
-    web01.reconcile()
+    web01.wait(minutes=30).reconcile()
     status, reason, message = web01.condition("BootsProven") or (None, "", "")
     assert (status, reason) == (False, "Failed" if fails else "Overdue")
     assert "web01" in message
@@ -350,8 +349,7 @@ def test_each_boot_of_an_installer_has_an_override_of_its_own(web01: Installing)
     plan = web01.install(boots=2, evidence="Reported")
     assert plan is not None and plan.override is not None and plan.override.reason == "provision/1"
     web01.entry(plan)
-    web01.wait(seconds=60)
-    plan = web01.reconcile()
+    plan = web01.wait(seconds=60).reconcile()
     assert plan is not None and plan.override is not None and plan.override.reason == "provision/1/boot/2"
 
 
@@ -460,8 +458,7 @@ def test_the_next_boot_of_the_disk_ends_what_is_shown_as_served(web01: Installin
 
 def test_a_boot_of_the_disk_ends_no_installation_whose_completion_is_to_be_reported(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
-    web01.wait(minutes=2)
-    web01.reconcile()
+    web01.wait(minutes=2).reconcile()
     assert ENTRY not in web01.servers["web01"].entries
 
 
@@ -471,13 +468,11 @@ def test_a_boot_of_the_disk_ends_no_installation_whose_completion_is_to_be_repor
 def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01: Installing) -> None:
     web01.entry(web01.install())
     assert web01.due is not None
-    web01.wait(minutes=29, seconds=59)
-    web01.reconcile()
+    web01.wait(minutes=29, seconds=59).reconcile()
     waits = "web01 (Installing since 2026-11-20T12:00:00Z; last step: boot fetched at 2026-11-20T12:00:00Z)"
     assert web01.condition("BootsProven") == (True, "Installing", f"no evidence of completion: {waits}")
     assert web01.due == NOON + timedelta(minutes=30)
-    web01.wait(seconds=1)
-    web01.reconcile()
+    web01.wait(seconds=1).reconcile()
     status, reason, message = web01.condition("BootsProven") or (None, "", "")
     assert (status, reason) == (False, "Overdue")
     assert f"web01 (attempted: {NIC} fetched {ENTRY} at 2026-11-20T12:00:00Z)" in message
@@ -492,11 +487,9 @@ def test_a_step_lasts_from_the_last_that_was_seen(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(minutes=20)
     web01.data()
-    web01.wait(minutes=29)
-    web01.reconcile()
+    web01.wait(minutes=29).reconcile()
     assert (web01.condition("BootsProven") or (False,))[0] is True
-    web01.wait(minutes=1)
-    web01.reconcile()
+    web01.wait(minutes=1).reconcile()
     assert "web01 (started: " in (web01.condition("BootsProven") or (False, "", ""))[2]
 
 
@@ -506,8 +499,7 @@ def test_what_waits_for_a_commit_alone_is_not_looked_for(web01: Installing, has_
     web01.entry(web01.install(evidence="Declared"))
     if has_started:
         web01.data()
-    web01.wait(minutes=31)
-    web01.reconcile()
+    web01.wait(minutes=31).reconcile()
     assert web01.step == ("Started" if has_started else "Attempted")
     assert (web01.condition("BootsProven") or (None,))[0] is has_started
 
@@ -554,8 +546,7 @@ def test_a_second_nic_and_the_next_loader_get_the_same_boot(web01: Installing) -
     plan = web01.install(evidence="Reported")
     web01.entry(plan, NIC)
     for seconds in (5, 30, 20):
-        web01.wait(seconds=seconds)
-        plan = web01.reconcile()
+        plan = web01.wait(seconds=seconds).reconcile()
         assert plan is not None and (plan.phase, plan.cause) == OFFERED
         web01.entry(plan, OTHER_NIC)
     assert web01.given == [1]
@@ -567,8 +558,7 @@ def test_a_kernel_that_is_answered_503_and_then_again_is_one_installation(web01:
     """The loader tries its script again; it comes back for the entry; its system asks for its data: all one boot."""
     plan = web01.install()
     web01.entry(plan)
-    web01.wait(seconds=25)
-    plan = web01.reconcile()
+    plan = web01.wait(seconds=25).reconcile()
     web01.entry(plan)
     web01.wait(minutes=4)  # a kernel that is fetched slowly
     web01.data()
@@ -593,8 +583,7 @@ def test_machines_behind_one_address_are_told_apart_by_what_they_fetch(tmp_path:
         for name in ("web01", "web03"):
             bench.fetch(bench.servers[name].plan, client="192.0.2.1")
         bench.reconcile()
-        bench.wait(minutes=2)
-        bench.reconcile()
+        bench.wait(minutes=2).reconcile()
         phases = {name: state.plan.phase for name, state in bench.servers.items() if state.plan is not None}
         assert phases == {"web01": Phase.DISK, "web02": Phase.NETWORK, "web03": Phase.DISK}
 
