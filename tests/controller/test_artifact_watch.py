@@ -29,7 +29,7 @@ from tests.helpers.git_servers import free_port
 from tests.helpers.instance_bench import Bench
 from tests.helpers.instance_doubles import Unsynced
 from tests.helpers.instance_process import eventually
-from tests.helpers.instance_with_bmcs import Rack, boots, condition, typed, until_condition
+from tests.helpers.instance_with_bmcs import Rack, boots, condition, until_condition
 
 __all__ = ["make_site"]  # a fixture
 
@@ -406,12 +406,18 @@ def looks(tmp_path: Path, ledger: Store) -> Iterator[Callable[..., Lookout]]:
         yield looks
 
 
+def look(lookout: Lookout, files: Collection[BootFile], bases: tuple[str, ...]) -> Mapping[BootFile, Sighting]:
+    """Let a lookout look at each of these files once; return what it has seen."""
+    lookout.want(files, bases)
+    lookout.wait()
+    return lookout.seen()
+
+
 def test_a_lookout_sees_what_is_missing_and_when_it_comes(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
     woken: list[bool] = []
     lookout = looks(wake=lambda: woken.append(True))
     there, missing = web.put("/there", KERNEL_BYTES), web.file("/missing", KERNEL_BYTES)
-    lookout.want({there, missing}, (web.url,))
-    lookout.wait()
+    look(lookout, {there, missing}, (web.url,))
     assert lookout.seen()[there].presence is Presence.FOUND
     assert lookout.seen()[missing].is_absent
     assert woken
@@ -426,8 +432,7 @@ def test_a_lookout_sees_what_is_missing_and_when_it_comes(web: ArtifactServer, l
 def test_who_falls_silent_has_not_got_what_was_missing(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
     lookout = looks()
     there, missing = web.put("/there", KERNEL_BYTES), web.file("/missing", KERNEL_BYTES)
-    lookout.want({there, missing}, (web.url,))
-    lookout.wait()
+    look(lookout, {there, missing}, (web.url,))
     web.statuses |= {"/there": 503, "/missing": 503}
     eventually(lambda: lookout.seen()[there].presence is Presence.UNKNOWN)
     before = web.asked["HEAD", "/missing"]
@@ -440,8 +445,7 @@ def test_what_was_missing_is_missing_after_a_restart_until_it_is_looked_at(
 ) -> None:
     missing, there = web.file("/missing", KERNEL_BYTES), web.put("/there", KERNEL_BYTES)
     first = looks()
-    first.want({missing, there}, (web.url,))
-    first.wait()
+    look(first, {missing, there}, (web.url,))
     first.close()
     with ledger.writing() as tx:
         instance_tables.store_sightings(tx, first.seen(), "")
@@ -453,8 +457,7 @@ def test_what_was_missing_is_missing_after_a_restart_until_it_is_looked_at(
     }
     assert sum(web.asked.values()) == asked
     web.put("/missing", KERNEL_BYTES)
-    second.want({missing, there}, (web.url,))
-    second.wait()
+    look(second, {missing, there}, (web.url,))
     assert second.seen()[missing].is_there
 
 
@@ -464,8 +467,7 @@ def test_a_restart_reads_no_artifact_again_unless_the_cache_is_gone(
     right, wrong = web.put("/right", KERNEL_BYTES), replace(web.put("/wrong", OTHER), sha256=digest_of(KERNEL_BYTES))
     for reads in (1, 1, 2):
         lookout = looks("read")
-        lookout.want({right, wrong}, (web.url,))
-        lookout.wait()
+        look(lookout, {right, wrong}, (web.url,))
         assert (lookout.seen()[right].presence, lookout.seen()[wrong].presence) == (Presence.VERIFIED, Presence.WRONG)
         assert (web.asked["GET", "/right"], web.asked["GET", "/wrong"]) == (reads, reads)
         lookout.close()
@@ -475,9 +477,7 @@ def test_a_restart_reads_no_artifact_again_unless_the_cache_is_gone(
 
 def test_what_nobody_wants_any_more_is_forgotten(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
     lookout, missing = looks(), web.file("/missing", KERNEL_BYTES)
-    lookout.want({missing}, (web.url,))
-    lookout.wait()
-    same = lookout.seen()
+    same = look(lookout, {missing}, (web.url,))
     assert lookout.seen() is same
     lookout.want((), (web.url,))
     assert lookout.seen() == {}
@@ -492,8 +492,7 @@ def test_files_that_are_served_here_are_read_and_others_only_where_that_is_asked
     own, other = web.file("/assets/kernel", KERNEL_BYTES), web.put("/other", KERNEL_BYTES[::-1])
     other = replace(other, sha256=own.sha256)
     lookout = looks(assets=assets)
-    lookout.want({own, other}, (web.url,))
-    lookout.wait()
+    look(lookout, {own, other}, (web.url,))
     assert lookout.seen()[own].presence is Presence.WRONG
     assert lookout.seen()[other].presence is Presence.FOUND
     assert web.asked["HEAD", "/assets/kernel"] == 0
@@ -502,8 +501,7 @@ def test_files_that_are_served_here_are_read_and_others_only_where_that_is_asked
     eventually(lambda: lookout.seen()[own].presence is Presence.VERIFIED)
     lookout.close()
     reading = looks("read")
-    reading.want({other}, (web.url,))
-    reading.wait()
+    look(reading, {other}, (web.url,))
     assert reading.seen()[other].presence is Presence.WRONG
 
 
@@ -516,9 +514,7 @@ def test_what_is_mirrored_is_looked_for_in_the_tree_and_at_sites(
     bases = ("http://boot.invalid", web.url, nobody)
     own, site, silent = (replace(web.file("/", KERNEL_BYTES), url=f"{base}/{path}", source="s") for base in bases)
     lookout = looks()
-    lookout.want({own, site, silent}, bases)
-    lookout.wait()
-    found = lookout.seen()
+    found = look(lookout, {own, site, silent}, bases)
     assert [found[each].presence for each in (own, site, silent)] == [
         *(Presence.UNKNOWN, Presence.MISSING, Presence.MISSING),
     ]
@@ -588,26 +584,6 @@ def test_a_running_instance_waits_for_an_image_and_others_go_on(tmp_path: Path, 
             assert (web01.times_set, web02.times_set, web03.times_set) == (1, 1, 1)
         types = [event["type"] for event in instance.events]
         assert types.count("ArtifactFound") == 2
-
-
-def test_what_is_not_mirrored_yet_is_set_once_it_is(tmp_path: Path, web: ArtifactServer) -> None:
-    file = web.put("/vendor/kernel", KERNEL_BYTES)
-    kernel = f"{{url: '{file.url}', sha256: {file.sha256}, size: {file.size}}}"
-    linux = document("BootImage", "linux-1", f"version: '1', architectures: {{x86_64: {{kernel: {kernel}}}}}")
-    pool = (linux, profile("web", "linux-1"), policy("web", often="Once"))
-    settings = "baseURL: 'http://boot.invalid', outputs: [ipxe, grub, mirror]"
-    with Rack(tmp_path, settings=settings, pool=pool) as rack:
-        web01 = rack.add("web01", provision=1)
-        rack.push()
-        assert rack.once(*rack.spooling, records="fresh").code == 8
-        assert web01.times_set == 0
-        entry = tmp_path / "output" / "boot" / web01.entry[1:]
-        assert file.sha256 not in entry.read_text()
-        done = typed("artifacts", "download", rack.repository.work, "--out", tmp_path / "output" / "boot")
-        assert done.code == 0, done
-        assert rack.once(*rack.spooling).code == 0
-        assert web01.times_set == 1
-        assert f"http://boot.invalid/o/{file.sha256}/kernel" in entry.read_text()
 
 
 def test_e7_an_assets_directory_that_is_empty_sets_no_bmc(tmp_path: Path) -> None:

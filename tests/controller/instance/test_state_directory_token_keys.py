@@ -134,6 +134,11 @@ class Named(Bench):
     def step(self) -> str:
         return step_of(self.decisions.servers["web01"], self.record)
 
+    def endpoint_noted(self, path: str, name: Digest) -> None:
+        """An endpoint writes down that a path was asked for, and the name that stands there."""
+        self.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=self.now))
+        self.reconcile()
+
     def mirror_sent(self, path: str, later_s: int = 0) -> None:
         modified = int(self.now.timestamp()) + later_s
         self.observe(Observation(server="", path=path, modified=modified, client="10.0.0.7", at=self.now))
@@ -173,9 +178,7 @@ def test_t6_data_that_is_left_over_is_of_its_offer(web01: Named) -> None:
     """An endpoint that knows only the path writes down what stands there."""
     web01.entry()
     name = Digest(web01.name)
-    path = DATA.of(MAC, name, "user-data")
-    web01.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=web01.now))
-    web01.reconcile()
+    web01.endpoint_noted(DATA.of(MAC, name, "user-data"), name)
     assert web01.step == "Started"
 
 
@@ -191,11 +194,7 @@ def test_t6_an_installer_of_an_earlier_key_is_heard_for_a_day_by_whatever_is_lef
         (before,) = {token_in(path) for path in web01.servers["web01"].files} - {None, web01.name}
         web01.wait(hours=hours)
         web01.reconcile()
-        path = PROVISIONED.of(MAC, before or "")
-        web01.observe(
-            Observation(server="web01", path=path, digest=Digest(before or ""), client="10.0.0.7", at=web01.now)
-        )
-        web01.reconcile()
+        web01.endpoint_noted(PROVISIONED.of(MAC, before or ""), Digest(before or ""))
         assert web01.step == step
 
 
@@ -204,8 +203,7 @@ def test_t6_a_name_that_no_key_gives_says_nothing(web01: Named) -> None:
     for name in (PUBLIC, Digest("0" * 64)):
         for kind in (PROVISIONED, FAILED):
             path = kind.of(MAC, name)
-            web01.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=web01.now))
-            web01.reconcile()
+            web01.endpoint_noted(path, name)
             assert web01.step == "Attempted", path
 
 
@@ -214,8 +212,7 @@ def test_t6_what_is_known_and_told_has_no_published_name(web01: Named) -> None:
     web01.entry()
     name, path = web01.name, DATA.of(MAC, web01.name, "user-data")
     for each in (path, PROVISIONED.of(MAC, name)):
-        web01.observe(Observation(server="web01", path=each, digest=PUBLIC, client="10.0.0.7", at=web01.now))
-        web01.reconcile()
+        web01.endpoint_noted(each, PUBLIC)
     assert web01.record is not None and web01.record.provision == 1
     started = web01.record.attempts[-1].started
     assert started is not None and started.path == path.replace(name, PUBLIC)

@@ -627,30 +627,6 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_is_held_by_nobody_bu
             assert f"{BAD}/kernel" not in instance.get(path).text
 
 
-def test_finding_r1_a_revert_within_the_limit_installs_again_what_fetched_the_bad_image_and_nothing_else(
-    repository: Repository, tmp_path: Path
-) -> None:
-    """The stranger allows six reinstallations, one machine fetches the bad image, and `git revert` follows at once."""
-    loose = {
-        "GITBOOT_MAX_UPDATE_PERCENT": "100",
-        "GITBOOT_MAX_SMALL_GROUP": "100",
-        "GITBOOT_MAX_REINSTALLS": str(len(SERVERS)),
-    }
-    paths = {name: f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe" for name in SERVERS}
-    with running(repository.bare, tmp_path, "--poll", "1", environment=loose, records="adopt") as instance:
-        bad = repository.push(documents(BAD))
-        eventually(lambda: instance.status()["applied"]["commit"] == bad)
-        assert f"{BAD}/kernel" in instance.get(paths["web03"]).text
-        revert = repository.push(documents())
-        eventually(lambda: instance.status()["applied"]["commit"] == revert)
-        eventually(lambda: f"{OLD}/kernel" in instance.get(paths["web03"]).text)
-        for name in set(SERVERS) - {"web03"}:
-            assert "/kernel" not in instance.get(paths[name]).text
-        failing = {each["type"] for each in instance.status()["conditions"] if not each["status"]}
-        assert "RecordsKnown" not in failing
-        assert not [each for each in instance.events if each["type"] == "TakenBackBootMade"]
-
-
 @pytest.mark.parametrize("loses_clone", [False, True])
 def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_its_remedy_ends_it(
     repository: Repository, tmp_path: Path, *, loses_clone: bool
