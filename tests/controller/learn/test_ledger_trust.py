@@ -109,8 +109,7 @@ def test_e4_evidence_of_a_raised_provision_is_no_older_than_what_a_clock_that_wa
     bench.wait(minutes=2)
     assert phase(bench) is Phase.DISK
     bench.now = NOON
-    bench.decide(*fleet_of(2))
-    bench.request("clock", reason="it was two hours ahead")
+    bench.decide(*fleet_of(2)).request("clock", reason="it was two hours ahead")
     plan = bench.plan()
     assert plan is not None and plan.phase is Phase.NETWORK
     bench.fetch(plan)
@@ -158,8 +157,7 @@ def test_e4_a_server_that_was_said_to_be_pending_by_a_clock_that_was_ahead_is_in
     assert phase(bench) is Phase.NETWORK
     bench.now = NOON
     bench.plan()
-    bench.wait(minutes=1)
-    bench.request("clock", reason="it was two hours ahead")
+    bench.wait(minutes=1).request("clock", reason="it was two hours ahead")
     bench.fetch(bench.plan())
     bench.wait(minutes=2)
     assert phase(bench) is Phase.DISK

@@ -216,8 +216,7 @@ def test_what_was_fetched_before_all_was_adopted_says_nothing(tmp_path: Path) ->
     with Bench(tmp_path) as bench:
         earlier = bench.decide(*fleet_of(1, "OnImageChange")).plan()
     with Bench(tmp_path, initial="adopt", doubt="RestoredLedger") as bench:
-        bench.wait(hours=1)
-        assert shown(bench.decide(*fleet_of(1, "OnImageChange", boots="flatcar-2")).plan()) == INSTALLED
+        assert shown(bench.wait(hours=1).decide(*fleet_of(1, "OnImageChange", boots="flatcar-2")).plan()) == INSTALLED
         boot_once(bench, earlier, made_at=NOON)
         assert shown(bench.plan()) == INSTALLED
 
@@ -236,8 +235,7 @@ def test_what_was_fetched_before_all_was_adopted_says_nothing(tmp_path: Path) ->
 )
 def test_under_the_same_uuid_the_record_is_kept(bench: Bench, case: str, spec: str) -> None:
     boot_once(bench, bench.decide(*fleet_of()).plan())
-    bench.wait(hours=1)
-    bench.decide(SEED[0], spec, *fleet_of()[2:]).plan()
+    bench.wait(hours=1).decide(SEED[0], spec, *fleet_of()[2:]).plan()
     (state,) = bench.servers.values()
     assert shown(state.plan) == INSTALLED, case
 
@@ -464,8 +462,7 @@ def test_a_commit_after_the_installation(
     bench: Bench, case: str, before: tuple[str, ...], after: tuple[str, ...], expected: tuple[Phase, Cause]
 ) -> None:
     boot_once(bench, bench.decide(*before).plan())
-    bench.wait(minutes=5)
-    assert shown(bench.decide(*after).plan()) == expected
+    assert shown(bench.wait(minutes=5).decide(*after).plan()) == expected
 
 
 def test_a_number_that_was_lowered_and_raised_again_asks_for_nothing_new(bench: Bench) -> None:
@@ -575,8 +572,7 @@ def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: B
 )
 def test_a_maintenance_boots_once_a_run(bench: Bench, run: int, expected: tuple[Phase, Cause]) -> None:
     boot_once(bench, bench.decide(*fleet_of(0, "Once", repair(1))).plan())
-    bench.wait(minutes=2)
-    assert shown(bench.decide(*fleet_of(0, "Once", repair(run))).plan()) == expected
+    assert shown(bench.wait(minutes=2).decide(*fleet_of(0, "Once", repair(run))).plan()) == expected
 
 
 def test_a_maintenance_that_boots_always_is_never_done(bench: Bench) -> None:

@@ -98,18 +98,14 @@ def test_a_boot_that_was_given_is_given_for_a_minute_and_no_more(web01: Installi
     assert web01.step == "Pending"
     web01.entry(plan)
     assert web01.step == "Attempted"
-    web01.wait(seconds=59)
-    assert web01.boots == (*OFFERED, "provision/1")
-    web01.wait(seconds=1)
-    assert web01.boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
-    web01.wait(days=3)
-    assert web01.boots[0] is Phase.DISK
+    assert web01.wait(seconds=59).boots == (*OFFERED, "provision/1")
+    assert web01.wait(seconds=1).boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
+    assert web01.wait(days=3).boots[0] is Phase.DISK
 
 
 def test_its_data_is_its_start_and_ends_it_where_a_fetch_is_the_evidence(web01: Installing) -> None:
     web01.entry(web01.install())
-    web01.wait(seconds=20)
-    web01.data()
+    web01.wait(seconds=20).data()
     assert web01.boots == (Phase.DISK, Cause.PROVISIONED, None)  # no minute more: the system runs
     assert web01.record is not None
     (attempt,) = web01.record.attempts
@@ -163,8 +159,7 @@ def test_what_was_asked_for_before_a_person_said_pending_counts_no_more(web01: I
 
 def test_a_clock_that_steps_back_does_not_give_the_boot_again(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
-    web01.wait(hours=-1)
-    assert web01.boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
+    assert web01.wait(hours=-1).boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
 
 
 def test_what_was_another_clients_is_taken_back_but_for_a_boot_whose_system_has_started(web01: Installing) -> None:
@@ -188,8 +183,7 @@ def test_what_was_another_clients_is_taken_back_but_for_a_boot_whose_system_has_
 
 def test_a_higher_number_begins_anew_and_a_lower_one_never(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported", provision=2))
-    web01.wait(hours=1)
-    web01.install(evidence="Reported", provision=1)
+    web01.wait(hours=1).install(evidence="Reported", provision=1)
     assert web01.boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
     web01.entry(web01.install(evidence="Reported", provision=3))
     assert web01.boots[2] == "provision/3" and web01.given == [1]
@@ -197,8 +191,7 @@ def test_a_higher_number_begins_anew_and_a_lower_one_never(web01: Installing) ->
 
 def test_a_failure_ends_the_attempt_and_nothing_follows_by_itself(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
-    web01.wait(seconds=30)
-    web01.fails("partitioning\nno disk found")
+    web01.wait(seconds=30).fails("partitioning\nno disk found")
     assert (web01.step, web01.boots) == ("Failed", (Phase.DISK, Cause.FAILED, "provision/1"))
     (event,) = [each for each in web01.events if each.type == "Failed"]
     assert event.warning and event.facts["failed"]["log"] == "partitioning\nno disk found"
@@ -299,8 +292,7 @@ def test_as_many_attempts_follow_failures_as_the_fleet_allows_each_recorded_apar
         assert web01.step == "Pending"
         plan = web01.servers["web01"].plan
         web01.entry(plan)
-        web01.wait(minutes=10)
-        assert web01.boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
+        assert web01.wait(minutes=10).boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
         web01.fails(f"failure {number}")
         web01.fails(f"failure {number}")  # sent again: the answer was lost
         web01.wait(minutes=10)
@@ -314,8 +306,7 @@ def test_as_many_attempts_follow_failures_as_the_fleet_allows_each_recorded_apar
 def test_silence_is_no_failure(web01: Installing) -> None:
     """The disks may be written by now, and only the last word be lost."""
     web01.entry(web01.install(evidence="Reported", attempts=3))
-    web01.wait(days=1)
-    assert web01.boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
+    assert web01.wait(days=1).boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
 
 
 def test_a_failure_of_what_was_never_given_says_nothing(web01: Installing) -> None:
@@ -355,8 +346,7 @@ def test_each_boot_of_an_installer_has_an_override_of_its_own(web01: Installing)
 
 def test_what_is_published_of_a_server_has_its_step_and_what_was_fetched(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
-    web01.wait(seconds=9)
-    web01.data()
+    web01.wait(seconds=9).data()
     summary = web01.servers["web01"].published.summary
     assert summary["step"] == "Started"
     assert summary["cause"] == "its installation has started, and nothing has shown its end"
@@ -393,8 +383,7 @@ def test_an_installation_is_shown_from_its_first_fetch_until_a_person_ends_it(we
     assert shown(web01) is None
     web01.entry(plan)
     assert shown(web01) == ("Installing", "Attempted")
-    web01.wait(minutes=2)
-    web01.data()
+    web01.wait(minutes=2).data()
     assert shown(web01) == ("Installing", "Started")
     web01.wait(days=3)
     assert shown(web01) == ("Installing", "Started")
@@ -485,8 +474,7 @@ def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01
 
 def test_a_step_lasts_from_the_last_that_was_seen(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
-    web01.wait(minutes=20)
-    web01.data()
+    web01.wait(minutes=20).data()
     web01.wait(minutes=29).reconcile()
     assert (web01.condition("BootsProven") or (False,))[0] is True
     web01.wait(minutes=1).reconcile()
@@ -515,8 +503,7 @@ def test_another_kind_of_evidence_counts_for_what_was_seen_before(
     if has_started:
         web01.data()
     seen = web01.now
-    web01.wait(minutes=5)
-    assert web01.step == ("Started" if has_started else "Attempted")
+    assert web01.wait(minutes=5).step == ("Started" if has_started else "Attempted")
     web01.install(evidence="Fetched", data=data)
     assert web01.step == step
     assert web01.record is not None
@@ -550,8 +537,7 @@ def test_a_second_nic_and_the_next_loader_get_the_same_boot(web01: Installing) -
         assert plan is not None and (plan.phase, plan.cause) == OFFERED
         web01.entry(plan, OTHER_NIC)
     assert web01.given == [1]
-    web01.wait(seconds=5)
-    assert web01.boots[0] is Phase.DISK  # a minute from the first
+    assert web01.wait(seconds=5).boots[0] is Phase.DISK  # a minute from the first
 
 
 def test_a_kernel_that_is_answered_503_and_then_again_is_one_installation(web01: Installing) -> None:
