@@ -30,6 +30,7 @@ from tests.helpers.instance_bench import Bench
 from tests.helpers.instance_doubles import Unsynced
 from tests.helpers.instance_process import eventually
 from tests.helpers.instance_with_bmcs import Rack, boots, condition, until_condition
+from tests.helpers.values import present
 
 __all__ = ["make_site"]  # a fixture
 
@@ -251,8 +252,7 @@ def test_unknown_machines_go_to_their_disk_until_it_comes(bench: Bench, told: To
     told.see(ABSENT, "memtest-7/kernel")
 
     def unknown() -> str:
-        shared = bench.target.shared
-        assert shared is not None
+        shared = present(bench.target.shared)
         return shared["boot/unknown.ipxe"].content.decode()
 
     bench.reconcile()
@@ -399,9 +399,7 @@ def looks(tmp_path: Path, ledger: Store) -> Iterator[Callable[..., Lookout]]:
     with DiskCache(tmp_path / "cache.sqlite", pytest.fail) as cache, ExitStack() as stack:
 
         def looks(check: str = "head", assets: Path | None = None, wake: Callable[[], None] = lambda: None) -> Lookout:
-            found = stack.enter_context(looking(settings(tmp_path, check, assets), ledger, cache, wake))
-            assert found is not None
-            return found
+            return present(stack.enter_context(looking(settings(tmp_path, check, assets), ledger, cache, wake)))
 
         yield looks
 

@@ -51,6 +51,7 @@ from gitboot.status.events import Event
 from tests.helpers.fleets import at
 from tests.helpers.instance_process import eventually
 from tests.helpers.postgresql import CarriedConnections, PostgresServer, postgresql, public_folder
+from tests.helpers.values import present
 
 NOON = at("20T12:00")
 ONE, TWO = Holder("one", "host-a:/state", 3600), Holder("two", "host-b:/state", 3600)
@@ -74,9 +75,7 @@ def recorded(path: Path) -> Iterator[RecordedFetches]:
 
 
 def address(path: Path) -> PostgresAddress:
-    found = address_beside(path)
-    assert found is not None
-    return found
+    return present(address_beside(path))
 
 
 def schema_of(path: Path) -> str:
@@ -118,8 +117,7 @@ def run_out(path: Path, server: PostgresServer) -> None:
 def held(path: Path, holder: Holder) -> Iterator[tuple[Store, HeldLease]]:
     with open_ledger(path) as ledger:
         ledger.database.hold(holder)
-        lease = ledger.database.lease
-        assert lease is not None
+        lease = present(ledger.database.lease)
         yield ledger, lease
 
 
@@ -158,8 +156,7 @@ def test_the_same_instance_takes_its_own_lease_at_once_and_a_clean_end_gives_it_
         with held(path, ONE) as (_, again):
             assert again.lease.epoch == 1, "what it has published goes on as it is"
             assert again.before is None, "nobody else had it"
-        told = described(path).lease
-        assert told is not None
+        told = present(described(path).lease)
         assert told[:4] == (1, "host-a:/state", "one", False)
     with held(path, TWO) as (_, lease):
         assert (lease.lease.epoch, lease.before) == (2, "host-a:/state")
@@ -210,8 +207,7 @@ def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
             clock.passes(0.9 * ONE.seconds)
             eventually(lambda: renewed.until_s > clock.now_s() + 0.5 * ONE.seconds)
         renewed.check()
-        told = described(path).lease
-        assert told is not None
+        told = present(described(path).lease)
         assert told.stands
         give_to_two(path, postgres_server, renewed)
         assert lost.wait(60)
@@ -435,8 +431,7 @@ def test_what_is_given_once_is_recorded_under_the_lease_of_the_tree_alone(path: 
         assert here.given("web01", OFFER, None) is None
         assert here.giver == str(first.lease)
         here.record(GIVEN, str(first.lease))
-        found = there.given("web01", OFFER, None)
-        assert found is not None
+        found = present(there.given("web01", OFFER, None))
         assert found.first == GIVEN
         clock.passes(ONE.seconds)
         with held(path, TWO) as (_, second):

@@ -39,6 +39,7 @@ from tests.helpers.git_servers import free_port
 from tests.helpers.instance_process import Instance, eventually
 from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.values import present
 from tests.ledger.test_store import NOON, WEB01, WEB02, put, written
 
 
@@ -85,8 +86,7 @@ def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> 
 
 def test_the_ledger_of_a_newer_gitboot_is_refused(path: Path, postgres_server: PostgresServer) -> None:
     written(path)
-    address = address_beside(path)
-    assert address is not None
+    address = present(address_beside(path))
     schema = address.url.rpartition("%3D")[2]
     postgres_server.sql(f"UPDATE {schema}.ledger_version SET number = 99")
     with pytest.raises(LedgerError, match=r"is of version 99, this gitboot knows \d+; use a newer"):
@@ -98,8 +98,7 @@ def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_w
     path: Path, postgres_server: PostgresServer, version: int
 ) -> None:
     written(path)
-    address = address_beside(path)
-    assert address is not None
+    address = present(address_beside(path))
     schema = address.url.rpartition("%3D")[2]
     later = [table for since, table in NEW_TABLES.items() if since > version]
     dropped = "".join(f"DROP TABLE {schema}.{table}; " for table in later)
@@ -126,8 +125,7 @@ def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_k
     path: Path, postgres_server: PostgresServer
 ) -> None:
     written(path)
-    address = address_beside(path)
-    assert address is not None
+    address = present(address_beside(path))
     schema, gone = address.url.rpartition("%3D")[2], SystemUuid(uuid_of("old01"))
     postgres_server.sql(
         f"DROP TABLE {schema}.lost_identities; UPDATE {schema}.ledger_version SET number = 9; "
@@ -599,8 +597,7 @@ def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at
     path: Path, tmp_path: Path
 ) -> None:
     written(path)
-    address = address_beside(path)
-    assert address is not None
+    address = present(address_beside(path))
     moved(tmp_path, "file")
     (tmp_path / "tree").mkdir()
     places = ("--out", str(tmp_path / "tree"), "--spool", str(tmp_path / "spool"), "--listen", "127.0.0.1:0")
@@ -655,8 +652,7 @@ def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
     """As one that was paused while it was copied: it neither renews its lease, nor writes, nor takes another."""
     written(path)
     theirs = Holder("theirs", "another host", 3600)
-    address = address_beside(path)
-    assert address is not None
+    address = present(address_beside(path))
     with open_ledger(two / "ledger.sqlite") as ledger, open_ledger(two / "ledger.sqlite") as commands:
         ledger.database.hold(theirs)
         schema = address.url.rpartition("%3D")[2]
@@ -785,8 +781,7 @@ def test_a_place_that_was_left_is_gone_back_to_once_it_is_empty(
     path: Path, tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
     written(path)
-    address = address_beside(path)
-    assert address is not None
+    address = present(address_beside(path))
     moved(tmp_path, "file")
     assert "holds what was the ledger before already" in refused(tmp_path, address.url)
     schema = address.url.rpartition("%3D")[2]
@@ -840,8 +835,7 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
 
 def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path: Path, tmp_path: Path) -> None:
     open_ledger(path).close()
-    address = address_beside(path)
-    assert address is not None
+    address = present(address_beside(path))
     moved(tmp_path, "file")
     (other := tmp_path / "other").mkdir()
     open_ledger(other / "ledger.sqlite").close()

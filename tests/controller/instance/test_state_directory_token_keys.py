@@ -34,6 +34,7 @@ from tests.helpers.instance_in_process import Parts, in_process
 from tests.helpers.instance_process import Instance, Repository, eventually, running
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.served_tree import LOADER
+from tests.helpers.values import present
 from tests.scenarios.test_install_flip import Clock
 from tests.scenarios.test_ordinary_days import Client, steps
 
@@ -280,8 +281,7 @@ def test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret(tm
         eventually(lambda: steps(instance) == {"Provisioned": 1})
         assert instance.get(urls["join"]).status_code == 404
         pages = [instance.get(f"/api/v1/{page}").content for page in ("status", "servers", "servers/web01/plan")]
-    key = token_keys(tmp_path / "state", NOON, follows_none=False).key
-    assert key is not None
+    key = present(token_keys(tmp_path / "state", NOON, follows_none=False).key)
     for where, content in (*everything(tmp_path, instance), *(("a page", page) for page in pages)):
         assert key not in content and key.hex().encode() not in content, where
 

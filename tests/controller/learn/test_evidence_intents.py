@@ -17,6 +17,7 @@ from gitboot.resolve.provisioning_record import Record, record_facts, record_of
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.fleets import SEED, maintenance, policy, server, uuid_of
 from tests.helpers.instance_bench import Bench, beginning
+from tests.helpers.values import present
 
 INSTALL = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
 TO_INSTALL = (Phase.NETWORK, Cause.PENDING)
@@ -180,8 +181,7 @@ def test_a_maintenance_whose_outcome_is_unknown_is_used_up_until_its_run_is_rais
 
 def test_an_intent_that_nothing_was_offered_by_uses_no_boot_up(bench: Bench) -> None:
     """User data and secrets that were not received: their intent has no offer."""
-    plan = bench.plan()
-    assert plan is not None
+    plan = present(bench.plan())
     path = "boot/v1/boot/m/data/user-data"
     seen = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, intent="one")
     bench.observe(seen)

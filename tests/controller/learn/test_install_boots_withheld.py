@@ -29,6 +29,7 @@ from tests.helpers.instance_process import Instance, Repository, eventually, git
 from tests.helpers.instance_with_bmcs import Rack, until_condition
 from tests.helpers.instance_with_bmcs import boots as boots_of
 from tests.helpers.served_tree import rendered_states
+from tests.helpers.values import present
 
 NOON = at("20T12:00")
 SERVERS = tuple(f"web{number:02}" for number in range(6))
@@ -117,9 +118,7 @@ def turn(parts: Parts, *seconds: float) -> None:
 
 def held_in(parts: Parts) -> Held:
     """The changes that a guard holds, as the instance shows them."""
-    found = parts.reconciler.status.held
-    assert found is not None
-    return found
+    return present(parts.reconciler.status.held)
 
 
 def take_back(parts: Parts, repository: Repository) -> str:
@@ -143,9 +142,7 @@ def approve(parts: Parts, digest: str) -> None:
 
 
 def planned(parts: Parts, name: str) -> BootPlan:
-    found = rendered_states(parts.reconciler.standing)[name].plan
-    assert found is not None
-    return found
+    return present(rendered_states(parts.reconciler.standing)[name].plan)
 
 
 def boot(parts: Parts, name: str) -> tuple[Cause, str | None]:
@@ -285,8 +282,7 @@ def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, r
     bad = planned(parts, "web03")
     repository.push(documents())
     turn(parts, 3)
-    candidate = parts.reconciler.standing.attempt.candidate
-    assert candidate is not None
+    candidate = present(parts.reconciler.standing.attempt.candidate)
     fetch(parts, bad, 3)
     line = f"Gitboot-Ack: {candidate.verdict.digest} maxReinstalls"
     revert = repository.push({"README.md": "Taken back."}, f"Take the bad image back\n\n{line}")
@@ -396,8 +392,7 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
     repository: Repository, tmp_path: Path, *, loses_clone: bool
 ) -> None:
     with approved(repository, tmp_path) as parts:
-        bad = parts.reconciler.status.accepted
-        assert bad is not None
+        bad = present(parts.reconciler.status.accepted)
         revert = take_back(parts, repository)
         assert parts.reconciler.status.held is not None and history_kept(parts) is None
         git(repository.bare, "update-ref", "refs/heads/main", bad)
@@ -441,8 +436,7 @@ def assert_is_gone(parts: Parts, revert: str) -> None:
 def test_a_newer_commit_ends_what_a_commit_that_is_gone_withholds_if_the_clone_has_that_commit(
     parts: Parts, repository: Repository, tmp_path: Path
 ) -> None:
-    bad = parts.reconciler.status.accepted
-    assert bad is not None
+    bad = present(parts.reconciler.status.accepted)
     take_back(parts, repository)
     git(repository.bare, "update-ref", "refs/heads/main", bad)
     turn(parts, 7)
@@ -546,8 +540,7 @@ def test_after_a_restore_a_boot_stays_withheld_while_the_clone_lacks_the_revert(
     repository: Repository, tmp_path: Path
 ) -> None:
     with approved(repository, tmp_path) as parts:
-        bad = parts.reconciler.status.accepted
-        assert bad is not None
+        bad = present(parts.reconciler.status.accepted)
         revert = take_back(parts, repository)
     shutil.rmtree(tmp_path / "state" / CLONE)
     git(repository.bare, "update-ref", "refs/heads/main", bad)  # a copy of the repository from before the revert

@@ -19,6 +19,7 @@ from gitboot.resolve.provisioning_record import Record, last_word, record_facts
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.instance_bench import NOON, Bench
+from tests.helpers.values import present
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
@@ -53,9 +54,7 @@ class Ordered(Bench):
         return self.planned()
 
     def planned(self) -> BootPlan:
-        plan = self.reconcile()
-        assert plan is not None
-        return plan
+        return present(self.reconcile())
 
     def entry(self, plan: BootPlan, off: timedelta = timedelta()) -> BootPlan:
         self.fetch(plan, path=ENTRY, at=self.now + off)
@@ -357,8 +356,7 @@ def test_a_mirrors_date_tells_which_of_two_equal_offers_was_sent(web01: Ordered)
 def test_an_offer_has_the_number_of_the_newest_decision_and_so_a_lower_one_than_a_later_word(web01: Ordered) -> None:
     numbers = []
     for plan in (web01.install(), web01.order()):
-        offer = server_tables.offered(web01.ledger, plan.digest)
-        assert offer is not None
+        offer = present(server_tables.offered(web01.ledger, plan.digest))
         numbers.append(offer.number)
     assert numbers == [2, 3]
     assert web01.record is not None and web01.record.offered == 3

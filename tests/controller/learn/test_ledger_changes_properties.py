@@ -28,6 +28,7 @@ from gitboot.resolve.server_plan import Halt
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluated, sent, tree_of
 from tests.helpers.fleet_strategies import GeneratedFleet, fleets
 from tests.helpers.search_effort import examples
+from tests.helpers.values import present
 
 RUNS = settings(LAWS, max_examples=examples(30))
 STEPS = (0, 0, 1, 30, 24 * 60, 7 * 24 * 60)  # minutes: windows open and end in between
@@ -120,8 +121,7 @@ def begun(decision: Decision, record: Record, at: datetime) -> Record:
 
 def in_full(plans: Plans) -> tuple[object, ...]:
     """All that plans say, but for when files were rendered."""
-    commit = plans.commit
-    assert commit is not None
+    commit = present(plans.commit)
 
     def files(state: ServerState) -> dict[str, bytes]:
         return {path: file.content for path, file in rendered(state, commit.decisions, NO_KEYS).files.items()}

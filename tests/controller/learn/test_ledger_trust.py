@@ -34,6 +34,7 @@ from tests.helpers.instance_bench import NOON, Bench
 from tests.helpers.instance_in_process import Parts, in_process
 from tests.helpers.instance_process import Repository
 from tests.helpers.served_tree import rendered_states
+from tests.helpers.values import present
 
 TWO_HOURS = timedelta(hours=2)
 
@@ -137,8 +138,7 @@ def test_e4_a_clock_that_was_ahead_and_is_set_right_within_the_minute_opens_it_n
 ) -> None:
     """A machine fetched its boot three minutes ago; by the clock that was ahead it was five seconds ago."""
     bench.now, bench.ahead = NOON + timedelta(minutes=3), timedelta(minutes=3)
-    plan = bench.decide(*fleet_of()).plan()
-    assert plan is not None
+    plan = present(bench.decide(*fleet_of()).plan())
     entry = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
     up = Uptime("this", NOON.timestamp())
     bench.observe(Observation(server="web01", path=entry, digest=plan.digest, client="10.0.0.7", at=bench.now, up=up))
@@ -352,8 +352,7 @@ def reinstalled(parts: Parts, repository: Repository, name: str, at: datetime) -
     """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted at once; and its id."""
     repository.push(documents(name))
     turn(parts, at)
-    held = parts.reconciler.status.held
-    assert held is not None
+    held = present(parts.reconciler.status.held)
     lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
     commit = repository.push({}, f"Agreed\n\n{lines}")
     turn(parts, at)
@@ -537,8 +536,7 @@ def reinstall(repository: Repository, found: Witnessed, name: str, at: datetime)
     """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted."""
     repository.push(documents(name))
     found.turn(at)
-    held = found.parts.reconciler.status.held
-    assert held is not None
+    held = present(found.parts.reconciler.status.held)
     lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
     commit = repository.push({}, f"Agreed\n\n{lines}")
     found.turn(at)
@@ -638,8 +636,7 @@ def test_a_line_that_came_before_the_forge_was_asked_counts_once_it_vouches(
     with beside(tmp_path, repository, host, token) as found:
         repository.push(documents("flatcar-2"))
         found.turn(later, asks=False)
-        held = found.parts.reconciler.status.held
-        assert held is not None
+        held = present(found.parts.reconciler.status.held)
         lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
         commit = repository.push({}, f"Agreed\n\n{lines}")
         found.turn(later, asks=False)

@@ -22,6 +22,7 @@ from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.instance_bench import NOON, Bench, Said, beginning
 from tests.helpers.instance_doubles import Unsynced
+from tests.helpers.values import present
 
 
 def fleet_of(provision: int = 1, often: str = "Once", *more: str, boots: str = "flatcar-1") -> tuple[str, ...]:
@@ -481,8 +482,7 @@ def test_a_boot_that_is_made_each_time_meets_nothing(bench: Bench) -> None:
 
 
 def test_what_was_published_before_a_restart_is_evidence_still(bench: Bench, tmp_path: Path) -> None:
-    plan = bench.decide(*fleet_of(provision=1)).plan()
-    assert plan is not None
+    plan = present(bench.decide(*fleet_of(provision=1)).plan())
     bench.close()
     with Bench(tmp_path) as other:
         offer = book.offered(other.ledger, plan.digest)

@@ -23,6 +23,7 @@ from tests.helpers.fleets import repository as repository_of
 from tests.helpers.instance_doubles import UNLIMITED
 from tests.helpers.instance_in_process import Parts, in_process
 from tests.helpers.instance_process import Repository
+from tests.helpers.values import present
 
 NOON = at("20T12:00")
 OLD = "web01"  # installed; its machine keeps what its document loses
@@ -300,9 +301,7 @@ def push(parts: Parts, repository: Repository, story: Story) -> None:
 def begin(parts: Parts, repository: Repository, story: Story) -> Held:
     """Let the instance accept all commits of a story but the last, which it then holds."""
     push(parts, repository, story)
-    held = parts.reconciler.status.held
-    assert held is not None
-    return held
+    return present(parts.reconciler.status.held)
 
 
 def approve(parts: Parts, digest: str) -> None:

@@ -21,6 +21,7 @@ from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen, ex
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.fleets import fleet, image, mac_of, policy, profile, repository, server, uuid_of
 from tests.helpers.instance_bench import NOON, Bench
+from tests.helpers.values import present
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
@@ -54,8 +55,7 @@ class Installing(Bench):
 
     def asked(self, path: str, client: str = NIC, at: datetime | None = None, log: str | None = None) -> None:
         """A path that names the installation is asked for."""
-        token = self.decisions.servers["web01"].token
-        assert token is not None
+        token = present(self.decisions.servers["web01"].token)
         whole = f"boot/v1/boot/{MAC}/{path.replace('TOKEN', token)}"
         digest, at = Digest(token), at or self.now
         self.observe(Observation(server="web01", path=whole, digest=digest, client=client, at=at, log=log))
@@ -73,8 +73,7 @@ class Installing(Bench):
 
     @property
     def boots(self) -> tuple[Phase, Cause, str | None]:
-        plan = self.reconcile()
-        assert plan is not None
+        plan = present(self.reconcile())
         return plan.phase, plan.cause, plan.key
 
     @property
@@ -166,8 +165,7 @@ def test_what_was_another_clients_is_taken_back_but_for_a_boot_whose_system_has_
     plan = web01.install()
     state = web01.servers["web01"]
     assert plan is not None
-    offer = offer_of(state.decision, plan, state.record)
-    assert offer is not None
+    offer = present(offer_of(state.decision, plan, state.record))
     entry, data = Seen(NOON, ENTRY, NIC), Seen(NOON + timedelta(seconds=20), f"{ENTRY}/data", NIC)
     given = attempted(offer, Record(), entry)
     begun = started(offer, given, data)

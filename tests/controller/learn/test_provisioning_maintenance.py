@@ -17,6 +17,7 @@ from gitboot.resolve.provisioning_record import exported, imported
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
 from tests.helpers.instance_bench import NOON, Bench
+from tests.helpers.values import present
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
@@ -48,9 +49,7 @@ class Maintained(Bench):
         return self.planned()
 
     def planned(self) -> BootPlan:
-        plan = self.reconcile()
-        assert plan is not None
-        return plan
+        return present(self.reconcile())
 
     def entry(self, plan: BootPlan) -> BootPlan:
         self.fetch(plan, path=ENTRY)
