@@ -165,6 +165,10 @@ class Learning:
             return self.new_records[uuid][1]
         return None if self.forgotten or uuid in self.dropped else self.known.records.get(uuid)
 
+    def settled_record(self, uuid: SystemUuid) -> Record | None:
+        """What is recorded of a server; None while nothing is known of any server."""
+        return self.record(uuid) if self.settled is not None else None
+
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
         self.new_records[uuid] = server, record
 

@@ -270,8 +270,7 @@ def carry(learning: Learning, commit: Commit, changed: Collection[str]) -> None:
 
 def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: str, at: datetime) -> None:
     """Record that what is wanted was installed by ``made_at``. Twice is as once."""
-    record = learning.record(offer.uuid)
-    if record is None or learning.settled is None:
+    if (record := learning.settled_record(offer.uuid)) is None:
         return
     now, what = provisioned(offer, record, _by_this_clock(made_at, at), evidence)
     if now is not record and offer.number <= learning.facts.rolled_back.get(offer.uuid, -1):
@@ -298,8 +297,7 @@ def _note_overwritten(learning: Learning, offer: Offer, record: Record, evidence
 
 def record_run(learning: Learning, offer: Offer, seen: Seen, evidence: str, at: datetime, *, starts: bool) -> None:
     """Record that the boot of a maintenance was made, or that its system has started. Twice is as once."""
-    record = learning.record(offer.uuid)
-    if record is None or learning.settled is None:
+    if (record := learning.settled_record(offer.uuid)) is None:
         return
     seen = seen._replace(at=_by_this_clock(seen.at, at))
     now, what = run_made(offer, record, seen)
@@ -328,8 +326,7 @@ def _by_this_clock(seen: datetime, at: datetime) -> datetime:
 
 def record_step(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> None:
     """Record that the boot of an installation was given, that it has started, or that it has failed."""
-    record = learning.record(offer.uuid)
-    if record is None or learning.settled is None:
+    if (record := learning.settled_record(offer.uuid)) is None:
         return
     seen = Seen(_by_this_clock(observation.at, at), observation.path, observation.client)
     if observation.is_failure:
@@ -341,8 +338,7 @@ def record_step(learning: Learning, offer: Offer, observation: Observation, at: 
 
 def record_disk_boot(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> None:
     """Record that a machine has fetched a boot of its disk after an installation was served."""
-    record = learning.record(offer.uuid)
-    if record is None or learning.settled is None or is_past(offer, record):
+    if (record := learning.settled_record(offer.uuid)) is None or is_past(offer, record):
         return
     seen = Seen(_by_this_clock(observation.at, at), observation.path, observation.client)
     if (now := disk_booted(record, seen)) is not record:
@@ -351,8 +347,8 @@ def record_disk_boot(learning: Learning, offer: Offer, observation: Observation,
 
 def record_intent(learning: Learning, offer: Offer, observation: Observation, at: datetime, *, is_early: bool) -> None:
     """Record an intent to serve a boot, or that it was withheld; ``is_early``: before its intent was read."""
-    record, intent = learning.record(offer.uuid), observation.intent
-    if record is None or learning.settled is None or intent is None:
+    record, intent = learning.settled_record(offer.uuid), observation.intent
+    if record is None or intent is None:
         return
     seen = Seen(_by_this_clock(observation.at, at), observation.path, observation.client)
     if observation.outcome is Outcome.WITHHELD:
@@ -372,8 +368,7 @@ def record_served(learning: Learning, offer: Offer) -> None:
 
 def record_consumed(learning: Learning, offer: Offer, at: datetime) -> None:
     """Record that the boot of what fetches nothing was made: its override was consumed."""
-    record = learning.record(offer.uuid)
-    if record is None or learning.settled is None:
+    if (record := learning.settled_record(offer.uuid)) is None:
         return
     seen = Seen(at, "", "")
     if offer.phase is Phase.MAINTENANCE:
@@ -421,8 +416,8 @@ def record_taken_back(learning: Learning, offer: Offer, observation: Observation
 
 def note_consumed(learning: Learning, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
     """Record that the override for a key was consumed, and that no evidence has followed yet."""
-    record = learning.record(uuid)
-    if record is not None and learning.settled is not None and record.consumed_key != key:
+    record = learning.settled_record(uuid)
+    if record is not None and record.consumed_key != key:
         learning.write_record(uuid, server, replace(record, consumed_at=at, consumed_key=key))
 
 
