@@ -431,17 +431,6 @@ def test_a_server_that_is_stopped_and_started_has_what_was_acknowledged(
         assert not instance_tables.is_behind(ledger)
 
 
-def test_a_server_that_reads_only_takes_nothing_and_then_all(own: PostgresServer, tmp_path: Path) -> None:
-    with open_ledger(own.ledger(tmp_path)) as ledger:
-        ledger.rows("SET default_transaction_read_only = on")
-        with pytest.raises(LedgerError, match=r"cannot be written .*read-only"):
-            put(ledger, instance_tables.write_facts, accepted="one")
-        assert instance_tables.read(ledger).accepted is None
-        ledger.rows("SET default_transaction_read_only = off")
-        put(ledger, instance_tables.write_facts, accepted="one")
-        assert instance_tables.read(ledger).accepted == "one"
-
-
 def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: PostgresServer) -> None:
     """As with a file, where a second writer waits."""
     with open_ledger(path) as one, open_ledger(path) as other:

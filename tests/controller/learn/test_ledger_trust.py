@@ -282,15 +282,6 @@ def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
     assert (bench.schedule.may_set, (bench.condition("ClockTrusted") or (None,))[0]) == (True, True)
 
 
-def test_what_is_behind_after_a_restart_is_noticed(tmp_path: Path) -> None:
-    with Bench(tmp_path) as bench:
-        bench.decide(*fleet_of()).plan()
-    with Bench(tmp_path) as bench:
-        bench.now = NOON - timedelta(days=365)
-        bench.decide(*fleet_of()).plan()
-        assert (bench.condition("ClockTrusted") or ())[:2] == (False, "Behind")
-
-
 @for_each(
     ("case", "status", "freq", "esterror", "served", "expected"),
     [

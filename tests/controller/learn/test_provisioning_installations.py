@@ -538,19 +538,6 @@ def test_a_second_nic_and_the_next_loader_get_the_same_boot(web01: Installing) -
     assert web01.wait(seconds=5).boots[0] is Phase.DISK  # a minute from the first
 
 
-def test_a_kernel_that_is_answered_503_and_then_again_is_one_installation(web01: Installing) -> None:
-    """The loader tries its script again; it comes back for the entry; its system asks for its data: all one boot."""
-    plan = web01.install()
-    web01.entry(plan)
-    plan = web01.wait(seconds=25).reconcile()
-    web01.entry(plan)
-    web01.wait(minutes=4)  # a kernel that is fetched slowly
-    web01.data()
-    assert (web01.step, web01.given) == ("Provisioned", [1])
-    assert web01.condition("BootsProven") is not None
-    assert web01.told("NeedsOperator") == []
-
-
 def test_a_monitor_that_fetches_data_starts_nothing(web01: Installing) -> None:
     web01.install()
     web01.data(client="10.9.0.5")
