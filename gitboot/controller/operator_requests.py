@@ -26,7 +26,6 @@ from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import last_word, record_of
 from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.resolve.server_plan import Halt, Stoppage
-from gitboot.status.events import Event
 from gitboot.text import count
 
 # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}; with "unknown" and "commit" it is refused
@@ -65,7 +64,6 @@ def carry_out(
     learning: Learning,
     requests: Iterable[Request],
     commit: Commit | None,
-    at: datetime,
     held: HeldChanges | None = None,
 ) -> None:
     """Do what was asked for, each once; a request that makes no sense is refused, and noted as that.
@@ -74,12 +72,11 @@ def carry_out(
     """
     for request in requests:
         try:
-            outcome = _do(learning, request, commit, at, held)
+            outcome = _do(learning, request, commit, held)
         except (UsageError, StaleDigest, ValueError, KeyError, TypeError, AttributeError) as error:
             outcome = f"{REFUSED}{error}"
-        message, facts = f"{request.who}: {outcome}", {"who": request.who, "request": request.what}
         type = "RecordsBegun" if request.what == BEGIN else "Requested"
-        learning.events.append(Event(at=at, type=type, message=message, facts=facts))
+        learning.tell(type, f"{request.who}: {outcome}", who=request.who, request=request.what)
         learning.outcomes.append((request, outcome))
 
 
@@ -100,24 +97,24 @@ def check_approval(held: HeldChanges | None, digest: str, guards: Collection[str
         raise StaleDigest(f"{', '.join(others)} does not hold it; {', '.join(held.guards)} does")
 
 
-def _do(learning: Learning, request: Request, commit: Commit | None, at: datetime, held: HeldChanges | None) -> str:
+def _do(learning: Learning, request: Request, commit: Commit | None, held: HeldChanges | None) -> str:
     facts = request.facts
     match request.what:
         case "records":
             return _set_records(learning, request)
         case "begin" if commit is not None:
-            return _begin(learning, facts, commit, at)
+            return _begin(learning, facts, commit)
         case "resolve":
             return _resolve(learning, facts)
         case "accept":
-            return _accept(learning, facts, at)
+            return _accept(learning, facts)
         case "certificate":
             return _accept_certificate(learning, facts)
         case "replace":
-            return _replace(learning, facts, at)
+            return _replace(learning, facts)
         case "clock":
-            accept_clock(learning, at)
-            return f"the clock is right: it is {format_instant(at)} ({facts['reason']})"
+            accept_clock(learning)
+            return f"the clock is right: it is {format_instant(learning.at)} ({facts['reason']})"
         case "secret-fetches":
             names = confirm_fetches(learning, facts["items"])
             return f"the fetches of the secrets of {', '.join(names)} are confirmed ({facts['reason']})"
@@ -134,7 +131,7 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
             return _is_back(learning, facts)
         case "approve":
             check_approval(held, facts["digest"], facts["guards"])
-            approval = Approval(facts["digest"], tuple(facts["guards"]), at, request.who, facts["reason"])
+            approval = Approval(facts["digest"], tuple(facts["guards"]), learning.at, request.who, facts["reason"])
             learning.approved.append(approval)
             return (
                 f"{', '.join(approval.guards)} acknowledged for the changes {approval.digest[:12]} ({approval.reason})"
@@ -191,11 +188,11 @@ def _set_records(learning: Learning, request: Request) -> str:
     return f"{len(items)} records are set{reason}"
 
 
-def _begin(learning: Learning, facts: Mapping[str, Any], commit: Commit, at: datetime) -> str:
+def _begin(learning: Learning, facts: Mapping[str, Any], commit: Commit) -> str:
     if facts.get("commit") not in (None, commit.revision):
         raise UsageError(f"{commit.revision} was accepted meanwhile; look again")
     records = {parse_uuid(item["uuid"]): record_of(item) for item in facts.get("items", ())}
-    return begin(learning, commit, Beginning(facts["how"]), records, at)
+    return begin(learning, commit, Beginning(facts["how"]), records)
 
 
 def _resolve(learning: Learning, facts: Mapping[str, Any]) -> str:
@@ -241,14 +238,14 @@ def _is_back(learning: Learning, facts: Mapping[str, Any]) -> str:
     return f"{server}: it is in service again ({facts['reason']})"
 
 
-def _accept(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:
+def _accept(learning: Learning, facts: Mapping[str, Any]) -> str:
     """Take a person's word that what a BMC shows is its server, if it still shows what the person saw."""
     uuid, server = parse_uuid(facts["uuid"]), facts["server"]
     pinned = learning.pinned(uuid)
     if pinned is None or [pinned.seen.uuid, pinned.seen.serial] != facts["shown"]:
         seen = pinned.seen if pinned is not None else "nothing"
         raise UsageError(f"the BMC of {server} shows {seen} by now; look again")
-    learning.pin(uuid, accept(pinned, at=at))
+    learning.pin(uuid, accept(pinned, at=learning.at))
     learning.hurried.add(uuid)
     return f"{server}: it is the machine whose BMC shows {pinned.seen} ({facts['reason']})"
 
@@ -263,14 +260,16 @@ def _accept_certificate(learning: Learning, facts: Mapping[str, Any]) -> str:
     return f"{server}: its BMC shows the certificate {certificate} ({facts['reason']})"
 
 
-def _replace(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:
+def _replace(learning: Learning, facts: Mapping[str, Any]) -> str:
     """Let what somebody else has set give way to what the plan wants."""
     uuid, server, key = parse_uuid(facts["uuid"]), facts["server"], facts["key"]
     own = next((each for each in learning.overrides.of(uuid) if each.reason == key), None)
     if key is None or (own is not None and own.state not in (State.WITHDRAWN, State.CONSUMED, State.UNSENT)):
         return f"{server}: there was nothing to replace"
-    opened = own or OverrideRecord(reason=key, plan_digest="", override=OFF, marks=NO_MARKS, state=State.OPENED, at=at)
-    learning.overrides.note(uuid, replace(opened, state=State.OPENED, at=at))
+    opened = own or OverrideRecord(
+        reason=key, plan_digest="", override=OFF, marks=NO_MARKS, state=State.OPENED, at=learning.at
+    )
+    learning.overrides.note(uuid, replace(opened, state=State.OPENED, at=learning.at))
     learning.hurried.add(uuid)
     return f"{server}: whatever its BMC shows gives way to {key} ({facts['reason']})"
 

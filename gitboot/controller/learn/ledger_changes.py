@@ -95,16 +95,16 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         else:
             learning.overrides.note(uuid, record, stored=True)
     for each in batch.noted:
-        _note_withdrawal(learning, each, at)
+        _note_withdrawal(learning, each)
     if batch.keeping is not None:
         # Once a day, as seen from when the instance was alive before: a clock that leaps ahead makes nothing old.
         last = learning.facts.heartbeat
         if last is not None and last.at.date() < at.date():
             learning.prune_before = last.at - KEPT
-        ledger_trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
+        ledger_trust.beat(learning, batch.keeping, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
     if batch.stoppage is not None:
         operator_requests.obey(learning, batch.stoppage)
-    operator_requests.carry_out(learning, batch.requests, batch.commit, at, batch.held)
+    operator_requests.carry_out(learning, batch.requests, batch.commit, batch.held)
     if batch.caught_up and learning.facts.gap:
         learning.facts = replace(learning.facts, gap=False)
     learning.events += batch.events
@@ -122,12 +122,12 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         provisioning.let_go(learning, batch.moves)
         learning.decide()
     if batch.sightings is not None:
-        _look(learning, batch.sightings, at)
+        _look(learning, batch.sightings)
     if batch.commit is not None:
-        _learn_of(learning, batch, batch.commit, at)
+        _learn_of(learning, batch, batch.commit)
     unseen = learning.unseen ^ knowledge.unseen
     if batch.keeping is not None and not learning.is_nothing:
-        ledger_trust.refresh(learning, at, batch.up)
+        ledger_trust.refresh(learning, batch.up)
     changed = {
         *learning.new_records,
         *learning.dropped,
@@ -147,7 +147,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     )
 
 
-def _note_withdrawal(learning: Learning, noted: Withdrawal, at: datetime) -> None:
+def _note_withdrawal(learning: Learning, noted: Withdrawal) -> None:
     """Learn of a withdrawal that was noted beside the ledger, unless the override was set or settled since."""
     uuid, record, is_left = noted
     known = next((each for each in learning.overrides.of(uuid) if each.reason == record.reason), None)
@@ -162,23 +162,23 @@ def _note_withdrawal(learning: Learning, noted: Withdrawal, at: datetime) -> Non
         f"{name}: the instance noted before it ended that {record.override.enabled} {record.override.target} for "
         f"{record.reason} is {record.state}"
     )
-    facts = {"server": name, "reason": record.reason, "plan": record.plan_digest}
-    learning.events.append(Event(at=at, type=f"Override{record.state}", message=message, facts=facts))
+    type = f"Override{record.state}"
+    learning.tell(type, message, server=name, reason=record.reason, plan=record.plan_digest)
 
 
-def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) -> None:
+def _learn_of(learning: Learning, batch: Batch, commit: Commit) -> None:
     """Learn of the machines of a commit; what was fetched before a start is evidence of what was offered then."""
     if learning.settled != commit.revision:
-        provisioning.settle(learning, commit, batch.changed, batch.begun, batch.introduced, at, left=batch.left)
+        provisioning.settle(learning, commit, batch.changed, batch.begun, batch.introduced, left=batch.left)
     kind = commit.fleet.provisioning.evidence
     for uuid, pinned in batch.pins:
         learning.pin(uuid, pinned)
     for reading in batch.readings:
-        if evidence.judge(learning, reading, kind, at):
+        if evidence.judge(learning, reading, kind):
             learning.judged.add(reading.uuid)
-    evidence.trust_unasked(learning, batch.unasked, commit, at)
-    evidence.take(learning, batch.fetched, commit, at)
-    provisioning.doubt_given(learning, commit, batch.given, at)
+    evidence.trust_unasked(learning, batch.unasked, commit)
+    evidence.take(learning, batch.fetched, commit)
+    provisioning.doubt_given(learning, commit, batch.given)
     provisioning.carry(learning, commit, batch.changed)
     carry_switches(learning, commit, batch.changed)
     if batch.changed and learning.known_pairs:  # who is asked for nothing any more is a stranger when it comes back
@@ -190,19 +190,18 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) ->
     learning.unseen = _unseen(learning, commit, batch.changed)
 
 
-def _look(learning: Learning, sightings: Mapping[BootFile, Sighting], at: datetime) -> None:
+def _look(learning: Learning, sightings: Mapping[BootFile, Sighting]) -> None:
     """Learn what was seen of artifacts; what is not looked at any more has not come back."""
     before = learning.sightings or {}
     if sightings is learning.sightings:
         return
     for file, now in sightings.items():
         was_absent = file in before and before[file].is_absent
-        facts = {"url": file.url, "sha256": file.sha256}
         if now.is_absent and not was_absent:
             message = f"{file.url}: {now.message}; what boots by it is not offered until it is there"
-            learning.events.append(Event(at=at, type="ArtifactMissing", message=message, facts=facts, warning=True))
+            learning.tell("ArtifactMissing", message, warning=True, url=file.url, sha256=file.sha256)
         elif was_absent and not now.is_absent:
-            learning.events.append(Event(at=at, type="ArtifactFound", message=f"{file.url} is there", facts=facts))
+            learning.tell("ArtifactFound", f"{file.url} is there", url=file.url, sha256=file.sha256)
     learning.sightings = sightings
 
 

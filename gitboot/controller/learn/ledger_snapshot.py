@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gitboot.artifacts.availability import Presence, Sighting, is_withheld
 from gitboot.bmc.credentials import Pair
@@ -171,6 +171,10 @@ class Learning:
 
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
         self.new_records[uuid] = server, record
+
+    def tell(self, type: str, message: str, *, warning: bool = False, **facts: Any) -> None:
+        """Note an event of this instant."""
+        self.events.append(Event(at=self.at, type=type, message=message, facts=facts, warning=warning))
 
     def decide(self) -> int:
         """Count a decision; return its number. Evidence of what was offered before it has a lower one."""

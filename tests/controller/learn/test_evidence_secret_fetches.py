@@ -57,7 +57,7 @@ class Learnt:
     def fetch(self, client: str, path: str = JOIN, times: int = 1, **of_offer: Any) -> None:
         learning = Learning(self.knowledge, AT)
         seen = Observation(server="web01", path=path, client=client, at=AT, digest=Digest(TOKEN), times=times)
-        note_fetch(learning, offer(**of_offer), seen, AT)
+        note_fetch(learning, offer(**of_offer), seen)
         self._end(learning)
 
     def serve(self, **of_offer: Any) -> None:
@@ -219,7 +219,7 @@ def test_what_is_not_new_is_not_written(learnt: Learnt) -> None:
     learning = Learning(learnt.knowledge, AT)
     begin_installation(learning, offer())
     assert learning.is_nothing
-    note_fetch(learning, offer(), replace(_fetch(), path="boot/ipxe/x"), AT)
+    note_fetch(learning, offer(), replace(_fetch(), path="boot/ipxe/x"))
     assert learning.is_nothing
 
 
