@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import mkdtemp
@@ -483,55 +484,57 @@ class Witnessed:
         return dict(self.parts.reconciler.status.phases)
 
 
-@pytest.fixture
-def host() -> Iterator[ForgeHost]:
-    with forge_host("gitea") as host:
-        yield host
+@dataclass(frozen=True)
+class Place:
+    """STATE, OUTPUT and a spool, a repository, and its forge."""
 
+    folder: Path
+    repository: Repository
+    host: ForgeHost
 
-@pytest.fixture
-def token(tmp_path: Path) -> Path:
-    (tmp_path / "token").write_text(TOKEN)
-    return tmp_path / "token"
+    @contextmanager
+    def running(self, initial: str | None = None) -> Iterator[Witnessed]:
+        with in_process(self.folder, self.repository.bare, limits=Limits(), initial=initial) as parts:
+            found = Witnessed(parts, self.host, self.folder / "token")
+            try:
+                yield found
+            finally:
+                found.verdicts.close(patience_s=30)
 
+    def keep(self) -> None:
+        for name in ALL:
+            shutil.copytree(self.folder / name, self.folder / "snapshot" / name, dirs_exist_ok=True)
 
-@contextmanager
-def beside(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path, initial: str | None = None
-) -> Iterator[Witnessed]:
-    (tmp_path / "spool").mkdir(exist_ok=True)
-    with in_process(tmp_path, repository.bare, limits=Limits(), initial=initial) as parts:
-        found = Witnessed(parts, host, token)
-        try:
-            yield found
-        finally:
-            found.verdicts.close(patience_s=30)
+    def put_back(self) -> None:
+        """STATE, OUTPUT and the spool, all from one backup: nothing on this machine tells."""
+        for name in ALL:
+            shutil.rmtree(self.folder / name)
+            shutil.move(self.folder / "snapshot" / name, self.folder / name)
+
+    def reinstall(self, found: Witnessed, name: str, at: datetime, *, asks: bool = True) -> bool:
+        """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted."""
+        self.repository.push(documents(name))
+        found.turn(at, asks=asks)
+        held = present(found.parts.reconciler.status.held)
+        lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
+        commit = self.repository.push({}, f"Agreed\n\n{lines}")
+        found.turn(at, asks=asks)
+        return found.parts.reconciler.status.applied == commit
 
 
 ALL = ("state", "output", "spool")
 
 
-def kept(tmp_path: Path) -> None:
-    for name in ALL:
-        shutil.copytree(tmp_path / name, tmp_path / "snapshot" / name, dirs_exist_ok=True)
-
-
-def put_back(tmp_path: Path) -> None:
-    """STATE, OUTPUT and the spool, all from one backup: nothing on this machine tells."""
-    for name in ALL:
-        shutil.rmtree(tmp_path / name)
-        shutil.move(tmp_path / "snapshot" / name, tmp_path / name)
-
-
-def reinstall(repository: Repository, found: Witnessed, name: str, at: datetime) -> bool:
-    """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted."""
-    repository.push(documents(name))
-    found.turn(at)
-    held = present(found.parts.reconciler.status.held)
-    lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
-    commit = repository.push({}, f"Agreed\n\n{lines}")
-    found.turn(at)
-    return found.parts.reconciler.status.applied == commit
+@pytest.fixture
+def place(tmp_path: Path, repository: Repository) -> Iterator[Place]:
+    """An instance has adopted three servers there, and its forge knows that."""
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "spool").mkdir()
+    with forge_host("gitea") as host:
+        made = Place(tmp_path, repository, host)
+        with made.running("adopt") as found:
+            found.turn(NOON)
+        yield made
 
 
 def install(found: Witnessed, at: datetime) -> None:
@@ -547,19 +550,15 @@ def install(found: Witnessed, at: datetime) -> None:
 
 
 @pytest.mark.parametrize("later", [timedelta(minutes=50), timedelta(days=3)])
-def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path, later: timedelta
-) -> None:
+def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(place: Place, later: timedelta) -> None:
     """A commit was accepted and three servers were installed since the backup: without the forge they are again."""
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
-    kept(tmp_path)
-    with beside(tmp_path, repository, host, token) as found:
-        assert reinstall(repository, found, "flatcar-2", NOON + timedelta(minutes=30))
+    place.keep()
+    with place.running() as found:
+        assert place.reinstall(found, "flatcar-2", NOON + timedelta(minutes=30))
         install(found, NOON + timedelta(minutes=31))
         assert dict(found.parts.reconciler.status.records) == {"Provisioned": 3}
-    put_back(tmp_path)
-    with beside(tmp_path, repository, host, token) as found:
+    place.put_back()
+    with place.running() as found:
         for seconds in range(3):
             found.turn(NOON + later + timedelta(seconds=seconds))
         assert found.doubt == "RestoredLedger"
@@ -567,20 +566,16 @@ def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(
         instance_tables.give(found.parts.ledger, NOON, "ada", "begin", {"how": "adopt"})
         found.turn(NOON + later + timedelta(seconds=4))
         assert found.doubt is None
-    with beside(tmp_path, repository, host, token) as found:  # said once
+    with place.running() as found:  # said once
         found.turn(NOON + later + timedelta(minutes=1))
         assert (found.doubt, found.phases) == (None, {"Disk": 3})
 
 
-def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
-) -> None:
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
-        ledger, commit = found.parts.ledger.progress[0], found.parts.reconciler.status.applied
-    forged = f"accepted (ledger {ledger}, change 999999999)"
-    host.statuses.append({"id": 99, "sha": commit, "context": "gitboot", "state": "success", "description": forged})
-    with beside(tmp_path, repository, host, token) as found:
+def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(place: Place) -> None:
+    told = place.host.statuses[-1]
+    forged = re.sub(r" \(ledger (\S+), .*", r" (ledger \1, change 999999999)", told["description"])
+    place.host.statuses.append({**told, "id": 99, "description": forged})
+    with place.running() as found:
         for seconds in range(2):
             found.turn(NOON + timedelta(seconds=seconds))
         assert (found.doubt, found.phases) == (None, {"Disk": 3})
@@ -588,95 +583,70 @@ def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(
         assert [event.facts["change"] for event in said] == [999999999]
 
 
-def test_e9_what_was_only_installed_since_a_backup_is_known_by_the_forge_too(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
-) -> None:
+def test_e9_what_was_only_installed_since_a_backup_is_known_by_the_forge_too(place: Place) -> None:
     """No commit came since, so no verdict: how far the ledger has come is told all the same."""
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
-        assert reinstall(repository, found, "flatcar-2", NOON)
+    with place.running() as found:
+        assert place.reinstall(found, "flatcar-2", NOON)
         assert found.phases == {"Network": 3}
-    kept(tmp_path)
-    with beside(tmp_path, repository, host, token) as found:
+    place.keep()
+    with place.running() as found:
         found.turn(NOON + timedelta(minutes=1))
         install(found, NOON + timedelta(minutes=2))
-    put_back(tmp_path)
-    with beside(tmp_path, repository, host, token) as found:
+    place.put_back()
+    with place.running() as found:
         found.turn(NOON + timedelta(minutes=10))
         assert (found.doubt, found.phases) == ("RestoredLedger", {"Disk": 3})
 
 
-def test_a_forge_that_knows_the_newest_change_vouches_for_a_ledger_that_was_left_alone(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
-) -> None:
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
+def test_a_forge_that_knows_the_newest_change_vouches_for_a_ledger_that_was_left_alone(place: Place) -> None:
     for days, name in ((3, "flatcar-2"), (6, "flatcar-3")):
-        with beside(tmp_path, repository, host, token) as found:
+        with place.running() as found:
             found.turn(NOON + timedelta(days=days))
             assert found.parts.reconciler.standing.knowledge.facts.gap is False
-            assert reinstall(repository, found, name, NOON + timedelta(days=days))
+            assert place.reinstall(found, name, NOON + timedelta(days=days))
 
 
-def test_a_line_that_came_before_the_forge_was_asked_counts_once_it_vouches(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
-) -> None:
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
-    later = NOON + timedelta(days=3)
-    with beside(tmp_path, repository, host, token) as found:
-        repository.push(documents("flatcar-2"))
-        found.turn(later, asks=False)
-        held = present(found.parts.reconciler.status.held)
-        lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
-        commit = repository.push({}, f"Agreed\n\n{lines}")
-        found.turn(later, asks=False)
-        assert found.parts.reconciler.status.held is not None
-        found.turn(later)
+def test_a_line_that_came_before_the_forge_was_asked_counts_once_it_vouches(place: Place) -> None:
+    with place.running() as found:
+        assert not place.reinstall(found, "flatcar-2", NOON + timedelta(days=3), asks=False)
+        commit = found.parts.reconciler.status.attempted
+        found.turn(NOON + timedelta(days=3))
         assert found.parts.reconciler.status.applied == commit
 
 
 @pytest.mark.parametrize("case", ["it knows nothing", "it knows less", "it is away", "another ledger told it"])
-def test_lines_count_only_where_a_forge_knows_the_newest_change(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path, case: str
-) -> None:
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
-    told = host.statuses[-1]
+def test_lines_count_only_where_a_forge_knows_the_newest_change(place: Place, case: str) -> None:
+    host, told = place.host, place.host.statuses[-1]
     if case == "it knows nothing":
         host.statuses.clear()
     elif case == "it knows less":
         told["description"] = re.sub(r"change (\d+)", lambda found: f"change {int(found[1]) - 1}", told["description"])
     elif case == "another ledger told it":
         told["description"] = told["description"].replace("ledger ", "ledger x")
-    later = NOON + timedelta(days=3)
-    with beside(tmp_path, repository, host, token) as found:
+    with place.running() as found:
         if case == "it is away":
             host.faults += [(503, {})] * 50
-        assert not reinstall(repository, found, "flatcar-2", later)
+        assert not place.reinstall(found, "flatcar-2", NOON + timedelta(days=3))
         (event, *_) = (event for event in found.parts.events if event.type == "Held")
         assert "gitboot approve" in event.message
         assert found.doubt is None
         host.faults.clear()
 
 
-def test_nothing_is_offered_after_a_gap_before_the_forge_was_asked(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
-) -> None:
+def test_nothing_is_offered_after_a_gap_before_the_forge_was_asked(place: Place) -> None:
     """It takes as long as a fetch; a remote or a forge that is away delays nothing."""
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
-        assert reinstall(repository, found, "flatcar-2", NOON)
+    with place.running() as found:
+        assert place.reinstall(found, "flatcar-2", NOON)
         assert found.phases == {"Network": 3}
     later = NOON + timedelta(days=3)
-    with beside(tmp_path, repository, host, token) as found:
+    with place.running() as found:
         found.turn(later, asks=False)
         assert found.phases == {"Disk": 3}
-        host.faults += [(503, {})] * 50
+        place.host.faults += [(503, {})] * 50
         found.turn(later)
         assert found.phases == {"Network": 3}
-        host.faults.clear()
-    with beside(tmp_path, repository, host, token) as found:
+        place.host.faults.clear()
+    with place.running() as found:
         found.turn(later + timedelta(minutes=5), asks=False)  # no gap since
         assert found.phases in ({"Network": 3}, {"Disk": 3})
         found.turn(later + timedelta(minutes=5), fetched=False)
