@@ -302,7 +302,9 @@ class Database(ABC):
         """A block in which rows that gitboot would not have written are a damaged ledger."""
         try:
             yield
-        except (*self.errors, ValueError, TypeError, KeyError) as error:
+        except self.errors as error:
+            raise self.unreadable(error) from error
+        except (ValueError, TypeError, KeyError) as error:
             raise self.unreadable(error) from error
 
 

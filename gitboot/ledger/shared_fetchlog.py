@@ -169,7 +169,7 @@ class RecordedFetches:
         query = "SELECT forgotten, (SELECT count(*) FROM fetches WHERE id <= %s) FROM lease"
         with self._reading() as run:
             ((forgotten, rows),) = run(query, (taken.get(FETCHES, 0),))
-        return int(forgotten) + (rows >= _WORTH)
+        return int(forgotten + (rows >= _WORTH))
 
     def forget(self, taken: Mapping[str, int], times: int, lease: Lease) -> None:
         """Delete what was taken in, for the ``times``-th time; one that is no new number has nothing deleted.

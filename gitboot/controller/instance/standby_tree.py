@@ -104,8 +104,8 @@ def prepare(
             spool=place.spool,
             site=place.site,
         )
-        sightings = {} if place.looks else None  # the ledger has sightings of the other host
-        knowledge = replace(known(store), sightings=sightings)
+        # The ledger has the sightings of the other host.
+        knowledge = replace(known(store), sightings={} if place.looks else None)
         standing = checkpoint.resume(Standing(knowledge=knowledge, keys=token_keys(copy, at, follows_none=False)))
         commit = _evaluated(place, allowance, accepted, standing.plans.commit, cache)
         standing = _brought_near(standing, commit, tree, at)

@@ -102,7 +102,7 @@ class LearntRecords(Generic[R]):
     """What is new of the overrides or the switches of servers, by reason, over what was known."""
 
     def __init__(self, known: Mapping[SystemUuid, Mapping[str, R]]) -> None:
-        self._known = known
+        self._known: Mapping[SystemUuid, Mapping[str, R]] = known
         self.new: dict[SystemUuid, dict[str, R]] = {}
         self.unstored: dict[tuple[SystemUuid, str], R] = {}  # of them, those that the ledger does not have
 

@@ -292,8 +292,15 @@ def _note_overwritten(learning: Learning, offer: Offer, record: Record, evidence
     what = f"was installed with {by}, which the accepted commit had taken back: its disk is unknown ({evidence})"
     learning.write_record(offer.uuid, offer.server, now)
     message = f"{offer.server}: {what}. Say what is installed there with gitboot records set {offer.server}"
-    of_offer = {"server": offer.server, "evidence": evidence, "image": offer.image, "plan": offer.plan}
-    learning.tell("TakenBackBootMade", message, warning=True, **of_offer)
+    learning.tell(
+        "TakenBackBootMade",
+        message,
+        warning=True,
+        server=offer.server,
+        evidence=evidence,
+        image=offer.image,
+        plan=offer.plan,
+    )
 
 
 def record_run(learning: Learning, offer: Offer, seen: Seen, evidence: str, *, starts: bool) -> None:
@@ -313,8 +320,8 @@ def record_run(learning: Learning, offer: Offer, seen: Seen, evidence: str, *, s
 def _note(learning: Learning, offer: Offer, now: Record, said: tuple[str, str], evidence: str) -> None:
     learning.write_record(offer.uuid, offer.server, now)
     type, what = said
-    of_offer = {"server": offer.server, "evidence": evidence, "image": offer.image, "plan": offer.plan}
-    learning.tell(type, f"{offer.server}: {what}", **of_offer)
+    message = f"{offer.server}: {what}"
+    learning.tell(type, message, server=offer.server, evidence=evidence, image=offer.image, plan=offer.plan)
 
 
 def _by_this_clock(seen: datetime, at: datetime) -> datetime:
