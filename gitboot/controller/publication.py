@@ -119,7 +119,7 @@ class LedgerNotes:
     def note_published(self) -> None:
         if self._unwritable is None:
             with self._store.writing() as tx:
-                instance_tables.note_published(tx)
+                instance_tables.write_facts(tx, published=True)
         elif not self._facts.keyed:  # the ledger has not noted that before
             raise LedgerError(self._unwritable)
 

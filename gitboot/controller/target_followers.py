@@ -176,7 +176,10 @@ def _target(
         writer=secrets.token_hex(8),
     )
     if isinstance(where, FolderAddress):
-        _check_apart(where, settings)
+        target = where.folder.resolve()
+        for name, folder in (("OUTPUT", settings.output.resolve()), ("STATE", settings.state.resolve())):
+            if target.is_relative_to(folder) or folder.is_relative_to(target):
+                raise UsageError(f"--target {where.name}: {folder} is {name}: name a folder outside of it")
         return StoreTarget(where.name, claim, folder_opener(where.folder))
     if isinstance(where, RsyncAddress):
         folder = settings.state / "targets" / digest_of(where.name.encode())[:16]
@@ -186,23 +189,16 @@ def _target(
     return StoreTarget(where.name, claim, bucket_opener(where, _keys))
 
 
-def _check_apart(where: FolderAddress, settings: Settings) -> None:
-    """Raise `UsageError` if a target is in a folder that gitboot writes for itself, or has such a folder in it."""
-    target = where.folder.resolve()
-    for name, folder in (("OUTPUT", settings.output.resolve()), ("STATE", settings.state.resolve())):
-        if target.is_relative_to(folder) or folder.is_relative_to(target):
-            raise UsageError(f"--target {where.name}: {folder} is {name}: name a folder outside of it")
-
-
 def _branch(
     where: BranchAddress, settings: Settings, store: Store, source: Source, clock: Callable[[], datetime]
 ) -> BranchTarget:
-    is_followed_there = _is_same(where.url, settings.git.repository)
+    is_followed_there = _place(where.url) == _place(settings.git.repository)
     reference = source.reference
     if is_followed_there and reference in (where.branch, where.ref):
         raise UsageError(f"--target {where.name} is the branch that this instance follows; name another")
     remote_of = partial(_remote_of, where, settings.git)
-    remote_of(read=_no_password)  # raises at the start; files that cannot be read only make the target not current
+    # This raises at the start. Files that cannot be read only make the target not current.
+    remote_of(read=lambda _: ("", ""))
     folder = settings.state / "targets" / f"{digest_of(where.name.encode())[:16]}.git"
     return BranchTarget(
         where.name,
@@ -215,12 +211,8 @@ def _branch(
     )
 
 
-def _is_same(one: str, other: str) -> bool:
-    """Whether two URLs mean one repository, whichever way it is reached."""
-    return _place(one) == _place(other)
-
-
 def _place(url: str) -> tuple[str | None, str]:
+    """Return what two URLs of one repository have in common, whichever way it is reached."""
     parts = address(url)
     if parts.scheme in ("", "file"):
         return None, str(Path(parts.path).resolve()).removesuffix("/.git")
@@ -247,10 +239,6 @@ def _remote_of(
         timeout_s=git.timeout_s,
         max_bytes=git.max_bytes,
     )
-
-
-def _no_password(_folder: Path) -> tuple[str, str]:
-    return "", ""
 
 
 def _keys(folder: Path) -> tuple[str, str]:

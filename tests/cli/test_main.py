@@ -947,7 +947,7 @@ def test_a_dry_run_of_an_instance_says_what_differs_and_writes_nothing(followed:
         state = followed.folder / "state"
         with open_ledger(state / "ledger.sqlite") as ledger:
             with ledger.writing() as tx:
-                instance_tables.initialise(tx, "fresh")
+                instance_tables.write_facts(tx, initialised="fresh")
             shutil.copytree(state, followed.folder / "copy")
         shutil.rmtree(state)
         (followed.folder / "copy").rename(state)

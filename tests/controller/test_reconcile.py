@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import cli
-from gitboot.controller.instance.assembly import Outside, assembled
+from gitboot.controller.instance.assembly import Dependencies, build
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.publication import shared
@@ -112,7 +112,7 @@ class Instance:
         self._opened = ExitStack()
         self.ledger = self._opened.enter_context(Counting.open(self.state / "ledger.sqlite"))
         with self.ledger.writing() as tx:
-            instance_tables.initialise(tx, "fresh")
+            instance_tables.write_facts(tx, initialised="fresh")
         target = Brittle.open(self.output, ledger=instance_tables.read(self.ledger).identity)
         assert isinstance(target, Brittle)
         self._opened.enter_context(target)
@@ -125,14 +125,15 @@ class Instance:
             git=GitSettings(repository=""),
             limits=Limits(**UNGUARDED, allow_rewind=allow_rewind),
         )
-        outside = Outside(
+        dependencies = Dependencies(
+            store=self.ledger,
             source=self.source,
             evaluation=Here(self.reader),
             target=self.target,
+            clock=lambda: self.now,
+            tell=self.events.append,
         )
-        self.instance = self._opened.enter_context(
-            assembled(settings, self.ledger, outside, tell=self.events.append, clock=lambda: self.now)
-        )
+        self.instance = self._opened.enter_context(build(settings, dependencies))
         self.reconciler = self.instance.reconciler
 
     def __enter__(self) -> Instance:
@@ -328,7 +329,7 @@ def test_a_commit_that_a_newer_gitboot_would_not_have_accepted_is_refused_once(
             if number == 1:
                 instance.source.accept(bad)
                 with instance.ledger.writing() as tx:
-                    instance_tables.accept(tx, bad)
+                    instance_tables.write_facts(tx, accepted=bad)
     with Instance(tmp_path) as instance:
         for _ in range(3):
             instance.reconcile(BEFORE)

@@ -594,7 +594,7 @@ def _once(settings: Settings) -> Exit:
 
 def _dry_run(settings: Settings) -> Exit:
     """Say what reconciling once would do."""
-    from gitboot.controller.instance.environment_checks import tried_out
+    from gitboot.controller.instance.assembly import tried_out
     from gitboot.controller.loop import Loop
 
     def told(event: Event) -> None:

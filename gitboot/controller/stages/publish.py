@@ -77,7 +77,7 @@ def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> Insta
         return state
     try:
         with this.components.store.writing() as tx:
-            instance_tables.leave_output(tx, left)
+            instance_tables.write_facts(tx, left_output=left)
     except LedgerError as error:
         return replace(state, unwritable=str(error))
     return replace(state, knowledge=replace(state.knowledge, facts=replace(facts, left_output=left)))
