@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import stat
@@ -20,7 +19,7 @@ from typing import Final
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.artifacts.fetchers import CHUNK
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
-from gitboot.files import check_output_folder, output_folder
+from gitboot.files import check_output_folder, lock_file, output_folder, sync_folder
 from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from gitboot.resolve.server_decision import BootFile
 
@@ -87,7 +86,7 @@ def _mirror(fetcher: Fetcher, file: BootFile, path: str, root: Path, stopped: Ca
             with _leaving_room(part, folder):
                 _fetch(fetcher, file, source, part, folder, stopped)
                 os.rename(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
-                _sync(folder)
+                sync_folder(".", folder)
     except (ArtifactMissing, HostUnreachable, UsageError, _AnotherFile) as error:
         return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=str(error))
     except OSError as error:
@@ -125,10 +124,8 @@ def _fetch(fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int
     with open(fd, "ab+") as written:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "expected a regular file")
-        try:
-            fcntl.flock(written, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise HostUnreachable("another process brings it") from None
+        if not lock_file(fd):
+            raise HostUnreachable("another process brings it")
         written.seek(0)
         digest, size, most_bytes = sha256(), 0, file.size if file.size is not None else LARGEST_ARTIFACT
         while chunk := written.read(CHUNK):
@@ -153,14 +150,6 @@ def _fetch(fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int
     if digest.hexdigest() != file.sha256:
         os.unlink(part, dir_fd=folder)
         raise _AnotherFile(f"its {size} bytes have the sha256 {digest.hexdigest()}, and the image says {file.sha256}")
-
-
-def _sync(folder: int) -> None:
-    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def prune(root: Path, needed: Collection[str], before_s: float) -> list[str]:

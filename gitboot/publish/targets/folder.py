@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from gitboot.child_processes import Ended, ask
 from gitboot.errors import HostUnreachable, PublishError
+from gitboot.files import lock_file, open_lock
 from gitboot.publish.durable_files import Disk, TreeModes, refused, split, staged
 from gitboot.publish.targets.follower import RsyncAddress
 from gitboot.publish.targets.sync_steps import (
@@ -179,12 +179,11 @@ class TargetFolder:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep other processes out of `create` and `replace` until the block ends. Raises OSError."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(_LOCK, flags, 0o600, dir_fd=self._disk.folders.make(_OPS))
+        fd = open_lock(_LOCK, self._disk.folders.make(_OPS))
         try:
             with suppress(PermissionError):  # of a file that another user has made
                 os.fchmod(fd, 0o600)
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            lock_file(fd, waits=True)
             yield
         finally:
             os.close(fd)
@@ -394,15 +393,13 @@ class RsyncStore:
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            lock = open_lock(self._folder / "lock")
         except OSError as error:
             raise PublishError(f"{self._folder}: {error.strerror}") from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock_file(lock):
+                raise HostUnreachable(f"{self._address.name}: an rsync that an earlier process has started still runs")
             yield lock
-        except BlockingIOError:
-            message = f"{self._address.name}: an rsync that an earlier process has started still runs"
-            raise HostUnreachable(message) from None
         except OSError as error:
             raise PublishError(f"{self._folder}: {error.strerror}") from error
         finally:
