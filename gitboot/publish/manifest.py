@@ -159,6 +159,11 @@ def render_shard(shard: Shard) -> bytes:
     return canonical({identity: list(names) for identity, names in shard.items()}) + b"\n"
 
 
+def render_shards(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
+    """The files of shards; None: it has none any more."""
+    return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
+
+
 def parse_shard(data: bytes) -> dict[str, tuple[str, ...]]:
     """What ``render_shard`` wrote; ValueError for anything else."""
     found = json.loads(data)
