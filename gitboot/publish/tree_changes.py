@@ -10,7 +10,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from stat import S_IMODE
 from typing import Final, NamedTuple
 
 from gitboot.errors import PublishError
@@ -113,7 +112,7 @@ class NamedContent:
     """Which content each server names: it goes when nobody does any more."""
 
     def __init__(self) -> None:
-        self._by_server: dict[str, tuple[str, ...]] = {}
+        self.by_server: dict[str, tuple[str, ...]] = {}  # what each names that names any
         self._counts = Counter[str]()
 
     def __contains__(self, path: str) -> bool:
@@ -121,30 +120,25 @@ class NamedContent:
 
     def note(self, server: str, paths: tuple[str, ...]) -> None:
         """What ``server`` names from now on."""
-        for path in self._by_server.pop(server, ()):
+        for path in self.by_server.pop(server, ()):
             self._counts[path] -= 1
             if not self._counts[path]:
                 del self._counts[path]
         self._counts.update(paths)
         if paths:
-            self._by_server[server] = paths
+            self.by_server[server] = paths
 
     def note_all(self, content: Mapping[str, tuple[str, ...]], *, complete: bool) -> None:
         """What each of these names from now on; ``complete``: no other names any."""
         if complete:
-            self._by_server.clear()
+            self.by_server.clear()
             self._counts.clear()
         for server, paths in content.items():
             self.note(server, paths)
 
-    @property
-    def by_server(self) -> Mapping[str, tuple[str, ...]]:
-        """What each names that names any."""
-        return self._by_server
-
     def by_others(self, servers: Collection[str], paths: Iterable[str]) -> set[str]:
         """Those of ``paths`` that a server names which is none of ``servers``."""
-        own = Counter(path for server in servers for path in self._by_server.get(server, ()))
+        own = Counter(path for server in servers for path in self.by_server.get(server, ()))
         return {path for path in paths if self._counts[path] > own[path]}
 
 
@@ -195,24 +189,23 @@ class _Decision:
     # What may have changed
 
     def look(self) -> None:
-        for server, digest in self._listed():
-            files = self._wanted.servers.get(server)
-            if files is None:
-                self._take_leave(server)
-            else:
-                self._look_at(server, files, digest)
-        if self._wanted.shared is not None or not self._wanted.parts.is_as_it_was:
-            self._look_at_shared(self._wanted.no_servers)
-
-    def _listed(self) -> Iterator[tuple[str, str | None]]:
-        """Each server in question, with the digest that the manifest has of its state."""
-        if not self._wanted.complete:
-            yield from ((server, self._tree.digest(server)) for server in self._wanted.servers)
-            return
-        listed = dict(self._tree.servers())
-        cut_short = (server_of(path) for path in self._tree.pending_files)
-        for server in sorted({*self._wanted.servers, *listed, *(each for each in cut_short if each is not None)}):
-            yield server, listed.get(server)
+        wanted = self._wanted
+        listed = dict(self._tree.servers()) if wanted.complete else {}
+        servers: Iterable[str] = wanted.servers
+        if wanted.complete:
+            cut_short = (server_of(path) for path in self._tree.pending_files)
+            servers = sorted({*wanted.servers, *listed, *(each for each in cut_short if each is not None)})
+        for server in servers:
+            files = wanted.servers.get(server)
+            if files is not None:
+                self._look_at(server, files, listed.get(server) if wanted.complete else self._tree.digest(server))
+                continue
+            self._content[server] = ()
+            if (digest := self._tree.digest(server)) is not None:
+                self._digests[server] = None
+            self._note_before(server, digest)
+        if wanted.shared is not None or not wanted.parts.is_as_it_was:
+            self._look_at_shared(wanted.no_servers)
 
     def _look_at(self, server: str, files: Files, digest: str | None) -> None:
         path = state_path(server)
@@ -232,12 +225,6 @@ class _Decision:
         if now == digest:  # somebody doubts that all stands
             indexed = frozenset()
         self._come |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
-
-    def _take_leave(self, server: str) -> None:
-        self._content[server] = ()
-        if (digest := self._tree.digest(server)) is not None:
-            self._digests[server] = None
-        self._note_before(server, digest)
 
     def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
         """What the server had is gitboot's, and goes where it is no longer planned; return what it is indexed by."""
@@ -297,7 +284,10 @@ class _Decision:
             else:
                 in_the_way.add(path)
         if in_the_way:
-            raise _obstructed(self._disk, sorted(in_the_way))
+            shown = some([str(self._disk.root / path) for path in sorted(in_the_way)], _SHOWN)
+            raise PublishError(
+                f"expected nothing or a file of gitboot's own, found something else at {shown} (move it away)"
+            )
 
     # What goes
 
@@ -343,6 +333,12 @@ class _Decision:
         given_up = {identity for identity, _ in gone}
         claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
         states = [path for path in self._written if server_of(path) is not None]
+        written = set(self._written)
+        beside = (
+            state_path(server)
+            for server, files in self._wanted.servers.items()
+            if files is not None and not written.isdisjoint(files)
+        )
         return TreeChanges(
             at=self._at,
             digests=self._digests,
@@ -351,7 +347,7 @@ class _Decision:
             planned=self._planned,
             written=tuple(self._written),
             states=tuple(sorted(states, key=lambda path: path not in claimed)),
-            beside=tuple(_beside(self._wanted.servers, {*self._written})),
+            beside=tuple(path for path in beside if path not in written),
             withdrawn=tuple(self._withdrawn),
             retired=tuple(self._retired),
             expired=tuple(self._expired),
@@ -363,13 +359,6 @@ class _Decision:
         )
 
 
-def _beside(servers: Mapping[str, Files | None], written: set[str]) -> Iterator[str]:
-    for server, files in servers.items():
-        path = state_path(server)
-        if files is not None and path not in written and not written.isdisjoint(files):
-            yield path
-
-
 def _given_up(before: Iterable[str], now: Collection[str]) -> Iterator[str]:
     return (path for path in before if path not in now and is_content(path))
 
@@ -379,11 +368,6 @@ def _is_file_at(disk: Disk, path: str) -> bool:
         return is_file(disk.look(path))
     except InTheWay:
         return False
-
-
-def _obstructed(disk: Disk, paths: list[str]) -> PublishError:
-    shown = some([str(disk.root / path) for path in paths], _SHOWN)
-    return PublishError(f"expected nothing or a file of gitboot's own, found something else at {shown} (move it away)")
 
 
 Shards = dict[str, Shard]  # by path
@@ -504,7 +488,6 @@ def _changed(before: Mapping[str, str], changes: Mapping[str, str | None]) -> di
 
 _SERVERS: Final = "ops/servers"
 _IN_WINDOW: Final = b'"inWindow":true'  # is in each state that has a window
-_FILE_MODE: Final = 0o666  # the bits of a folder's permissions that its files have, too
 # `WindowEnds` reads all states during at most one of so many seconds.
 _IF_CHANGED: Final = 20
 _IF_UNCHANGED: Final = 200
@@ -559,7 +542,10 @@ class WindowEnds:
         Raises `WindowsNotEnded`. Then the next call tries again, and reads only the states that are still due.
         """
         began_s, version, reads_all = self._monotonic(), _version(disk.root), self._reads_all(disk.root)
-        due = _server_names(disk) if reads_all else sorted(name for name, end in self._ends.items() if end <= at)
+        due = sorted(name for name, end in self._ends.items() if end <= at)
+        if reads_all:
+            named = (server_of(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
+            due = [name for name in named if name is not None]
         ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
         contents: dict[str, dict[str, bytes | None]] = {}
         settled: dict[str, datetime | None] = {}  # when each server is due next, if that does not wait for its files
@@ -620,28 +606,16 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
         return EndedWindows((), None)
     if not ends.is_due(root, at):
         return EndedWindows((), ends.next_end)
-    with closing(Disk(root, _modes(root))) as disk:
+    try:
+        modes = TreeModes.of_folder((root / BOOT).stat())
+    except OSError as error:
+        raise PublishError(f"{root / BOOT}: {error.strerror}") from error
+    with closing(Disk(root, modes)) as disk:
         if disk.lock(LOCK):
             return EndedWindows((), None)
         # At the end of a window, another host may publish a boot at the same path with the date of this second. An
         # access log of this host must not count as evidence of that boot.
         return ends.end(disk, at, _A_SECOND_LATER)
-
-
-def _modes(root: Path) -> TreeModes:
-    """Return the permissions of the tree."""
-    try:
-        found = (root / BOOT).stat()
-    except OSError as error:
-        raise PublishError(f"{root / BOOT}: {error.strerror}") from error
-    folder = S_IMODE(found.st_mode) & 0o777
-    return TreeModes(folder=folder, file=folder & _FILE_MODE, group=found.st_gid)
-
-
-def _server_names(disk: Disk) -> list[str]:
-    """Return the names of the servers that have a state, sorted."""
-    found = (server_of(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
-    return [name for name in found if name is not None]
 
 
 def _state_with_windows(disk: Disk, name: str) -> PublishedServer | None:
