@@ -11,17 +11,17 @@ from functools import partial
 from hashlib import sha256
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
-from gitboot.publish.manifest import MANIFEST, Manifest, digest_of
+from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.mirror_program import artifact_digest, paths_in
 from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP
 from gitboot.publish.tree_reader import read_manifest, read_state
-from gitboot.render.endpoint_files import PublishedServer, Turn, server_of
+from gitboot.render.endpoint_files import DiskWrite, PublishedServer, server_of
 from gitboot.render.paths import (
     BOOT,
     CHECK,
@@ -55,19 +55,6 @@ class TreeComparison(NamedTuple):
     unread: tuple[str, ...]  # paths that only machines fetch, sorted
 
 
-class PublishedMirror(Protocol):
-    """A copy of boot/, wherever it is; it may be asked from many threads at once."""
-
-    def look(self, file: MirrorFile) -> MirrorAnswer:
-        """What it has for a file."""
-
-    def reads(self, path: str, /) -> bool:
-        """Return whether a path may be fetched."""
-
-    def besides(self, files: Collection[str]) -> Iterator[MirrorFinding]:
-        """What it has besides these paths, as far as that can be seen."""
-
-
 def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
     """What a mirror of the tree at ``root`` is to have, by path below boot/, sorted; raises `PublishError`.
 
@@ -76,7 +63,13 @@ def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
     manifest = read_manifest(root)
     if manifest is None:
         raise PublishError(f"{root}: expected a tree that gitboot published, found no {MANIFEST}")
-    instead, left_out = _instead(root, manifest) if as_target else ({}, frozenset())
+    instead: dict[str, bytes] = {}  # what a target has in the place of boots that are made once
+    left_out: set[str] = set()  # the paths of these
+    for server in filter(None, map(server_of, manifest.files)) if as_target else ():
+        if (state := read_state(root, server)) is not None:
+            at_target = served(state)
+            instead |= at_target.instead
+            left_out |= at_target.left_out
     found = {}
     for path, listed in manifest.files.items():
         if not path.startswith(BOOT) or (path in left_out and path not in instead):
@@ -95,21 +88,9 @@ def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
     return found
 
 
-def _instead(root: Path, manifest: Manifest) -> tuple[dict[str, bytes], frozenset[str]]:
-    """What a target has in the place of boots that are made once, and their paths."""
-    instead: dict[str, bytes] = {}
-    left_out: set[str] = set()
-    for server in filter(None, map(server_of, manifest.files)):
-        if (state := read_state(root, server)) is not None:
-            found = served(state)
-            instead |= found.instead
-            left_out |= found.left_out
-    return instead, frozenset(left_out)
-
-
 def compared(
     look: Callable[[], dict[str, MirrorFile]],
-    mirror: PublishedMirror,
+    mirror: FolderMirror | WebMirror,
     *,
     parallel: int,
     begun: Callable[[int], None],
@@ -120,12 +101,12 @@ def compared(
     ``begun`` gets the number of files to compare, and ``done`` how many more are compared.
     """
     files = look()
-    read = {path for path, file in files.items() if _may_be_read(mirror, file)}
+    read = {path for path, file in files.items() if not file.is_evidence or mirror.reads(path)}
     begun(len(read))
     found = [*mirror.besides(files), *_looked_at(mirror, (files[path] for path in sorted(read)), parallel, done)]
     now = look()
     changed = {each.path for each in found if now.get(each.path) != files.get(each.path)}
-    newer = [now[path] for path in sorted(changed & now.keys()) if _may_be_read(mirror, now[path])]
+    newer = [now[path] for path in sorted(changed & now.keys()) if not now[path].is_evidence or mirror.reads(path)]
     again = _looked_at(mirror, newer, parallel, lambda _: None)
     kept = [each for each in found if each.path not in changed]
     return TreeComparison(
@@ -135,17 +116,14 @@ def compared(
     )
 
 
-def _may_be_read(mirror: PublishedMirror, file: MirrorFile) -> bool:
-    return not file.is_evidence or mirror.reads(file.path)
-
-
 def _looked_at(
-    mirror: PublishedMirror, files: Iterable[MirrorFile], parallel: int, done: Callable[[int], None]
+    mirror: FolderMirror | WebMirror, files: Iterable[MirrorFile], parallel: int, done: Callable[[int], None]
 ) -> Iterator[MirrorFinding]:
     left, pool = iter(files), ThreadPoolExecutor(parallel, thread_name_prefix="mirror")
     try:
         while batch := list(islice(left, _BATCH)):
-            for file, answer in zip(batch, pool.map(mirror.look, batch), strict=True):
+            answers = pool.map(lambda file: mirror.read(file.path, (file.size,)), batch)
+            for file, answer in zip(batch, answers, strict=True):
                 done(1)
                 if (finding := judge(file, answer)) is not None:
                     yield finding
@@ -159,9 +137,6 @@ class FolderMirror:
     def __init__(self, folder: Path, root: Path | None = None) -> None:
         """``root`` is the published tree, if it is at hand."""
         self._folder, self._boot = folder, root / BOOT if root is not None else None
-
-    def look(self, file: MirrorFile) -> MirrorAnswer:
-        return self._read(self._folder / file.path)
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
         """Return the first bytes of a file and one more, or None if it is absent. Raises `HostUnreachable`."""
@@ -185,14 +160,11 @@ class FolderMirror:
         """Return whether a path may be fetched: to read a file is no fetch."""
         return True
 
-    def read(self, path: str, _: Collection[int]) -> MirrorAnswer:
+    def read(self, path: str, _: Collection[int] = ()) -> MirrorAnswer:
         """Return what a file is, read whole, whatever its size."""
-        return self._read(self._folder / path)
-
-    def _read(self, path: Path) -> MirrorAnswer:
         try:
-            with path.open("rb") as content:
-                digest, found = sha256(), path.stat()
+            with (self._folder / path).open("rb") as content:
+                digest, found = sha256(), (self._folder / path).stat()
                 while chunk := content.read(_CHUNK):
                     digest.update(chunk)
         except (FileNotFoundError, NotADirectoryError):
@@ -209,21 +181,20 @@ class FolderMirror:
         for path in self.names():
             if path in files:
                 continue
-            if not self._may_lie_there(path):
+            if path.startswith(SIGNED):
+                may_lie_there = True
+            elif self._boot is not None:
+                may_lie_there = (self._boot / path).exists()
+            else:
+                may_lie_there = path.startswith("assets/") or is_content(BOOT + path)
+            if not may_lie_there:
                 yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=_UNPUBLISHED)
             elif (named := artifact_digest(path)) is not None:
-                answer = self._read(self._folder / path)
+                answer = self.read(path)
                 if answer.trouble:
                     yield MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
                 elif answer.sha256 != named:
                     yield MirrorFinding(path=path, fault=MirrorFault.WRONG, message=_OTHER_ARTIFACT)
-
-    def _may_lie_there(self, path: str) -> bool:
-        if path.startswith(SIGNED):
-            return True
-        if self._boot is not None:
-            return (self._boot / path).exists()
-        return path.startswith("assets/") or is_content(BOOT + path)
 
 
 class WebMirror:
@@ -255,10 +226,6 @@ class WebMirror:
         self._nonce, self._deadline_s, self._rate = nonce, deadline_s, rate
         # Then a 403 means an absent file of the list: S3 answers so to a client that may not list the bucket.
         self._gives_list = False
-
-    def look(self, file: MirrorFile) -> MirrorAnswer:
-        """Return what is answered for a file, read if it has its size."""
-        return self.read(file.path, (file.size,))
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
         """Return the first bytes of a file and one more, or None if it is absent; from no cache.
@@ -323,9 +290,7 @@ class WebMirror:
         """
         if is_read_by_machines_only(path):
             return self._asked("GET", path, most_bytes=max(sizes) + 1)
-        return self._read(self._asked("HEAD", path), path, sizes)
-
-    def _read(self, answer: MirrorAnswer, path: str, sizes: Collection[int]) -> MirrorAnswer:
+        answer = self._asked("HEAD", path)
         is_plain = answer.status == 200 and answer.led_to is None and answer.size in sizes
         return self._asked("GET", path, most_bytes=max(sizes) + 1) if is_plain else answer
 
@@ -334,13 +299,13 @@ class WebMirror:
         first = self._asked("GET", NOBODY)
         if first.trouble:
             raise HostUnreachable(first.trouble)
-        yield from _only(judge_unknown_machine(first))
-        for path, why in PRIVATE.items():
-            yield from _only(judge_absence(path, self._asked("HEAD", path), why))
+        found = [judge_unknown_machine(first)]
+        found += [judge_absence(path, self._asked("HEAD", path), why) for path, why in PRIVATE.items()]
         absent = left_over(files)
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
-            for path, answer in zip(absent, pool.map(partial(self._asked, "HEAD"), absent), strict=True):
-                yield from _only(judge_absence(path, answer, _EARLIER))
+            answers = pool.map(partial(self._asked, "HEAD"), absent)
+            found += [judge_absence(path, answer, _EARLIER) for path, answer in zip(absent, answers, strict=True)]
+        yield from (finding for finding in found if finding is not None)
 
     def _asked(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
         """What is answered; so many bytes of it are read at most."""
@@ -351,15 +316,13 @@ class WebMirror:
                 found = _said(answer)
                 if method == "HEAD":
                     return found
-                digest, size = _read(answer, most_bytes)
-                return replace(found, sha256=digest, has_body=size > 0)
+                digest, size = sha256(), 0
+                while size < most_bytes and (chunk := answer.read(min(_CHUNK, most_bytes - size))):
+                    digest.update(chunk)
+                    size += len(chunk)
+                return replace(found, sha256=digest.hexdigest(), has_body=size > 0)
         except (HostUnreachable, ValueError) as error:
             return MirrorAnswer(status=0, trouble=str(error))
-
-
-def _only(finding: MirrorFinding | None) -> Iterator[MirrorFinding]:
-    if finding is not None:
-        yield finding
 
 
 def _said(answer: AnswerStream) -> MirrorAnswer:
@@ -376,15 +339,6 @@ def _said(answer: AnswerStream) -> MirrorAnswer:
         age_s=int(age) if (age := headers.get("Age", "")).isascii() and age.isdecimal() else 0,
         led_to=headers.get("Location") if 300 <= answer.status < 400 else None,
     )
-
-
-def _read(answer: AnswerStream, most_bytes: int) -> tuple[str, int]:
-    """The sha256 of so many bytes at most, and how many there were."""
-    digest, size = sha256(), 0
-    while size < most_bytes and (chunk := answer.read(min(_CHUNK, most_bytes - size))):
-        digest.update(chunk)
-        size += len(chunk)
-    return digest.hexdigest(), size
 
 
 class MirrorFault(StrEnum):
@@ -612,21 +566,20 @@ def served(state: PublishedServer) -> Served:
     """
     files = {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)}
     instead: dict[str, bytes] = {}
-    boots = {path: turns[0].writes for path, turns in state.paths.items() if turns and _is_one_time_boot(turns[0])}
+    boots: dict[str, DiskWrite] = {}  # that no copy may serve
+    for path, turns in state.paths.items():
+        if turns and turns[0].role in (Role.ENTRY, Role.OFFER) and turns[0].content is not None:
+            writes = turns[0].writes
+            if writes is not None and writes.once and not writes.in_copies:
+                boots[path] = writes
     left_out = {path for path in boots if files.get(path) == state.paths[path][0].content}
     for path in sorted(left_out):
         writes = boots[path]
         del files[path]
-        if writes is not None and writes.fallback is not None and writes.fallback in state.contents:
+        if writes.fallback is not None and writes.fallback in state.contents:
             files[path], instead[path] = writes.fallback, state.contents[writes.fallback].encode()
-    asks = any(writes is not None and writes.hop is not None for writes in boots.values())
+    asks = any(writes.hop is not None for writes in boots.values())
     return Served(files, instead, frozenset(left_out), lacks_boots=bool(boots) and not asks)
-
-
-def _is_one_time_boot(turn: Turn) -> bool:
-    """Return whether a version is a one-time boot that no copy may serve."""
-    is_boot = turn.role in (Role.ENTRY, Role.OFFER) and turn.content is not None
-    return is_boot and turn.writes is not None and turn.writes.once and not turn.writes.in_copies
 
 
 def headers_of(path: str) -> dict[str, str]:

@@ -9,12 +9,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from gitboot.errors import HostUnreachable
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import digest_of
-from gitboot.publish.mirror_comparison import MirrorAnswer, MirrorFault, MirrorFile, MirrorFinding, judge, judge_absence
+from gitboot.publish.mirror_comparison import (
+    FolderMirror,
+    MirrorAnswer,
+    MirrorFault,
+    MirrorFile,
+    MirrorFinding,
+    WebMirror,
+    judge,
+    judge_absence,
+)
 from gitboot.publish.signed_list_reader import (
     DAMAGED,
     MAX_TARGETS_BYTES,
@@ -52,28 +61,6 @@ _LIST_FAULTS: Final = {
 }
 
 
-class ListedMirror(Protocol):
-    """A copy of boot/ with its signed list. Many threads may read it at once."""
-
-    def get(self, path: str, max_bytes: int, /) -> bytes | None:
-        """Return the first bytes of a file and one more, or None if it is absent. Raises `HostUnreachable`."""
-
-    def names(self) -> Collection[str] | None:
-        """Return the paths of all files, or None if they cannot be listed."""
-
-    def cached(self) -> Iterator[MirrorFinding]:
-        """Yield what shows that a cache answers with what it stored."""
-
-    def reads(self, path: str, /) -> bool:
-        """Return whether a path may be fetched."""
-
-    def read(self, path: str, sizes: Collection[int], /) -> MirrorAnswer:
-        """Return what is answered for a path, read if it has one of these sizes, in bytes."""
-
-    def besides(self, files: Collection[str], /) -> Iterator[MirrorFinding]:
-        """Yield what is there besides these files."""
-
-
 class ListedFile(NamedTuple):
     """A file of a listing at one time."""
 
@@ -104,7 +91,7 @@ class MirrorReport:
 
 
 def compare_with_list(
-    mirror: ListedMirror,
+    mirror: FolderMirror | WebMirror,
     keys: Collection[bytes],
     now: datetime,
     *,
@@ -150,7 +137,9 @@ def compare_with_list(
             changed = {path for each in compared if again.get(path := each.path) != files.get(path)}
             compared = [each for each in compared if each.path not in changed]
             changed |= {path for path in again.keys() - files.keys() if mirror.reads(path)}
-            for _, judged in _judged(mirror, (again[path] for path in sorted(changed & again.keys())), pool, _ignore):
+            for _, judged in _judged(
+                mirror, (again[path] for path in sorted(changed & again.keys())), pool, lambda _: None
+            ):
                 compared += [judged.finding] if judged.finding is not None else []
     return MirrorReport(
         signed=signed,
@@ -162,10 +151,6 @@ def compare_with_list(
     )
 
 
-def _ignore(_: int) -> None:
-    """Count no progress."""
-
-
 def _sorted(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
     """Return findings by path, those of the list first: a wrong clock or a list of another time explains the others."""
     return tuple(sorted(set(findings), key=lambda each: (not each.path.startswith(SIGNED), each.path, each.fault)))
@@ -174,7 +159,7 @@ def _sorted(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
 class ListReader:
     """Reads the list of a mirror, and notes what is wrong with it."""
 
-    def __init__(self, mirror: ListedMirror, keys: Collection[bytes], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, mirror: FolderMirror | WebMirror, keys: Collection[bytes], pool: ThreadPoolExecutor) -> None:
         self._mirror, self._keys, self._pool = mirror, keys, pool
 
     def read(self, found: list[MirrorFinding]) -> SignedList | None:
@@ -257,7 +242,7 @@ def _finding(problem: ListProblem) -> MirrorFinding:
 
 
 def _judged(
-    mirror: ListedMirror, files: Iterable[ListedFile], pool: ThreadPoolExecutor, done: Callable[[int], None]
+    mirror: FolderMirror | WebMirror, files: Iterable[ListedFile], pool: ThreadPoolExecutor, done: Callable[[int], None]
 ) -> Iterator[tuple[ListedFile, _Judged]]:
     def look(file: ListedFile) -> _Judged:
         sizes = {each.size_bytes for each in file.versions}
@@ -278,32 +263,20 @@ def judge_listed(file: ListedFile, answer: MirrorAnswer) -> _Judged:
     present = [each for each in file.right if each is not None]
     if not present:
         return _Judged(judge_absence(file.path, answer, _LATER))
-    version = next((each for each in present if _is(each, answer)), present[0])
-    finding = judge(_mirror_file(file.path, version), answer)
+    version = next((each for each in present if each.sha256 == answer.sha256), present[0])
+    assert version.sha256 is not None  # noqa: S101 - a version that is present has a digest
+    wanted = MirrorFile(path=file.path, sha256=version.sha256, size=version.size_bytes, modified=None)
+    finding = judge(wanted, answer)
     if finding is None:
         return _Judged(None, is_turning=version != file.right[0])
-    other = next((each for each in file.versions if each not in present and _is(each, answer)), None)
-    if finding.fault is MirrorFault.WRONG and other is not None:
-        message = f"it has the version {_times_of(other, file.versions)}"
-        return _Judged(MirrorFinding(path=file.path, fault=MirrorFault.STALE, message=message))
+    for number, other in enumerate(file.versions if finding.fault is MirrorFault.WRONG else ()):
+        if other not in present and other.sha256 is not None and other.sha256 == answer.sha256:
+            until = file.versions[number + 1].since if number + 1 < len(file.versions) else None
+            times = (("from", other.since), ("until", until))
+            counts = " ".join(f"{word} {format_instant(at)}" for word, at in times if at is not None) or "of before"
+            message = f"it has the version {counts}"
+            return _Judged(MirrorFinding(path=file.path, fault=MirrorFault.STALE, message=message))
     return _Judged(finding)
-
-
-def _is(version: FileVersion, answer: MirrorAnswer) -> bool:
-    return version.sha256 is not None and answer.sha256 == version.sha256
-
-
-def _mirror_file(path: str, version: FileVersion) -> MirrorFile:
-    assert version.sha256 is not None  # noqa: S101 - a version that is present has a digest
-    return MirrorFile(path=path, sha256=version.sha256, size=version.size_bytes, modified=None)
-
-
-def _times_of(version: FileVersion, versions: tuple[FileVersion, ...]) -> str:
-    """Return from when until when a version counts."""
-    number = versions.index(version)
-    until = versions[number + 1].since if number + 1 < len(versions) else None
-    since = f"from {format_instant(version.since)}" if version.since is not None else ""
-    return " ".join(filter(None, (since, f"until {format_instant(until)}" if until is not None else ""))) or "of before"
 
 
 def signature_of(signed: SignedList) -> str:

@@ -319,7 +319,7 @@ def test_a_file_that_drips_without_end_is_unknown(output: Path) -> None:
     rate = MinimumRate(size_bytes=1 << 20, period_s=0.4)
     with strange_server(answer) as asked:
         mirror = WebMirror(asked.url, None, parallel=1, reads_entries=True, rate=rate)
-        assert "it sent less than 1048576 bytes" in mirror.look(file).trouble
+        assert "it sent less than 1048576 bytes" in mirror.read(file.path, (file.size,)).trouble
 
 
 def test_a_mirror_that_nobody_is_at_is_one_error(

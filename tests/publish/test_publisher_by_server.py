@@ -14,7 +14,7 @@ import pytest
 
 from gitboot.errors import PublishError
 from gitboot.publish import publisher as directory_module
-from gitboot.publish.durable_files import Disk, Unsynced
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import (
     MANIFEST,
     Head,
@@ -41,7 +41,7 @@ SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n")}
 @pytest.fixture(autouse=True)
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
     """No power is cut here."""
-    monkeypatch.setattr(Unsynced, "sync", lambda unsynced: None)
+    monkeypatch.setattr(Disk, "sync", lambda disk: None)
 
 
 def mac(number: int) -> str:

@@ -23,10 +23,9 @@ from typing import Any
 
 import pytest
 
+from gitboot import files as files_module
 from gitboot.errors import PublishError
 from gitboot.publish import durable_files as disk_module
-from gitboot.publish import durable_files as folders_module
-from gitboot.publish import durable_files as modes_module
 from gitboot.publish import first_publication
 from gitboot.publish import publisher as directory_module
 from gitboot.publish.durable_files import OPEN, Disk, TreeModes, staged
@@ -325,7 +324,7 @@ def test_finding_m5_cut_off_from_power_a_tree_has_no_first_script_before_the_boo
 
 CHANGING = {"mkdir", "chmod", "rmdir", "write", "fchmod", "utime", "rename", "link", "unlink", "pwrite", "ftruncate"}
 CHANGING |= {"fchown"}
-CALLS = {*CHANGING, "open", "stat", "fstat", "fsync", "listdir", "pread"}
+CALLS = {*CHANGING, "open", "stat", "lstat", "fstat", "fsync", "listdir", "pread"}
 
 
 class Os:
@@ -357,11 +356,9 @@ class Os:
 def happening(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[Os]:
     """Let something happen at calls of the publisher; it waits for no disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disk_module, "os", os_ := Os(happen))
-        patch.setattr(disk_module, "os", os_)
-        patch.setattr(folders_module, "os", os_)
-        patch.setattr(first_publication, "os", os_)
-        patch.setattr(modes_module, "os", os_)
+        os_ = Os(happen)
+        for module in (files_module, disk_module, first_publication):
+            patch.setattr(module, "os", os_)
         patch.setattr(disk_module, "syncfs", os_.syncfs)
         yield os_
 
@@ -396,7 +393,7 @@ def test_refused_at_every_call_the_next_pass_completes_it(
     for version, refused in enumerate(count(1, every(1)), 1):
 
         def refuse(number: int, name: str, args: tuple[Any, ...], at: int = refused) -> None:
-            if number == at or (on and number > at and name not in ("stat", "fstat", "pread")):
+            if number == at or (on and number > at and name not in ("stat", "lstat", "fstat", "pread")):
                 raise OSError(code, os.strerror(code))
 
         again: Directory | None = None
@@ -430,8 +427,8 @@ class Recorder(Disk):
         self.cuts: list[tuple[dict[str, bytes], list[tuple[str, str]]]] = []
         recorders.append(self)
 
-    def stage(self, path: str, content: bytes, at: datetime, like: str | None = None) -> None:
-        super().stage(path, content, at, like)
+    def stage(self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False) -> None:
+        super().stage(path, content, at, like, exact=exact)
         self.since.append(("stage", path))
 
     def place(self, path: str) -> None:
@@ -814,7 +811,7 @@ def test_refused_at_every_call_a_tree_begins_as_a_whole_or_not_at_all(
         shutil.rmtree(root, ignore_errors=True)
 
         def refuse(number: int, name: str, args: tuple[Any, ...], at: int = refused) -> None:
-            if number == at or (on and number > at and name not in ("stat", "fstat", "pread")):
+            if number == at or (on and number > at and name not in ("stat", "lstat", "fstat", "pread")):
                 raise OSError(code, os.strerror(code))
 
         again: Directory | None = None
