@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.errors import ForeignTree, LockedByAnother, PublishError
+from gitboot.errors import PublishError
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.publisher import Directory
@@ -97,6 +97,11 @@ class Site:
         """Bring the target up; return in how many steps."""
         return bring_up(self.target, self.tree)
 
+    def bring(self, version: int, servers: tuple[int, ...] = (0, 1, 2), script: bytes = b"#!ipxe\n") -> int:
+        """Publish, and bring the target up; return in how many steps."""
+        self.publish(version, servers, script)
+        return self.follow()
+
     def machines_see(self) -> dict[str, bytes]:
         return files_of(self.folder)
 
@@ -154,18 +159,15 @@ def test_a_folder_holds_what_machines_fetch_with_its_own_permissions_and_the_tim
 
 
 def test_a_file_that_was_touched_at_the_mirror_gets_the_time_of_the_tree_with_its_next_version(site: Site) -> None:
-    site.publish(1)
-    site.follow()
+    site.bring(1)
     late = (AT + 99 * DAY).timestamp()
     os.utime(site.folder / ENTRIES[0], (late, late))
-    site.publish(2)
-    site.follow()
+    site.bring(2)
     assert (site.folder / ENTRIES[0]).stat().st_mtime == int((site.root / ENTRIES[0]).stat().st_mtime)
 
 
 def test_a_restart_writes_only_its_claim(site: Site) -> None:
-    site.publish(1)
-    site.follow()
+    site.bring(1)
     before = {each: each.stat().st_ino for each in site.folder.rglob("*") if each.is_file()}
     site.begin("another process")
     assert site.follow() == 0
@@ -174,8 +176,7 @@ def test_a_restart_writes_only_its_claim(site: Site) -> None:
 
 
 def test_finding_m4_at_each_call_every_boot_script_in_a_folder_names_what_is_there(site: Site) -> None:
-    site.publish(1)
-    site.follow()
+    site.bring(1)
     site.publish(2, (0, 2, 3), b"#!ipxe\n# another\n")
     looks = count()
 
@@ -215,8 +216,7 @@ def test_the_list_in_a_folder_is_whole_at_each_call_and_comes_after_all_that_it_
 
 
 def test_finding_m4_killed_at_any_call_a_folder_has_whole_chains_and_the_next_process_completes_it(site: Site) -> None:
-    site.publish(0)
-    site.follow()
+    site.bring(0)
     version = 0
     for at in count(1, every(1)):
         version += 1
@@ -242,16 +242,14 @@ def test_finding_m4_killed_at_any_call_a_folder_has_whole_chains_and_the_next_pr
             break
     assert at > 100
     for later in (1, 9):
-        site.publish(version + later, ())
-        site.follow()
+        site.bring(version + later, ())
     assert list(site.folder.rglob(".gitboot-*")) == []
 
 
 def test_finding_m4_a_full_disk_replaces_no_boot_script_whose_content_is_absent(tmp_path: Path) -> None:
     with small_disk(tmp_path) as disk:
         site = Site(tmp_path / "out", disk)
-        site.publish(1)
-        site.follow()
+        site.bring(1)
         fill(disk / "filler")
         site.publish(2)
         with pytest.raises(PublishError, match="free some space"):
@@ -269,8 +267,7 @@ def test_what_others_keep_in_the_folder_is_not_touched(site: Site) -> None:
         (site.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (site.folder / path).write_bytes(content)
     for version in (1, 2):
-        site.publish(version)
-        site.follow()
+        site.bring(version)
     site.publish(5, ())
     site.begin()
     site.follow()
@@ -319,31 +316,6 @@ def test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error(path: 
     with pytest.raises(ValueError, match="not what a target"):
         parse_head(json.dumps({**head, "shards": {"00": path}}).encode())
     assert parse_head(json.dumps({**head, "shards": {"00": digest}}).encode()).shards == {"00": digest}
-
-
-def test_a_folder_of_another_ledger_is_left_alone(site: Site) -> None:
-    site.publish(1)
-    site.follow()
-    before = site.machines_see()
-    site.publish(2)
-    other = Site(site.root, site.folder, ledger="theirs")
-    with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
-        other.follow()
-    assert site.machines_see() == before
-    other.close()
-
-
-def test_a_process_that_another_has_overtaken_writes_no_boot_script_any_more(site: Site) -> None:
-    site.publish(1)
-    site.follow()
-    second = Site(site.root, site.folder)
-    second.begin("a copy of this instance")
-    second.follow()
-    site.publish(2)
-    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
-        site.follow()
-    second.assert_holds(1)
-    second.close()
 
 
 def test_a_folder_that_is_absent_is_not_made_and_a_disk_that_comes_there_is_filled(site: Site) -> None:

@@ -134,8 +134,7 @@ def test_another_host_holds_what_machines_fetch_with_the_times_of_the_tree(by_da
         assert int((site.folder / path).stat().st_mtime) == int((site.root / path).stat().st_mtime)
     site.begin("another process")
     assert site.follow() == 0
-    site.publish(2, (0, 2, 3), b"#!ipxe\n# another\n")
-    site.follow()
+    site.bring(2, (0, 2, 3), b"#!ipxe\n# another\n")
     assert site.machines_see()["boot/boot.ipxe"] == b"#!ipxe\n# another\n"
     assert not (site.folder / ENTRIES[1]).parent.exists()
     site.publish(5, ())
@@ -148,8 +147,7 @@ def test_finding_m4_killed_before_or_after_any_rsync_another_host_has_whole_chai
     by_daemon: OtherHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, version = by_daemon, 0
-    site.publish(0)
-    site.follow()
+    site.bring(0)
     rsyncs = Rsyncs(monkeypatch)
     for at in count(1, every(3)):
         version += 1
@@ -176,8 +174,7 @@ def test_finding_m4_a_connection_that_ends_after_any_bytes_leaves_whole_chains(
     tmp_path: Path, hosts: dict[str, str], folder: Path
 ) -> None:
     direct = OtherHost(tmp_path / "out", folder, hosts["rsync"], tmp_path / "own")
-    direct.publish(0)
-    direct.follow()
+    direct.bring(0)
     version = 0
     for takes in (200, 600, 1000, 2000):
         version += 1
@@ -196,8 +193,7 @@ def test_finding_m4_a_file_that_was_edited_with_its_size_and_time_is_replaced_wi
     by_daemon: OtherHost,
 ) -> None:
     site = by_daemon
-    site.publish(1)
-    site.follow()
+    site.bring(1)
     path = site.folder / ENTRIES[0]
     site.publish(2)
     wanted = (site.root / ENTRIES[0]).read_bytes()
@@ -229,17 +225,14 @@ def test_what_others_keep_in_the_folder_is_not_touched(by_daemon: OtherHost) -> 
         (by_daemon.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (by_daemon.folder / path).write_bytes(content)
     for version in (1, 2):
-        by_daemon.publish(version)
-        by_daemon.follow()
-    by_daemon.publish(5, ())
-    by_daemon.follow()
+        by_daemon.bring(version)
+    by_daemon.bring(5, ())
     assert {path: (by_daemon.folder / path).read_bytes() for path in theirs} == theirs
 
 
 def test_another_host_cannot_name_a_file_of_this_host(by_daemon: OtherHost, tmp_path: Path) -> None:
     (mine := tmp_path / "mine").write_bytes(b"mine")
-    by_daemon.publish(1)
-    by_daemon.follow()
+    by_daemon.bring(1)
     name = os.path.relpath(mine, by_daemon.own / "read")
     (by_daemon.folder / UNLISTED).write_text(json.dumps([name]))
     by_daemon.begin()
@@ -250,8 +243,7 @@ def test_another_host_cannot_name_a_file_of_this_host(by_daemon: OtherHost, tmp_
 
 def test_another_ledger_and_another_process_are_noticed(by_daemon: OtherHost, tmp_path: Path) -> None:
     site = by_daemon
-    site.publish(1)
-    site.follow()
+    site.bring(1)
     other = OtherHost(site.root, site.folder, site.url, tmp_path / "other", ledger="theirs")
     with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
         other.follow()

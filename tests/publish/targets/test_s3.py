@@ -47,6 +47,7 @@ from tests.helpers.s3_server import KEY, Store, s3_server
 from tests.helpers.search_effort import every
 from tests.helpers.signed_list_clients import assert_list_is_whole, files_in
 from tests.helpers.strange_server import Client, strange_server
+from tests.helpers.target_steps import bring_up
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -115,7 +116,7 @@ class Site:
         claim = Claim(address.name, ledger=self.ledger, heir_of=lambda: self.heir_of, writer=writer)
         keys = KEY["aws_access_key_id"], KEY["aws_secret_access_key"]
         self.open_bucket = bucket_module.bucket_opener(address, lambda _: keys)
-        self.target = StoreTarget(address.name, claim, self.open_bucket)
+        self.target = StoreTarget(address.name, claim, self.open_bucket, most=2)
         return self.target
 
     def publish(self, files: Mapping[str, File], at: datetime = AT, commit: str = "c0ffee") -> None:
@@ -125,16 +126,12 @@ class Site:
 
     def follow(self) -> int:
         """Bring the target up; return in how many steps."""
-        held = self.target.load()
-        for steps in count():
-            glance = self.tree.look()
-            assert glance is not None
-            step = next_step(self.tree, glance, held, partial(self.target.shard, held.head), 2)
-            if step is None:
-                return steps
-            self.target.apply(step, held, self.tree)
-            held = after(held, step)
-        raise AssertionError
+        return bring_up(self.target, self.tree)
+
+    def bring(self, files: Mapping[str, File], at: datetime = AT, commit: str = "c0ffee") -> int:
+        """Publish, and bring the target up; return in how many steps."""
+        self.publish(files, at, commit)
+        return self.follow()
 
 
 @pytest.fixture
@@ -168,8 +165,7 @@ def assert_no_chain_is_mixed(store: Store, bucket: str) -> None:
 def test_a_bucket_holds_what_machines_fetch_and_says_how_long_it_may_be_kept(
     site: Site, store: Store, bucket: str
 ) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     assert_holds(store, bucket, fleet(1))
     (content,) = (path for path in fleet(1, (1,)) if "/o/" in path)
     found = {path: store.get(bucket, f"site/{path}")[1:] for path in (content, ENTRY.format(1), "boot/boot.ipxe")}
@@ -261,16 +257,14 @@ def test_finding_m9_a_bucket_has_the_headers_of_the_endpoint(tmp_path: Path, sto
 
 
 def test_nothing_is_written_that_stands_already(site: Site, store: Store) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     store.writes.clear()
     assert site.follow() == 0
     assert store.writes == []
 
 
 def test_a_restart_writes_no_more_than_that_it_is_there(site: Site, store: Store) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     store.writes.clear()
     site.begin("another process")
     assert site.follow() == 0
@@ -278,11 +272,9 @@ def test_a_restart_writes_no_more_than_that_it_is_there(site: Site, store: Store
 
 
 def test_one_server_costs_what_its_files_cost(site: Site, store: Store) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     store.writes.clear()
-    site.publish({**fleet(1, (0, 2)), **fleet(2, (1,))})
-    site.follow()
+    site.bring({**fleet(1, (0, 2)), **fleet(2, (1,))})
     entries = [each for each in store.writes if "/boot/v1/" in each]
     assert len(entries) == 1
     assert len(store.writes) < 12
@@ -291,18 +283,15 @@ def test_one_server_costs_what_its_files_cost(site: Site, store: Store) -> None:
 def test_content_stays_as_long_as_it_stays_in_the_tree_and_entries_go_at_once(
     site: Site, store: Store, bucket: str
 ) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     (old,) = (path for path in fleet(1, (2,)) if "/o/" in path)
-    site.publish(fleet(1, (0, 1)), AT + DAY)
-    site.follow()
+    site.bring(fleet(1, (0, 1)), AT + DAY)
     assert ENTRY.format(2) not in machines_see(store, bucket)
     assert old in machines_see(store, bucket)
     site.begin()
     site.follow()
     assert old in machines_see(store, bucket)
-    site.publish(fleet(1, (0, 1)), AT + 9 * DAY)
-    site.follow()
+    site.bring(fleet(1, (0, 1)), AT + 9 * DAY)
     assert old not in machines_see(store, bucket)
     assert parse_unlisted(store.get(bucket, f"site/{UNLISTED}").content) == frozenset()
 
@@ -336,8 +325,7 @@ def test_what_others_keep_beside_it_is_not_touched(site: Site, store: Store, buc
     for path, content in theirs.items():
         store.put(bucket, path, content)
     for version in (1, 2):
-        site.publish(fleet(version))
-        site.follow()
+        site.bring(fleet(version))
     site.publish(fleet(3, ()), AT + 9 * DAY)
     site.begin()
     site.follow()
@@ -355,16 +343,14 @@ def test_what_stands_in_the_way_is_named_and_left(site: Site, store: Store, buck
 def test_a_bucket_of_another_ledger_is_left_alone_until_it_is_taken_over(
     site: Site, store: Store, bucket: str, tmp_path: Path
 ) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     before = store.contents(bucket)
     other = Site(tmp_path / "out", store.url, bucket, ledger="theirs")
     with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
         other.follow()
     assert store.contents(bucket) == before
     other.heir_of = "ours"
-    other.publish(fleet(2))
-    other.follow()
+    other.bring(fleet(2))
     assert_holds(store, bucket, fleet(2))
     site.begin("the first again")
     with pytest.raises(ForeignTree, match="belongs to the ledger theirs, not to ours"):
@@ -372,8 +358,7 @@ def test_a_bucket_of_another_ledger_is_left_alone_until_it_is_taken_over(
 
 
 def test_who_is_overtaken_by_another_writer_notices_and_names_it(site: Site, store: Store, bucket: str) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     first = site.target
     site.begin("a copy of this instance")
     site.follow()
@@ -385,8 +370,7 @@ def test_who_is_overtaken_by_another_writer_notices_and_names_it(site: Site, sto
 
 
 def test_who_was_overtaken_writes_no_entry_any_more(site: Site, store: Store, bucket: str) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     first, holding = site.target, site.target.load()
     site.begin("a copy of this instance")
     site.follow()
@@ -404,8 +388,7 @@ def test_who_was_overtaken_writes_no_entry_any_more(site: Site, store: Store, bu
 def test_a_writer_that_comes_in_the_middle_of_a_step_is_noticed_before_the_head_says_more(
     site: Site, store: Store, bucket: str
 ) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     site.publish(fleet(2))
     head = parse_head(store.get(bucket, f"site/{HEAD}").content)
 
@@ -451,8 +434,7 @@ def test_whatever_is_interrupted_no_chain_is_mixed_and_the_next_try_completes_it
     site: Site, store: Store, bucket: str
 ) -> None:
     """``cut`` is a kill, or a network that goes; ``after`` a write that is made, of which nobody hears."""
-    site.publish(fleet(0))
-    site.follow()
+    site.bring(fleet(0))
     store.seen = lambda: assert_no_chain_is_mixed(store, bucket)
     version = 1
     for at in count(1, max(every(1) - 1, 1)):  # prime to 6: what happens, and what is wanted then, alternate
@@ -481,8 +463,7 @@ def test_whatever_is_interrupted_no_chain_is_mixed_and_the_next_try_completes_it
 def test_an_entry_that_went_back_to_what_it_was_while_nothing_could_be_written_is_written_again(
     site: Site, store: Store, bucket: str
 ) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     site.publish(fleet(2))
     store.fails = lambda _, method, path: "cut" if path.endswith(HEAD) and method == "PUT" else None
     with pytest.raises(HostUnreachable):
@@ -495,8 +476,7 @@ def test_an_entry_that_went_back_to_what_it_was_while_nothing_could_be_written_i
 
 
 def test_what_is_read_back_as_something_else_is_not_vouched_for(site: Site, store: Store, bucket: str) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     site.publish(fleet(2), commit="2")
     paths = store.paths(bucket, "site/boot/v1/")
 
@@ -515,8 +495,7 @@ def test_what_is_read_back_as_something_else_is_not_vouched_for(site: Site, stor
 
 
 def test_what_was_damaged_there_is_named(site: Site, store: Store, bucket: str) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     shard = store.paths(bucket, "site/ops/shards/")[0]
     store.put(bucket, shard, b"{}")
     site.begin()
