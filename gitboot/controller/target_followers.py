@@ -18,6 +18,7 @@ from gitboot.git.clone import Source
 from gitboot.git.remote import HEAD, Password, Remote, SshKey, address
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
+from gitboot.publish.manifest import digest_of
 from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys, read_list_keys
 from gitboot.publish.targets import folder as folder_target
@@ -32,7 +33,7 @@ from gitboot.publish.targets.follower import (
     TargetAddress,
 )
 from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget, digest_of
+from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget
 from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import PartFiles

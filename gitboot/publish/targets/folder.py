@@ -17,6 +17,7 @@ from gitboot.child_processes import Ended, ask
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.files import lock_file, open_lock
 from gitboot.publish.durable_files import Disk, TreeModes, refused, split, staged
+from gitboot.publish.manifest import digest_of
 from gitboot.publish.targets.follower import RsyncAddress
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
@@ -26,7 +27,6 @@ from gitboot.publish.targets.sync_steps import (
     StoredFile,
     TakeFile,
     TargetFile,
-    digest_of,
 )
 
 _OPS: Final = "ops"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.jsonio import format_instant
+from gitboot.publish.manifest import digest_of
 from gitboot.publish.mirror_comparison import headers_of
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.sync_steps import (
@@ -24,7 +25,6 @@ from gitboot.publish.targets.sync_steps import (
     ReadFile,
     StoredFile,
     TakeFile,
-    digest_of,
 )
 
 if TYPE_CHECKING:

@@ -17,15 +17,22 @@ import msgspec
 from gitboot import __version__
 from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError, TryAgain
 from gitboot.jsonio import canonical
-from gitboot.publish.manifest import MANIFEST, leaf_path, node_path, parse_digests, parse_listing, render_listing
+from gitboot.publish.manifest import (
+    MANIFEST,
+    digest_of,
+    leaf_path,
+    node_path,
+    parse_digests,
+    parse_listing,
+    render_listing,
+)
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
-from gitboot.publish.manifest import digest_of as manifest_digest_of
-from gitboot.publish.manifest import parse_head as manifest_parse_head
+from gitboot.publish.manifest import parse_head as parse_tree_head
 from gitboot.publish.mirror_comparison import Served, served
 from gitboot.render.endpoint_files import parse, state_path
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Stage, is_content, publication_stage
 
-HEAD: Final = "ops/manifest.json"
+HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
 SHARED: Final = ""  # stands for a server where files are no server's
 LIST: Final = ".list"  # stands for a server if the files are those of the signed list; no server has such a name
@@ -94,10 +101,6 @@ def held(head: TargetHead, shards: Iterable[Shard], unlisted: Iterable[str], *, 
     )
 
 
-def digest_of(data: bytes) -> str:
-    return sha256(data).hexdigest()
-
-
 def render_head(head: TargetHead) -> bytes:
     value = {
         "commit": head.commit,
@@ -135,18 +138,17 @@ def render_units(shard: Shard) -> bytes:
 
 def parse_units(data: bytes) -> dict[str, Unit]:
     """What ``render_units`` wrote; ValueError for anything else."""
+    units: dict[str, Unit] = {}
     found = _loaded(data)
-    units = {server: _unit(each) for server, each in found.items()} if isinstance(found, dict) else {"": None}
-    if any(unit is None for unit in units.values()):
-        raise ValueError("not a shard of a target")
-    return {server: unit for server, unit in units.items() if unit is not None}
-
-
-def _unit(found: object) -> Unit | None:
-    match found:
-        case {"state": str(state), "files": dict(files), **more} if _are_digests(files.values()) and _are_paths(files):
-            return Unit(state, files, more.get("withheld") is True)
-    return None
+    for server, each in found.items() if isinstance(found, dict) else [("", None)]:
+        match each:
+            case {"state": str(state), "files": dict(files), **more} if _are_digests(files.values()) and _are_paths(
+                files
+            ):
+                units[server] = Unit(state, files, more.get("withheld") is True)
+            case _:
+                raise ValueError("not a shard of a target")
+    return units
 
 
 def render_unlisted(paths: Iterable[str]) -> bytes:
@@ -278,10 +280,8 @@ class FollowedTree:
     def look(self) -> Glance | None:
         """What is published; None where nothing is. Raises `Overtaken`."""
         for _ in range(_MORE_TRIES):
-            try:
+            with suppress(Overtaken):
                 return self._look()
-            except Overtaken:
-                continue
         return self._look()
 
     def _look(self) -> Glance | None:
@@ -289,12 +289,20 @@ class FollowedTree:
         self._list = self._list_files()
         try:
             data = (self._root / MANIFEST).read_bytes()
-            head = manifest_parse_head(data)
+            head = parse_tree_head(data)
         except (FileNotFoundError, ValueError):  # of an older gitboot: what this one publishes will be read
             return None
         for node, digest in head.nodes.items():
             if self._nodes.get(node, ("",))[0] != digest:
-                self._nodes[node] = digest, self._servers(node, digest)
+                leaves = parse_digests(self._part(node_path(node), digest))
+                self._nodes[node] = (
+                    digest,
+                    {
+                        server: state
+                        for leaf, expected in leaves.items()
+                        for server, state in parse_digests(self._part(leaf_path(node, leaf), expected)).items()
+                    },
+                )
         for node in self._nodes.keys() - head.nodes.keys():
             del self._nodes[node]
         states = {server: state for _, servers in self._nodes.values() for server, state in servers.items()}
@@ -302,10 +310,10 @@ class FollowedTree:
             listing = parse_listing(self._part(SHARED_LISTING, head.shared))
             listing = {path: each for path, each in listing.items() if path.startswith(BOOT)}
             self._shared = {path: each.sha256 for path, each in listing.items()}
-            states[SHARED] = manifest_digest_of(render_listing(listing))
+            states[SHARED] = digest_of(render_listing(listing))
         if self._list:
-            states[LIST] = manifest_digest_of(canonical(self._list))
-        return Glance(commit=head.stamp.commit, manifest=manifest_digest_of(data), states=states)
+            states[LIST] = digest_of(canonical(self._list))
+        return Glance(commit=head.stamp.commit, manifest=digest_of(data), states=states)
 
     def _list_files(self) -> dict[str, str]:
         """Return the sha256 of each file of the signed list that no server's state lists, by path.
@@ -319,19 +327,11 @@ class FollowedTree:
                 path = f"{SIGNED}{file.name}"
                 if file.suffix == ".json":
                     is_known = path in self._list and _NEVER_CHANGES.fullmatch(file.name) is not None
-                    found[path] = self._list[path] if is_known else manifest_digest_of(file.read_bytes())
+                    found[path] = self._list[path] if is_known else digest_of(file.read_bytes())
         except FileNotFoundError as error:
             if (self._root / LIST_TIMESTAMP).exists():
                 raise Overtaken(f"{SIGNED} is being published") from error
         return found if LIST_TIMESTAMP in found else {}
-
-    def _servers(self, node: str, digest: str) -> dict[str, str]:
-        leaves = parse_digests(self._part(node_path(node), digest))
-        return {
-            server: state
-            for leaf, expected in leaves.items()
-            for server, state in parse_digests(self._part(leaf_path(node, leaf), expected)).items()
-        }
 
     def served(self, server: str, digest: str) -> Served:
         """What a target has of a server whose state has this digest. Raises `Overtaken`."""
@@ -362,7 +362,7 @@ class FollowedTree:
                 found = TargetFile(file.read(), int(os.fstat(file.fileno()).st_mtime))
         except OSError as error:
             raise Overtaken(f"{path}: {error.strerror}") from error
-        if manifest_digest_of(found.content) != digest:
+        if digest_of(found.content) != digest:
             raise Overtaken(f"{path} is being published")
         return found
 
@@ -435,14 +435,30 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
             left_out |= found.left_out
     gone = (was.keys() | held.unlisted) - wanted.keys()
     stand = {path for path in gone if path not in left_out and tree.stands(path)}
-    taken_over = _listed({path for path in stand if not is_content(path)}, {**shards}, held, read_shard)
+    given_up = {path for path in stand if not is_content(path)}
+    # One that another server has on the target was given what this one gave up.
+    others = (read_shard(number) for number in held.head.shards if given_up and number not in shards)
+    taken_over = {
+        path
+        for shard in (*shards.values(), *others)
+        for unit in shard.values()
+        for path in unit.files.keys() & given_up
+    }
     stay = stand - taken_over
     of_others = _files_of(going.intersection(changed[most:]), {**shards}, read_shard)
     placed = {path: wanted[path] for path in sorted(wanted) if was.get(path) != wanted[path] or path in held.unlisted}
     rendered = {number: render_units(shard) if shard else b"" for number, shard in shards.items()}
+    digests = {number: digest for number, digest in held.head.shards.items() if number not in rendered}
+    digests |= {number: digest_of(data) for number, data in rendered.items() if data}
     return TargetStep(
         manifest=glance.manifest,
-        head=_head(held.head, glance.commit, rendered, is_last=len(changed) <= most),
+        head=replace(
+            held.head,
+            commit=glance.commit,
+            # It is this version's when nothing is left that another has made.
+            gitboot=__version__ if len(changed) <= most else held.head.gitboot,
+            shards=dict(sorted(digests.items())),
+        ),
         placed=placed,
         fresh=frozenset(placed.keys() - was.keys() - held.unlisted - of_others),
         instead={path: content for path, content in instead.items() if path in placed},
@@ -465,24 +481,6 @@ def _files_of(servers: Collection[str], shards: Mapping[str, Shard], read_shard:
     numbers = {number_of(server) for server in servers}
     found = (shards[number] if number in shards else read_shard(number) for number in sorted(numbers))
     return {path for shard in found for server in shard.keys() & servers for path in shard[server].files}
-
-
-def _listed(paths: set[str], shards: Mapping[str, Shard], held: Holding, read_shard: ReadShard) -> set[str]:
-    """Those of ``paths`` that another server has on the target: one that was given what this one gave up."""
-    if not paths:
-        return set()
-    others = (read_shard(number) for number in held.head.shards if number not in shards)
-    return {
-        path for shard in (*shards.values(), *others) for unit in shard.values() for path in unit.files.keys() & paths
-    }
-
-
-def _head(before: TargetHead, commit: str, rendered: Mapping[str, bytes], *, is_last: bool) -> TargetHead:
-    """What it says then; it is this version's when nothing is left that another has made."""
-    digests = {number: digest_of(data) for number, data in rendered.items() if data}
-    others = {number: digest for number, digest in before.shards.items() if number not in rendered}
-    version = __version__ if is_last else before.gitboot
-    return replace(before, commit=commit, gitboot=version, shards=dict(sorted({**others, **digests}.items())))
 
 
 def after(held: Holding, step: TargetStep) -> Holding:
@@ -509,10 +507,18 @@ class Claim:
         """The head that lies there, with this process as its writer. Raises `ForeignTree` and `LockedByAnother`."""
         found = store.get(HEAD)
         if found is None:
-            return self._begin(store)
+            head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
+            data = render_head(head)
+            with suppress(FileConflict):  # of another, or of this one, whose first try was answered too late
+                store.create(HEAD, data)
+            self._stands = store.get(HEAD)
+            if self._stands is None or self._stands.content != data:
+                self._stands = None
+                raise HostUnreachable(f"{self._name}: another has just begun to write there")
+            return head
         head = self._own(found.content, "choose another place, or take it over with gitboot records begin")
         if self._stands is not None and head.writer != self._writer:
-            raise self._contended(head)
+            raise self._contended(found)
         self._stands = found
         return self.write(store, replace(head, ledger=self._ledger, writer=self._writer))
 
@@ -525,22 +531,11 @@ class Claim:
         """Return whether a head that was read again is the one that this process has observed or written last."""
         return (found and found.content) == (self._stands and self._stands.content)
 
-    def _begin(self, store: FileStore) -> TargetHead:
-        head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
-        data = render_head(head)
-        with suppress(FileConflict):  # of another, or of this one, whose first try was answered too late
-            store.create(HEAD, data)
-        self._stands = store.get(HEAD)
-        if self._stands is None or self._stands.content != data:
-            self._stands = None
-            raise HostUnreachable(f"{self._name}: another has just begun to write there")
-        return head
-
     def check(self, store: FileStore) -> None:
         """See that nobody else has written the head since."""
         found = store.get(HEAD)
         if found is None or not self.is_as_observed(found):
-            raise self._contended(self._parse(found.content) if found is not None else None)
+            raise self._contended(found)
 
     def write(self, store: FileStore, head: TargetHead) -> TargetHead:
         """Replace the head. Where the answer to that was lost, what stands there says whether it was replaced."""
@@ -550,7 +545,7 @@ class Claim:
                 store.replace(HEAD, data, stands.version if stands is not None else None)
             found = store.get(HEAD)
             if found is None or found.content != data:
-                raise self._contended(self._parse(found.content) if found is not None else None)
+                raise self._contended(found)
             self._stands = found
         return head
 
@@ -561,9 +556,10 @@ class Claim:
             raise ForeignTree(f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} ({hint})")
         return head
 
-    def _contended(self, head: TargetHead | None) -> OperatorError:
-        if head is None:
+    def _contended(self, found: StoredFile | None) -> OperatorError:
+        if found is None:
             return PublishError(f"{self._name}: somebody has removed {HEAD}")
+        head = self._parse(found.content)
         if head.ledger != self._ledger:
             return ForeignTree(f"{self._name} belongs to the ledger {head.ledger} by now, not to {self._ledger}")
         return LockedByAnother(
@@ -684,9 +680,11 @@ class StoreTarget:
         for stage in Stage:
             paths = [path for path in step.placed if publication_stage(path) is stage]
             in_the_way = store.place(paths, read, step.fresh.intersection(paths))
-            if theirs := sorted(path for path in in_the_way if not self._is_listed(path, before.head)):
+            had = (self.shard(before.head, number) for number in before.head.shards) if in_the_way else ()
+            theirs = in_the_way - {path for shard in had for unit in shard.values() for path in unit.files}
+            if theirs:
                 raise PublishError(
-                    f"{self._name}: expected nothing or a file of gitboot's own at {theirs[0]}, found something else "
+                    f"{self._name}: expected nothing or a file of gitboot's own at {min(theirs)}, found something else "
                     "(move it away)"
                 )
             store.place(sorted(in_the_way), read, ())
@@ -700,10 +698,6 @@ class StoreTarget:
             store.replace(UNLISTED, render_unlisted(step.unlisted))
         kept = set(step.head.shards.values())
         store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
-
-    def _is_listed(self, path: str, head: TargetHead) -> bool:
-        """Return whether a server had a path that another server has by now."""
-        return any(path in unit.files for number in head.shards for unit in self.shard(head, number).values())
 
     def _damaged(self, path: str) -> PublishError:
         return PublishError(f"{self._name}: {path} is not what gitboot wrote (empty the target; it is filled anew)")
