@@ -95,12 +95,11 @@ def parse_digests(data: bytes) -> dict[str, str]:
 
 def render_listing(files: Mapping[str, Listed]) -> bytes:
     """The listing of shared files."""
-    lines = (f"{json.dumps(path, ensure_ascii=False)}:{_listed(each)}" for path, each in sorted(files.items()))
+    lines = (
+        f'{json.dumps(path, ensure_ascii=False)}:{{"sha256":"{each.sha256}","size":{each.size}}}'
+        for path, each in sorted(files.items())
+    )
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
-
-
-def _listed(each: Listed) -> str:
-    return f'{{"sha256":"{each.sha256}","size":{each.size}}}'
 
 
 def parse_listing(data: bytes) -> dict[str, Listed]:

@@ -475,21 +475,15 @@ def _of_content(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[Mirror
         and answer.modified < file.modified
         and not is_immutable(BOOT + file.path)
     )
+    differs = MirrorFault.STALE if is_older else MirrorFault.WRONG
     if answer.encoding not in ("", "identity"):
         yield MirrorFault.WRONG, f"it is sent as {answer.encoding}, which was not asked for"
-    elif (difference := _difference(file, answer)) is not None:
-        yield MirrorFault.STALE if is_older else MirrorFault.WRONG, difference
+    elif answer.size is not None and answer.size != file.size:
+        yield differs, f"it has {answer.size} bytes, and what is published {file.size}"
+    elif answer.sha256 is not None and answer.sha256 != file.sha256:
+        yield differs, f"it has the sha256 {answer.sha256}, and what is published {file.sha256}"
     elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
         yield MirrorFault.UNDATED, "it has not the time of what is published, so a fetch of it proves nothing"
-
-
-def _difference(file: MirrorFile, answer: MirrorAnswer) -> str | None:
-    """How the content differs, as far as it can be seen."""
-    if answer.size is not None and answer.size != file.size:
-        return f"it has {answer.size} bytes, and what is published {file.size}"
-    if answer.sha256 is not None and answer.sha256 != file.sha256:
-        return f"it has the sha256 {answer.sha256}, and what is published {file.sha256}"
-    return None
 
 
 def _of_headers(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -175,11 +175,15 @@ def amend_list(
         was = read_bin(name, bins[name]) if name in bins else {}
         targets = {target: each for target, each in {**was, **differing}.items() if each is not None}
         bins[name] = version
-        files[f"{SIGNED}{version}.{name}.json"] = _signed(_bin(targets, version), keys)
+        listed = {target: {"hashes": {"sha256": each.sha256}, "length": each.size} for target, each in targets.items()}
+        signed = {**_common("targets", version, _far(version)), "targets": listed}
+        files[f"{SIGNED}{version}.{name}.json"] = _signed(signed, keys)
     targets_version = keys.targets_version if keys is not None else None
     named = before.snapshot if before is not None and not rewritten and before.targets == targets_version else None
     if named is None or _expires_soon(named.version, now):
-        snapshot = _signed(_snapshot(bins, targets_version, version), keys)
+        versions = {**({"targets": targets_version} if targets_version is not None else {}), **bins}
+        meta = {f"{name}.json": {"version": each} for name, each in versions.items()}
+        snapshot = _signed({**_common("snapshot", version, _far(version)), "meta": meta}, keys)
         named = _Named(version, digest_of(snapshot), len(snapshot))
         files[f"{SIGNED}{version}.snapshot.json"] = snapshot
     expires = now.astimezone(UTC).replace(microsecond=0) + VALID
@@ -203,17 +207,6 @@ def _expires_soon(version: int, now: datetime) -> bool:
 
 def _common(kind: str, version: int, expires: datetime) -> dict[str, Any]:
     return {"_type": kind, "expires": format_instant(expires), "spec_version": _SPEC_VERSION, "version": version}
-
-
-def _bin(targets: Targets, version: int) -> dict[str, Any]:
-    named = {name: {"hashes": {"sha256": each.sha256}, "length": each.size} for name, each in targets.items()}
-    return {**_common("targets", version, _far(version)), "targets": named}
-
-
-def _snapshot(bins: Mapping[str, int], targets: int | None, version: int) -> dict[str, Any]:
-    versions = {**({"targets": targets} if targets is not None else {}), **bins}
-    meta = {f"{name}.json": {"version": each} for name, each in versions.items()}
-    return {**_common("snapshot", version, _far(version)), "meta": meta}
 
 
 def _timestamp(snapshot: _Named, version: int, expires: datetime, about: ListAbout, now: datetime) -> dict[str, Any]:
@@ -328,7 +321,7 @@ class SignedList:
                 found = amended(before, self._changed, read_bin=partial(_read_bin, disk, keys))
         if found is None:
             changed = self._changed if self._from is None else _all_targets(disk, tree)
-            found = amended(None, {**changed, **shared_target}, read_bin=_read_nothing)
+            found = amended(None, {**changed, **shared_target}, read_bin=lambda *_: {})
         state, files = found
         last = {**rooted, LIST_TIMESTAMP: files.pop(LIST_TIMESTAMP)}
         _write(disk, {**listings, **files}, now)
@@ -339,20 +332,18 @@ class SignedList:
         self._state, self._from, self._changed, self._is_current = state, about.manifest, {}, True
         for name in filter(is_staged, names):
             disk.remove(SIGNED + name)
-        self._remove_superseded(disk, lies.keys() - state.names - by_root.keys(), now)
+        unused = lies.keys() - state.names - by_root.keys()
+        self._superseded = {name: self._superseded.get(name, now) for name in sorted(unused)}
+        for name, since in self._superseded.items():
+            if now - since >= _KEPT_FOR:
+                disk.remove(SIGNED + name)
+        disk.sync()
 
     def _is_as_wanted(self, about: ListAbout, keys: ListKeys | None, now: datetime) -> bool:
         """Return whether the list in the tree is of this manifest, by these keys, and not due."""
         state = self._state
         is_same = state is not None and state.manifest == about.manifest and state.is_by(keys)
         return is_same and state is not None and not state.is_due(now)
-
-    def _remove_superseded(self, disk: Disk, names: Iterable[str], now: datetime) -> None:
-        self._superseded = {name: self._superseded.get(name, now) for name in sorted(names)}
-        for name, since in self._superseded.items():
-            if now - since >= _KEPT_FOR:
-                disk.remove(SIGNED + name)
-        disk.sync()
 
 
 def _write(disk: Disk, files: Mapping[str, bytes], now: datetime) -> None:
@@ -419,10 +410,6 @@ def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: T
             for target, listed in targets.items()
         )
     return False
-
-
-def _read_nothing(_name: str, _version: int) -> Targets:
-    return {}
 
 
 def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
@@ -500,7 +487,9 @@ def read_list_keys(folder: Path) -> ListKeys:
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyUnreadable(f"{file} is not an Ed25519 key; make one with gitboot secret keygen --signed-list")
-    keyid = _keyid(key.public_key().public_bytes_raw())
+    public = key.public_key().public_bytes_raw().hex()
+    # As python-tuf makes it: the sha256 of the canonical JSON of the key.
+    keyid = digest_of(canonical({"keytype": "ed25519", "keyval": {"public": public}, "scheme": "ed25519"}))
     roots, targets = numbered(folder, ROOTS), numbered(folder, TARGETS)
     if not roots or not targets or max(roots) != len(roots):
         raise KeyUnreadable(
@@ -546,9 +535,3 @@ def numbered(folder: Path, name: re.Pattern[str]) -> dict[int, bytes]:
         return {number: path.read_bytes() for number, path in found.items()}
     except OSError as error:
         raise KeyUnreadable(f"{folder} cannot be read: {error.strerror}") from None
-
-
-def _keyid(public: bytes) -> str:
-    """Return the identifier of an Ed25519 key as python-tuf makes it: the sha256 of the key's canonical JSON."""
-    key = {"keytype": "ed25519", "keyval": {"public": public.hex()}, "scheme": "ed25519"}
-    return sha256(canonical(key)).hexdigest()
