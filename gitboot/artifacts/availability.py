@@ -238,17 +238,15 @@ def at_sources(artifacts: Iterable[NamedArtifact]) -> tuple[NamedArtifact, ...]:
             file = replace(each.file, url=each.file.source, source=None)
             each = replace(each, file=file, by_firmware=False)  # it is served under another name
         other = found.get(each.file)
-        found[each.file] = _together(each, other) if other is not None else each
+        if other is not None:
+            each = replace(
+                each,
+                images=tuple(sorted({*each.images, *other.images})),
+                sites=tuple(sorted({*each.sites, *other.sites})),
+                servers=each.servers + other.servers,
+            )
+        found[each.file] = each
     return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256, each.file.size or 0)))
-
-
-def _together(one: NamedArtifact, other: NamedArtifact) -> NamedArtifact:
-    return replace(
-        one,
-        images=tuple(sorted({*one.images, *other.images})),
-        sites=tuple(sorted({*one.sites, *other.sites})),
-        servers=one.servers + other.servers,
-    )
 
 
 LARGEST_ARTIFACT: Final = 32 << 30  # if the document gives no size; an installer's DVD has up to 16 GiB

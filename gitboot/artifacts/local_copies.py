@@ -6,9 +6,9 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
@@ -77,41 +77,29 @@ def mirror_all(
 def _mirror(fetcher: Fetcher, file: BootFile, path: str, root: Path, stopped: Callable[[], bool]) -> MirroredArtifact:
     source = file.source or ""
     target = root / path
-    part = f".{target.name}{_PART}"
+    part, is_there = f".{target.name}{_PART}", False
     try:
         with output_folder(target.parent, make=True) as folder:
-            if _is_file(target.name, folder):
+            with suppress(FileNotFoundError):
+                is_there = stat.S_ISREG(os.lstat(target.name, dir_fd=folder).st_mode)
+            if is_there:
                 os.utime(target.name, dir_fd=folder)  # `prune` goes by when it was last named
                 return MirroredArtifact(path=path, source=source, outcome=Mirroring.THERE)
-            with _leaving_room(part, folder):
+            try:
                 _fetch(fetcher, file, source, part, folder, stopped)
                 os.rename(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
                 sync_folder(".", folder)
+            except OSError as error:
+                if error.errno in _FULL:  # boot files have to be written there, too
+                    with suppress(FileNotFoundError):
+                        os.unlink(part, dir_fd=folder)
+                raise
     except (ArtifactMissing, HostUnreachable, UsageError, _AnotherFile) as error:
         return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=str(error))
     except OSError as error:
         message = f"{target}: {error.strerror}"
         return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=message)
     return MirroredArtifact(path=path, source=source, outcome=Mirroring.FETCHED)
-
-
-def _is_file(name: str, folder: int) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
-
-
-@contextmanager
-def _leaving_room(part: str, folder: int) -> Iterator[None]:
-    """Delete what was fetched if the disk is full: boot files have to be written there, too."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            with suppress(FileNotFoundError):
-                os.unlink(part, dir_fd=folder)
-        raise
 
 
 class _AnotherFile(Exception):

@@ -16,7 +16,7 @@ from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
 from gitboot.git.signatures import Distrusted, Keyring, Unlisted, ask_alone
 from gitboot.jsonio import Digest
-from gitboot.model.boot_image import Artifact, Artifacts, BootImage, Checksums, Signature
+from gitboot.model.boot_image import Artifact, BootImage, Checksums, Signature
 from gitboot.model.scalars import Path as Field
 from gitboot.resolve.boot_composition import fetched_from
 from gitboot.text import printable
@@ -168,8 +168,12 @@ class SignatureCheck:
     def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
         """Each file of an image, by architecture; ``only`` those with these digests, where that is given."""
         for architecture, artifacts in sorted(image.spec.architectures.items()):
-            for at, artifact in _each(artifacts):
-                if only is not None and artifact.sha256 not in only:
+            found: list[tuple[Field, Artifact | None]] = [
+                ((name,), getattr(artifacts, name)) for name in ("kernel", "rootfs", "uki", "iso", "loader")
+            ]
+            found += [(("initrds", number), initrd) for number, initrd in enumerate(artifacts.initrds)]
+            for at, artifact in found:
+                if artifact is None or (only is not None and artifact.sha256 not in only):
                     continue
                 by, fault = None, None
                 try:
@@ -256,11 +260,3 @@ _LINE: Final = re.compile(r"^\\?(?:([0-9a-f]{64}) [ *].+|SHA256 \(.+\) = ([0-9a-
 def _where(signature: Signature) -> tuple[SignatureKind, str]:
     found = ((kind, getattr(signature, kind)) for kind in SignatureKind)
     return next((kind, url) for kind, url in found if url is not None)
-
-
-def _each(artifacts: Artifacts) -> Iterator[tuple[Field, Artifact]]:
-    for name in ("kernel", "rootfs", "uki", "iso", "loader"):
-        if (artifact := getattr(artifacts, name)) is not None:
-            yield (name,), artifact
-    for number, initrd in enumerate(artifacts.initrds):
-        yield ("initrds", number), initrd

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -403,7 +403,9 @@ def reindexed_wholly(
     joined: Shards = {}
     parted: Shards = {}
     for path in sorted({*wanted, *(f"{INDEX}/{name}" for name in disk.names(INDEX))}):
-        before = _shard(disk, path)
+        before = None  # there is none, or something that is none
+        with suppress(ValueError):
+            before = parse_shard(disk.read(path) or b"")
         after = wanted.get(path, {})
         if before is not None and before == after and after and path not in pending:
             continue
@@ -413,14 +415,6 @@ def reindexed_wholly(
         if after != union or not after:
             parted[path] = after
     return joined, parted
-
-
-def _shard(disk: Disk, path: str) -> Shard | None:
-    """A shard as it stands; None where there is none, or something that is none."""
-    try:
-        return parse_shard(disk.read(path) or b"")
-    except ValueError:
-        return None
 
 
 def _by_shard(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
@@ -457,11 +451,13 @@ def amended(
     top: dict[str, str | None] = {}
     for node, changes in sorted(nodes.items()):
         top[node] = _amend(parts, node_path(node), before[node], changes)
-    head = Head(
-        stamp=stamp,
-        nodes=_changed(tree.head.nodes if tree.head else {}, top),
-        shared=_amend_shared(parts, tree, shared),
-    )
+    listing = tree.head.shared if tree.head else None
+    if shared is None and MANIFEST_SHARED in tree.pending:
+        shared = tree.shared()
+    if shared is not None:
+        parts[MANIFEST_SHARED] = data = render_listing(shared) if shared else None
+        listing = digest_of(data) if data is not None else None
+    head = Head(stamp=stamp, nodes=_changed(tree.head.nodes if tree.head else {}, top), shared=listing)
     return head, {**dict.fromkeys(tree.outdated), **parts, MANIFEST: render_head(head)}
 
 
@@ -469,15 +465,6 @@ def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[
     """Add a part to those that are written, and return its digest; None where it lists nothing."""
     now = _changed(before, changes)
     parts[path] = data = render_digests(now) if now else None
-    return digest_of(data) if data is not None else None
-
-
-def _amend_shared(parts: Parts, tree: Tree, shared: Mapping[str, Listed] | None) -> str | None:
-    if shared is None and MANIFEST_SHARED in tree.pending:
-        shared = tree.shared()
-    if shared is None:
-        return tree.head.shared if tree.head else None
-    parts[MANIFEST_SHARED] = data = render_listing(shared) if shared else None
     return digest_of(data) if data is not None else None
 
 
@@ -552,7 +539,10 @@ class WindowEnds:
         after: dict[str, datetime | None] = {}  # when each server is due next, once its files are replaced
         try:
             for name in due:
-                state = _state_with_windows(disk, name)
+                state, data = None, disk.read(state_path(name))
+                if data is not None and _IN_WINDOW in data:
+                    with suppress(ValueError):  # the next publication replaces a damaged state
+                        state = parse(data)
                 files = dict(_files_of_ended_windows(disk, state, at)) if state is not None else {}
                 next_turn = _next_turn(state, at) if state is not None else None
                 if files:
@@ -616,17 +606,6 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
         # At the end of a window, another host may publish a boot at the same path with the date of this second. An
         # access log of this host must not count as evidence of that boot.
         return ends.end(disk, at, _A_SECOND_LATER)
-
-
-def _state_with_windows(disk: Disk, name: str) -> PublishedServer | None:
-    """Return the state of a server if it has windows. The next publication replaces a damaged state."""
-    data = disk.read(state_path(name))
-    if data is None or _IN_WINDOW not in data:
-        return None
-    try:
-        return parse(data)
-    except ValueError:
-        return None
 
 
 def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:
