@@ -261,38 +261,6 @@ def test_finding_m4_a_full_disk_replaces_no_boot_script_whose_content_is_absent(
         site.close()
 
 
-def test_what_others_keep_in_the_folder_is_not_touched(site: Site) -> None:
-    theirs = {"boot/assets/kernel": b"theirs", "README": b"theirs", "ops/notes": b"theirs"}
-    for path, content in theirs.items():
-        (site.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (site.folder / path).write_bytes(content)
-    for version in (1, 2):
-        site.bring(version)
-    site.publish(5, ())
-    site.begin()
-    site.follow()
-    assert {path: (site.folder / path).read_bytes() for path in theirs} == theirs
-    assert [path for path in site.machines_see() if path.startswith("boot/v1/")] == []
-
-
-@pytest.mark.parametrize("kind", ["file", "symlink", "folder"])
-def test_what_is_in_the_way_is_named_and_left(site: Site, tmp_path: Path, kind: str) -> None:
-    path = site.folder / ENTRIES[1]
-    path.parent.mkdir(parents=True)
-    (elsewhere := tmp_path / "elsewhere").write_bytes(b"theirs")
-    if kind == "symlink":
-        path.symlink_to(elsewhere)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.write_bytes(b"theirs")
-    site.publish(1)
-    with pytest.raises(PublishError, match=rf"gitboot's own at {ENTRIES[1]}, found something else"):
-        site.follow()
-    assert elsewhere.read_bytes() == b"theirs"
-    assert path.is_dir() if kind == "folder" else path.read_bytes() == b"theirs"
-
-
 def test_no_symlink_leads_out_of_the_folder(site: Site, tmp_path: Path) -> None:
     (elsewhere := tmp_path / "elsewhere").mkdir()
     (site.folder / "boot").symlink_to(elsewhere)

@@ -204,30 +204,53 @@ def test_finding_m4_a_file_that_was_edited_with_its_size_and_time_is_replaced_wi
     assert path.read_bytes() == wanted
 
 
-@pytest.mark.parametrize("kind", ["file", "symlink"])
-def test_what_is_in_the_way_is_named_and_left(by_daemon: OtherHost, tmp_path: Path, kind: str) -> None:
-    path = by_daemon.folder / ENTRIES[1]
+@pytest.fixture(params=["this host", "another host"])
+def any_site(request: pytest.FixtureRequest, tmp_path: Path, hosts: dict[str, str], folder: Path) -> Iterator[Site]:
+    """A folder that follows a published directory, by each kind of store."""
+    if request.param == "this host":
+        site = Site(tmp_path / "out", folder)
+    else:
+        site = OtherHost(tmp_path / "out", folder, hosts["rsync"], tmp_path / "own")
+    yield site
+    site.close()
+
+
+@pytest.mark.parametrize(
+    ("any_site", "kind"),
+    [
+        *(("this host", kind) for kind in ("file", "symlink", "folder")),
+        *(("another host", kind) for kind in ("file", "symlink")),  # rsync compares files alone
+    ],
+    indirect=["any_site"],
+)
+def test_what_is_in_the_way_is_named_and_left(any_site: Site, tmp_path: Path, kind: str) -> None:
+    path = any_site.folder / ENTRIES[1]
     path.parent.mkdir(parents=True)
     (elsewhere := tmp_path / "elsewhere").write_bytes(b"theirs")
     if kind == "symlink":
         path.symlink_to(elsewhere)
+    elif kind == "folder":
+        path.mkdir()
     else:
         path.write_bytes(b"theirs")
-    by_daemon.publish(1)
+    any_site.publish(1)
     with pytest.raises(PublishError, match=rf"gitboot's own at {ENTRIES[1]}, found something else"):
-        by_daemon.follow()
-    assert path.read_bytes() == elsewhere.read_bytes() == b"theirs"
+        any_site.follow()
+    assert elsewhere.read_bytes() == b"theirs"
+    assert path.is_dir() if kind == "folder" else path.read_bytes() == b"theirs"
 
 
-def test_what_others_keep_in_the_folder_is_not_touched(by_daemon: OtherHost) -> None:
+def test_what_others_keep_in_the_folder_is_not_touched(any_site: Site) -> None:
     theirs = {"boot/assets/kernel": b"theirs", "README": b"theirs", "ops/notes": b"theirs"}
     for path, content in theirs.items():
-        (by_daemon.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (by_daemon.folder / path).write_bytes(content)
+        (any_site.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (any_site.folder / path).write_bytes(content)
     for version in (1, 2):
-        by_daemon.bring(version)
-    by_daemon.bring(5, ())
-    assert {path: (by_daemon.folder / path).read_bytes() for path in theirs} == theirs
+        any_site.bring(version)
+    any_site.begin()
+    any_site.bring(5, ())
+    assert {path: (any_site.folder / path).read_bytes() for path in theirs} == theirs
+    assert [path for path in any_site.machines_see() if path.startswith("boot/v1/")] == []
 
 
 def test_another_host_cannot_name_a_file_of_this_host(by_daemon: OtherHost, tmp_path: Path) -> None:
