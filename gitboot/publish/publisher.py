@@ -310,27 +310,6 @@ class Directory:
         self._disk.rest()
 
 
-def would_change(
-    servers: Mapping[str, Files],
-    shared: Files,
-    root: Path,
-    *,
-    ledger: str,
-    at: datetime,
-    heir_of: str | None = None,
-    parts: PartFiles = AS_IT_WAS,
-) -> Published:
-    """What a complete publication would do, without doing any of it. Raises as it does."""
-    wanted = Publication(servers=servers, shared=shared, complete=True, parts=parts)
-    if not root.exists():
-        paths = sorted(path for files in wanted for path in files)
-        return Published(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
-    with closing(Disk(root)) as disk:
-        tree = Tree(disk)
-        _refuse_foreign(disk, tree, ledger, lambda: heir_of)
-        return _published(decide(disk, tree, NamedContent(), wanted, (), at))
-
-
 def _published(changes: TreeChanges) -> Published:
     return Published(
         written=changes.written,
@@ -510,9 +489,9 @@ class Looked:
         complete: bool,
         commit: str,  # noqa: ARG002 - as a Directory has it
         at: datetime,
-        parts: PartFiles,
+        parts: PartFiles = AS_IT_WAS,
     ) -> Published:
-        """Say what all that was given so far would do."""
+        """Return what a complete publication of all that was given so far would do. Raises as that does."""
         if complete:
             self._servers = {}
         for server, files in servers.items():
@@ -522,13 +501,13 @@ class Looked:
                 self._servers[server] = files
         self._shared = self._shared if shared is None else shared
         self._parts = self._parts.then(parts)
-        self.seen = would_change(
-            self._servers,
-            self._shared,
-            self._root,
-            ledger=self._ledger,
-            at=at,
-            heir_of=self._heir_of,
-            parts=self._parts,
-        )
+        wanted = Publication(servers=self._servers, shared=self._shared, complete=True, parts=self._parts)
+        if not self._root.exists():
+            paths = sorted(path for files in wanted for path in files)
+            self.seen = Published(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
+            return self.seen
+        with closing(Disk(self._root)) as disk:
+            tree = Tree(disk)
+            _refuse_foreign(disk, tree, self._ledger, lambda: self._heir_of)
+            self.seen = _published(decide(disk, tree, NamedContent(), wanted, (), at))
         return self.seen

@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -27,7 +27,7 @@ from gitboot.publish import durable_files
 from gitboot.publish import publisher as directory_module
 from gitboot.publish.durable_files import Disk, staged
 from gitboot.publish.manifest import Stamp, leaf_path, node_path, place_of, render_listing
-from gitboot.publish.publisher import Directory, Published, would_change
+from gitboot.publish.publisher import Directory, Looked, Published
 from gitboot.publish.tree_changes import GRACE
 from gitboot.publish.tree_reader import LOCK, Difference, read_manifest, verify
 from gitboot.render.endpoint_files import Listed, state_path
@@ -76,6 +76,12 @@ def root(tmp_path: Path) -> Path:
 def publish(root: Path, files: Files, *, at: datetime = AT, commit: str = "c0ffee", ledger: str = "ours") -> Published:
     with Directory.open(root, ledger=ledger) as directory:
         return publish_files(directory, files, commit=commit, at=at)
+
+
+def look_at(root: Path, servers: Mapping[str, Files], shared: Files) -> Published:
+    """What a publication would do."""
+    looked = Looked(root, ledger="ours", heir_of=None)
+    return looked.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
 
 
 def on_disk(root: Path) -> dict[str, bytes]:
@@ -575,7 +581,7 @@ def test_a_tree_of_another_ledger_is_left_alone(root: Path) -> None:
     with pytest.raises(ForeignTree, match=r"theirs.*ours.*gitboot records begin"):
         publish(root, tree(2), ledger="ours")
     with pytest.raises(ForeignTree):
-        would_change(*split(tree(2)), root, ledger="ours", at=AT)
+        look_at(root, *split(tree(2)))
     before.pop("ops/.gitboot/lock")
     assert everything(root).items() >= before.items()
 
@@ -806,7 +812,7 @@ def test_a_trial_says_what_a_pass_then_does_and_does_nothing(root: Path, before:
         publish(root, tree(2), at=AT - GRACE)
     stood = states(root.parent)
     servers, shared = split(tree(3))
-    expected = would_change(servers, shared, root, ledger="ours", at=AT)
+    expected = look_at(root, servers, shared)
     assert states(root.parent) == stood
     with Directory.open(root, ledger="ours") as directory:
         done = directory.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
