@@ -312,9 +312,9 @@ class Directory:
 
 def _published(changes: TreeChanges) -> Published:
     return Published(
-        written=changes.written,
-        withdrawn=changes.withdrawn,
-        expired=changes.expired,
+        written=tuple(changes.written),
+        withdrawn=tuple(changes.withdrawn),
+        expired=tuple(changes.expired),
         unchanged=changes.planned - len(changes.written),
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -76,26 +76,27 @@ class Publication:
         return {**kept, **{path: Listed(file.sha256, len(file.content)) for path, file in self.no_servers.items()}}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class TreeChanges:
     """What one publication does; paths are sorted, but for states."""
 
     at: datetime  # UTC, in whole seconds
-    digests: Mapping[str, str | None]  # of the states that the manifest lists anew, by server; None: no more
-    shared: Mapping[str, Listed] | None  # what the manifest says of shared files; None: what it says now
-    content: Mapping[str, tuple[str, ...]]  # what the entries of each server name from now on
-    planned: int  # files that were looked at
-    written: tuple[str, ...]
-    states: tuple[str, ...]  # of those written, in the order in which no identity is without its server
-    beside: tuple[str, ...]  # states that stand, of servers of which something else is written
-    withdrawn: tuple[str, ...]
-    retired: tuple[str, ...]  # content that leaves the tree, and stays for GRACE
-    expired: tuple[str, ...]  # content that has stayed for GRACE
-    batches: tuple[datetime, ...]  # whose lists of retired content are done with
-    passed_on: tuple[str, ...]  # content that who named it names no more, and that stays because others do
-    joined: Mapping[str, Shard]  # shards of the index that have who came, and still who goes
-    parted: Mapping[str, Shard]  # and then without these; empty: the shard goes
-    indexed: frozenset[Pair]  # what the index may have until the publication ends
+    # The digests of the states that the manifest lists anew, by server; None: no more.
+    digests: dict[str, str | None] = field(default_factory=dict)
+    shared: Mapping[str, Listed] | None = None  # what the manifest says of shared files; None: what it says now
+    content: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what the entries of each server name then
+    planned: int = 0  # files that were looked at
+    written: list[str] = field(default_factory=list)
+    states: Sequence[str] = ()  # of those written, in the order in which no identity is without its server
+    beside: Sequence[str] = ()  # states that stand, of servers of which something else is written
+    withdrawn: list[str] = field(default_factory=list)
+    retired: list[str] = field(default_factory=list)  # content that leaves the tree, and stays for GRACE
+    expired: Sequence[str] = ()  # content that has stayed for GRACE
+    batches: Sequence[datetime] = ()  # whose lists of retired content are done with
+    passed_on: Sequence[str] = ()  # content that who named it names no more, and that stays because others do
+    joined: Mapping[str, Shard] = field(default_factory=dict)  # shards of the index that have who came, and who goes
+    parted: Mapping[str, Shard] = field(default_factory=dict)  # and then without these; empty: the shard goes
+    indexed: frozenset[Pair] = frozenset()  # what the index may have until the publication ends
 
     @property
     def paths(self) -> set[str]:
@@ -161,30 +162,22 @@ def decide(
     decision.compare()
     decision.withdraw()
     decision.expire()
-    return decision.changes(frozenset(indexed))
+    decision.index(indexed)
+    return decision.changes
 
 
 class _Decision:
     """Changes in the making."""
 
     def __init__(self, disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, at: datetime) -> None:
-        self._disk, self._tree, self._named, self._wanted, self._at = disk, tree, named, wanted, at
-        self._digests: dict[str, str | None] = {}
-        self._shared: Mapping[str, Listed] | None = None
-        self._content: dict[str, tuple[str, ...]] = {}
+        self._disk, self._tree, self._named, self._wanted = disk, tree, named, wanted
+        self.changes = TreeChanges(at=at)
         self._suspects: dict[str, File] = {}  # planned files that may not stand
-        self._planned = 0
         self._owned: set[str] = set()  # what these servers had
         self._given_up: set[str] = set()  # content that these servers had, and have no more
         self._identities: dict[str, tuple[str, ...]] = {}  # what each is found by from now on
         self._gone: set[Pair] = set()
         self._come: set[Pair] = set()
-        self._written: list[str] = []
-        self._withdrawn: list[str] = []
-        self._retired: list[str] = []
-        self._expired: list[str] = []
-        self._batches: list[datetime] = []
-        self._passed_on: list[str] = []
 
     # What may have changed
 
@@ -200,9 +193,9 @@ class _Decision:
             if files is not None:
                 self._look_at(server, files, listed.get(server) if wanted.complete else self._tree.digest(server))
                 continue
-            self._content[server] = ()
+            self.changes.content[server] = ()
             if (digest := self._tree.digest(server)) is not None:
-                self._digests[server] = None
+                self.changes.digests[server] = None
             self._note_before(server, digest)
         if wanted.shared is not None or not wanted.parts.is_as_it_was:
             self._look_at_shared(wanted.no_servers)
@@ -210,11 +203,11 @@ class _Decision:
     def _look_at(self, server: str, files: Files, digest: str | None) -> None:
         path = state_path(server)
         now = files[path].sha256
-        self._planned += len(files)
-        self._content[server] = tuple(filter(is_content, files))
+        self.changes.planned += len(files)
+        self.changes.content[server] = tuple(filter(is_content, files))
         self._identities[server] = outline(files[path].content).identities
         if now != digest:
-            self._digests[server] = now
+            self.changes.digests[server] = now
         if self._wanted.complete and now == digest:
             differing = {path: file for path, file in files.items() if self._may_differ(path, file)}
             self._owned.update(differing)
@@ -247,10 +240,10 @@ class _Decision:
         before = self._tree.shared()
         now = self._wanted.shares(before)
         if now != before:
-            self._shared = now
-        self._planned += len(files)
+            self.changes.shared = now
+        self.changes.planned += len(files)
         if self._wanted.shared is not None:
-            self._content[SHARED] = tuple(filter(is_content, files))
+            self.changes.content[SHARED] = tuple(filter(is_content, files))
         self._owned.update(before)
         self._given_up.update(_given_up(before, now))
         differing = files
@@ -280,7 +273,7 @@ class _Decision:
             if path not in self._tree.pending and holds(self._disk, path, stands, file.content):
                 continue
             if stands is None or (is_file(stands) and any(path in each for each in ours)):
-                self._written.append(path)
+                self.changes.written.append(path)
             else:
                 in_the_way.add(path)
         if in_the_way:
@@ -296,10 +289,10 @@ class _Decision:
             if not _is_file_at(self._disk, path):
                 continue
             if not is_content(path):
-                self._withdrawn.append(path)
+                self.changes.withdrawn.append(path)
             elif path in self._owned or path not in self._tree.retired:
-                self._retired.append(path)
-        self._passed_on = sorted(self._given_up.difference(self._retired))
+                self.changes.retired.append(path)
+        self.changes.passed_on = sorted(self._given_up.difference(self.changes.retired))
 
     def _left_over(self, paths: set[str]) -> set[str]:
         """Those of ``paths`` that nobody has from now on."""
@@ -308,55 +301,39 @@ class _Decision:
         if paths:
             shared = self._wanted.shares(self._tree.shared())
             paths = {path for path in paths if path not in shared}
-        return paths if self._wanted.complete else paths - self._named.by_others(self._content, paths)
+        return paths if self._wanted.complete else paths - self._named.by_others(self.changes.content, paths)
 
     def expire(self) -> None:
         """Content that is named again stays; the list that has it is done with all the same."""
-        self._batches = sorted(since for since in self._tree.batches if since + GRACE <= self._at)
-        over = {path for path, since in self._tree.retired.items() if since in self._batches}
-        retired = set(self._retired)
+        self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
+        over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
+        retired = set(self.changes.retired)
         left = self._left_over(over) - retired
-        self._expired = sorted(path for path in left if _is_file_at(self._disk, path))
+        self.changes.expired = sorted(path for path in left if _is_file_at(self._disk, path))
 
     # The index
 
-    def changes(self, also: frozenset[Pair]) -> TreeChanges:
-        indexed = self._gone | self._come | also
+    def index(self, also: Collection[Pair]) -> None:
+        """Decide what changes in the index, and in which order states do."""
+        changes, indexed = self.changes, self._gone.union(self._come, also)
         gone = {(identity, server) for identity, server in indexed if identity not in self._identities.get(server, ())}
-        joined: Mapping[str, Shard]
-        parted: Mapping[str, Shard]
+        changes.indexed = frozenset(indexed)
         if self._wanted.complete:
-            joined, parted = reindexed_wholly(self._disk, self._identities, self._tree.pending)
+            changes.joined, changes.parted = reindexed_wholly(self._disk, self._identities, self._tree.pending)
         else:
-            joined, parted = reindexed(self._disk, gone, self._come, self._tree.pending)
+            changes.joined, changes.parted = reindexed(self._disk, gone, self._come, self._tree.pending)
         # A state that claims what another gives up comes first, so that there is always one that does.
         given_up = {identity for identity, _ in gone}
         claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
-        states = [path for path in self._written if server_of(path) is not None]
-        written = set(self._written)
+        states = [path for path in changes.written if server_of(path) is not None]
+        changes.states = sorted(states, key=lambda path: path not in claimed)
+        written = set(changes.written)
         beside = (
             state_path(server)
             for server, files in self._wanted.servers.items()
             if files is not None and not written.isdisjoint(files)
         )
-        return TreeChanges(
-            at=self._at,
-            digests=self._digests,
-            shared=self._shared,
-            content=self._content,
-            planned=self._planned,
-            written=tuple(self._written),
-            states=tuple(sorted(states, key=lambda path: path not in claimed)),
-            beside=tuple(path for path in beside if path not in written),
-            withdrawn=tuple(self._withdrawn),
-            retired=tuple(self._retired),
-            expired=tuple(self._expired),
-            batches=tuple(self._batches),
-            passed_on=tuple(self._passed_on),
-            joined=joined,
-            parted=parted,
-            indexed=frozenset(indexed),
-        )
+        changes.beside = [path for path in beside if path not in written]
 
 
 def _given_up(before: Iterable[str], now: Collection[str]) -> Iterator[str]:
