@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from itertools import count
@@ -41,7 +40,7 @@ from tests.helpers.failing_disk import fill, small_disk
 from tests.helpers.search_effort import every
 from tests.helpers.signed_list_clients import SignedSite, assert_list_is_whole, files_in, made_keys
 from tests.helpers.target_steps import bring_up
-from tests.publish.targets.test_s3 import AT, DAY, ENTRY, fleet, split
+from tests.publish.targets.test_s3 import AT, DAY, ENTRY, assert_holds, assert_no_chain_is_mixed, fleet, split
 from tests.publish.test_publisher_kill import Os, happening
 
 ENTRIES = [ENTRY.format(number) for number in range(3)]
@@ -107,9 +106,7 @@ class Site:
 
     def assert_holds(self, version: int, servers: tuple[int, ...] = (0, 1, 2)) -> None:
         """Assert that boot scripts are these and no others, that what they name is there, and that nothing is left."""
-        seen, wanted = self.machines_see(), fleet(version, servers)
-        found = {path: content for path, content in seen.items() if "/o/" not in path or path in wanted}
-        assert found == {path: file.content for path, file in wanted.items() if path.startswith("boot/")}
+        assert_holds(self.machines_see(), fleet(version, servers))
         unlisted = parse_unlisted((self.folder / UNLISTED).read_bytes())
         assert [path for path in unlisted if not (self.root / path).exists()] == []
         head = parse_head((self.folder / HEAD).read_bytes())
@@ -119,16 +116,6 @@ class Site:
 def files_of(folder: Path) -> dict[str, bytes]:
     found = (each for each in folder.glob("boot/**/*") if not each.name.startswith(".") and each.is_file())
     return {str(each.relative_to(folder)): each.read_bytes() for each in found}
-
-
-def assert_no_chain_is_mixed(seen: Mapping[str, bytes]) -> None:
-    """What a client reads that fetches a boot script, and then what that names."""
-    for path, content in seen.items():
-        if path.startswith("boot/v1/"):
-            named = re.fullmatch(rb"\d{4} (\S+)\n", content)
-            assert named is not None, (path, content)
-            data = seen.get(named[1].decode(), b"")
-            assert sha256(data).hexdigest().encode() in named[1], (path, content, data)
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ from tests.helpers.git_servers import Relay, SshServer, free_port, listening, pr
 from tests.helpers.search_effort import every
 from tests.helpers.served_tree import ENTRY, eventually
 from tests.helpers.target_steps import bring_up, followed
-from tests.publish.targets.test_folder import ENTRIES, Site, assert_no_chain_is_mixed, files_of
+from tests.publish.targets.test_folder import ENTRIES, Site, files_of
+from tests.publish.targets.test_s3 import assert_no_chain_is_mixed
 from tests.publish.test_mirror_repair import GONE, edit, publish_signed, rename_ledger, repaired
 
 _USER, _PASSWORD = "gitboot", "not-to-be-seen"

@@ -144,16 +144,14 @@ def machines_see(store: Store, bucket: str) -> dict[str, bytes]:
     return {path.removeprefix("site/"): store.get(bucket, path).content for path in found}
 
 
-def assert_holds(store: Store, bucket: str, files: Mapping[str, File]) -> None:
+def assert_holds(seen: Mapping[str, bytes], files: Mapping[str, File]) -> None:
     """Assert that entries are these and no others, and that what they name is there."""
-    seen = machines_see(store, bucket)
     wanted = {path: file.content for path, file in files.items() if path.startswith("boot/")}
     assert {path: content for path, content in seen.items() if "/o/" not in path or path in wanted} == wanted
 
 
-def assert_no_chain_is_mixed(store: Store, bucket: str) -> None:
+def assert_no_chain_is_mixed(seen: Mapping[str, bytes]) -> None:
     """What a client reads that fetches an entry, and then what that names."""
-    seen = machines_see(store, bucket)
     for path, content in seen.items():
         if path.startswith("boot/v1/"):
             named = re.fullmatch(rb"\d{4} (\S+)\n", content)
@@ -166,7 +164,7 @@ def test_a_bucket_holds_what_machines_fetch_and_says_how_long_it_may_be_kept(
     site: Site, store: Store, bucket: str
 ) -> None:
     site.bring(fleet(1))
-    assert_holds(store, bucket, fleet(1))
+    assert_holds(machines_see(store, bucket), fleet(1))
     (content,) = (path for path in fleet(1, (1,)) if "/o/" in path)
     found = {path: store.get(bucket, f"site/{path}")[1:] for path in (content, ENTRY.format(1), "boot/boot.ipxe")}
     assert found == {
@@ -351,7 +349,7 @@ def test_a_bucket_of_another_ledger_is_left_alone_until_it_is_taken_over(
     assert store.contents(bucket) == before
     other.heir_of = "ours"
     other.bring(fleet(2))
-    assert_holds(store, bucket, fleet(2))
+    assert_holds(machines_see(store, bucket), fleet(2))
     site.begin("the first again")
     with pytest.raises(ForeignTree, match="belongs to the ledger theirs, not to ours"):
         site.follow()
@@ -366,7 +364,7 @@ def test_who_is_overtaken_by_another_writer_notices_and_names_it(site: Site, sto
     site.publish(fleet(2))
     with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
         site.follow()
-    assert_holds(store, bucket, fleet(1))
+    assert_holds(machines_see(store, bucket), fleet(1))
 
 
 def test_who_was_overtaken_writes_no_entry_any_more(site: Site, store: Store, bucket: str) -> None:
@@ -435,14 +433,14 @@ def test_whatever_is_interrupted_no_chain_is_mixed_and_the_next_try_completes_it
 ) -> None:
     """``cut`` is a kill, or a network that goes; ``after`` a write that is made, of which nobody hears."""
     site.bring(fleet(0))
-    store.seen = lambda: assert_no_chain_is_mixed(store, bucket)
+    store.seen = lambda: assert_no_chain_is_mixed(machines_see(store, bucket))
     version = 1
     for at in count(1, max(every(1) - 1, 1)):  # prime to 6: what happens, and what is wanted then, alternate
         what = ("cut", "after", 503)[at % 3]
         store.fails = lambda number, *_, at=at, what=what: what if number == at else None
         writes = _writes_of_a_change(site, store, version)
         store.fails, store.is_cut = lambda *_: None, False
-        assert_no_chain_is_mixed(store, bucket)
+        assert_no_chain_is_mixed(machines_see(store, bucket))
         if writes < at:
             break
         if at % 2:  # meanwhile something else is wanted
@@ -450,7 +448,7 @@ def test_whatever_is_interrupted_no_chain_is_mixed_and_the_next_try_completes_it
             site.publish(fleet(version, (0, 1 + version % 2)), AT + version * 3 * DAY, commit=str(version))
         site.begin()
         site.follow()
-        assert_holds(store, bucket, fleet(version, (0, 1 + version % 2)))
+        assert_holds(machines_see(store, bucket), fleet(version, (0, 1 + version % 2)))
         unlisted = parse_unlisted(store.get(bucket, f"site/{UNLISTED}").content)
         head = parse_head(store.get(bucket, f"site/{HEAD}").content)
         assert head.commit == str(version)
@@ -472,7 +470,7 @@ def test_an_entry_that_went_back_to_what_it_was_while_nothing_could_be_written_i
     site.publish(fleet(1), AT + DAY)
     site.begin()
     site.follow()
-    assert_holds(store, bucket, fleet(1))
+    assert_holds(machines_see(store, bucket), fleet(1))
 
 
 def test_what_is_read_back_as_something_else_is_not_vouched_for(site: Site, store: Store, bucket: str) -> None:
@@ -491,7 +489,7 @@ def test_what_is_read_back_as_something_else_is_not_vouched_for(site: Site, stor
     assert parse_head(store.get(bucket, f"site/{HEAD}").content).commit != "2"
     store.seen = lambda: None
     site.follow()
-    assert_holds(store, bucket, fleet(2))
+    assert_holds(machines_see(store, bucket), fleet(2))
 
 
 def test_what_was_damaged_there_is_named(site: Site, store: Store, bucket: str) -> None:
