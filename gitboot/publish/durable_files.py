@@ -158,12 +158,8 @@ class Disk:
         return found.st_size if is_file(found) else None
 
     @_named
-    def read(self, path: str) -> bytes | None:
-        """The content of the file at ``path``; None if nothing stands there."""
-        return self.read_part(path, None)
-
-    def read_part(self, path: str, max_bytes: int | None) -> bytes | None:
-        """Return a file, or its first bytes and one more than ``max_bytes``; None if it is absent. Raises OSError."""
+    def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
+        """The content of the file at ``path``, or its first bytes and one more than ``max_bytes``; None if absent."""
         folder, name = split(path)
         if (parent := self.folders.find(folder)) is None:
             return None

@@ -684,9 +684,9 @@ def test_lost_files_are_found_without_reading_any_that_stands(root: Path, monkey
     read: list[str] = []
 
     class Watched(Disk):
-        def read(self, path: str) -> bytes | None:
+        def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
             read.append(path)
-            return super().read(path)
+            return super().read(path, max_bytes)
 
     publish(root, tree())
     lose(root / IMMUTABLE)

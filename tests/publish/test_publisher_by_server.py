@@ -83,9 +83,9 @@ def test_one_server_of_many_costs_a_few_files_and_kilobytes(tmp_path: Path, monk
             touched.append(path)
             return super().look(path)
 
-        def read(self, path: str) -> bytes | None:
+        def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
             touched.append(path)
-            return super().read(path)
+            return super().read(path, max_bytes)
 
         def stage(
             self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False
