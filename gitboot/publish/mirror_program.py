@@ -87,8 +87,7 @@ class State:
         self._known = {}  # type: Dict[str, List[Any]]  # digests by device and inode, as they were when the run began
         self._used = {}  # type: Dict[str, List[Any]]
         try:
-            with open(path, "rb") as file:
-                found = json.loads(file.read().decode("utf-8"))
+            found = _read_json(path)
             self.latest, seen = parse_instant(found["latest"]), found["seen"]
             self.made = parse_instant(found["made"]) if found["made"] else None
             if seen:
@@ -105,8 +104,10 @@ class State:
             self.made = None  # the list that is served is read instead
             warn(f"{path} is damaged, and is made anew: {error}")
         try:
-            with open(self._path + ".digests", "rb") as file:
-                self._known = _checked_digests(json.loads(file.read().decode("utf-8")))
+            known = _read_json(path + ".digests")
+            # The size, two times, and the digest of each file.
+            if isinstance(known, dict) and all(isinstance(each, list) and len(each) == 4 for each in known.values()):
+                self._known = known
         except (OSError, RecursionError, ValueError):
             pass
 
@@ -159,16 +160,14 @@ class State:
             return None
 
 
+def _read_json(path: str) -> Any:
+    with open(path, "rb") as file:
+        return json.loads(file.read().decode("utf-8"))
+
+
 def _optional_text(value: Any) -> Optional[str]:
     if not isinstance(value, (str, type(None))):
         raise ValueError("expected a text")
-    return value
-
-
-def _checked_digests(value: Any) -> Dict[str, List[Any]]:
-    """Return digests by device and inode: the size, two times, and the digest of each file. Raises ValueError."""
-    if not isinstance(value, dict) or not all(isinstance(each, list) and len(each) == 4 for each in value.values()):
-        raise ValueError("expected digests by file")
     return value
 
 
@@ -385,7 +384,11 @@ class Mirror:
         if folder not in folders:
             self._make_folders(path)
             folders.add(folder)
-        wanted, found = os.lstat(source), _lstat(at)
+        wanted, found = os.lstat(source), None
+        try:
+            found = os.lstat(at)
+        except FileNotFoundError:
+            pass
         if wanted.st_gid != self._group:
             os.chown(source, -1, self._group)
         if found is not None and stat.S_ISDIR(found.st_mode):
@@ -419,14 +422,6 @@ class Mirror:
         for folder in reversed(found[1:]):
             if not os.listdir(folder):
                 os.rmdir(folder)
-
-
-def _lstat(path: str) -> Optional[os.stat_result]:
-    """Return what lies at a path, or None."""
-    try:
-        return os.lstat(path)
-    except FileNotFoundError:
-        return None
 
 
 def paths_in(root: str) -> Iterator[str]:

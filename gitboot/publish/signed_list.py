@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -187,7 +187,17 @@ def amend_list(
         named = _Named(version, digest_of(snapshot), len(snapshot))
         files[f"{SIGNED}{version}.snapshot.json"] = snapshot
     expires = now.astimezone(UTC).replace(microsecond=0) + VALID
-    files[LIST_TIMESTAMP] = _signed(_timestamp(named, version, expires, about, now), keys)
+    timestamp = {
+        **_common("timestamp", version, expires),
+        "gitboot": {
+            "commit": about.stamp.commit,
+            "made": format_instant(now.replace(microsecond=0)),
+            "manifest": about.manifest,
+            "version": about.stamp.gitboot,
+        },
+        "meta": {"snapshot.json": {"hashes": {"sha256": named.sha256}, "length": named.size, "version": named.version}},
+    }
+    files[LIST_TIMESTAMP] = _signed(timestamp, keys)
     state = ListState(
         version=version,
         snapshot=named,
@@ -207,17 +217,6 @@ def _expires_soon(version: int, now: datetime) -> bool:
 
 def _common(kind: str, version: int, expires: datetime) -> dict[str, Any]:
     return {"_type": kind, "expires": format_instant(expires), "spec_version": _SPEC_VERSION, "version": version}
-
-
-def _timestamp(snapshot: _Named, version: int, expires: datetime, about: ListAbout, now: datetime) -> dict[str, Any]:
-    named = {"hashes": {"sha256": snapshot.sha256}, "length": snapshot.size, "version": snapshot.version}
-    made = {
-        "commit": about.stamp.commit,
-        "made": format_instant(now.replace(microsecond=0)),
-        "manifest": about.manifest,
-        "version": about.stamp.gitboot,
-    }
-    return {**_common("timestamp", version, expires), "gitboot": made, "meta": {"snapshot.json": named}}
 
 
 def _far(version: int) -> datetime:
@@ -332,18 +331,20 @@ class SignedList:
         self._state, self._from, self._changed, self._is_current = state, about.manifest, {}, True
         for name in filter(is_staged, names):
             disk.remove(SIGNED + name)
-        unused = lies.keys() - state.names - by_root.keys()
-        self._superseded = {name: self._superseded.get(name, now) for name in sorted(unused)}
-        for name, since in self._superseded.items():
-            if now - since >= _KEPT_FOR:
-                disk.remove(SIGNED + name)
-        disk.sync()
+        self._remove_superseded(disk, lies.keys() - state.names - by_root.keys(), now)
 
     def _is_as_wanted(self, about: ListAbout, keys: ListKeys | None, now: datetime) -> bool:
         """Return whether the list in the tree is of this manifest, by these keys, and not due."""
         state = self._state
         is_same = state is not None and state.manifest == about.manifest and state.is_by(keys)
         return is_same and state is not None and not state.is_due(now)
+
+    def _remove_superseded(self, disk: Disk, names: Iterable[str], now: datetime) -> None:
+        self._superseded = {name: self._superseded.get(name, now) for name in sorted(names)}
+        for name, since in self._superseded.items():
+            if now - since >= _KEPT_FOR:
+                disk.remove(SIGNED + name)
+        disk.sync()
 
 
 def _write(disk: Disk, files: Mapping[str, bytes], now: datetime) -> None:
