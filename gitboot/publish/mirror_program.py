@@ -17,6 +17,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -103,13 +104,11 @@ class State:
         except (AttributeError, IndexError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
             self.made = None  # the list that is served is read instead
             warn(f"{path} is damaged, and is made anew: {error}")
-        try:
+        with suppress(OSError, RecursionError, ValueError):
             known = _read_json(path + ".digests")
             # The size, two times, and the digest of each file.
             if isinstance(known, dict) and all(isinstance(each, list) and len(each) == 4 for each in known.values()):
                 self._known = known
-        except (OSError, RecursionError, ValueError):
-            pass
 
     def trust(self, keys: Iterable[bytes]) -> None:
         """Forget which list was seen last if other root keys are trusted now: their lists begin anew."""
@@ -384,11 +383,9 @@ class Mirror:
         if folder not in folders:
             self._make_folders(path)
             folders.add(folder)
-        wanted, found = os.lstat(source), None
-        try:
+        wanted, found = os.lstat(source), None  # type: Tuple[os.stat_result, Optional[os.stat_result]]
+        with suppress(FileNotFoundError):
             found = os.lstat(at)
-        except FileNotFoundError:
-            pass
         if wanted.st_gid != self._group:
             os.chown(source, -1, self._group)
         if found is not None and stat.S_ISDIR(found.st_mode):
