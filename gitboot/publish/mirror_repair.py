@@ -36,6 +36,7 @@ from gitboot.publish.targets.sync_steps import (
     Overtaken,
     StoredFile,
     StoreTarget,
+    TakeFile,
     TargetFile,
     outdated,
 )
@@ -52,7 +53,6 @@ ALL: Final = "all"
 _TRIES: Final = 10  # of a repair that something overtakes
 _RETRY_S: Final = 0.5  # until the next try
 _BATCH: Final = 200  # files between two looks at the tree and at the mirror's records, as servers in a target's step
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)  # of a file whose time no mirror has
 
 
 class RepairAction(StrEnum):
@@ -65,17 +65,6 @@ class Repair(NamedTuple):
 
     path: str
     action: RepairAction
-
-
-class RightFile(NamedTuple):
-    """What a path of a mirror has to be."""
-
-    content: bytes
-    modified: datetime  # of its version
-
-
-FoundFile = tuple[bytes, str | None]  # a file, and its version, if the store has versions
-TakeFound = Callable[[str, FoundFile | None], None]  # a path below boot/, and its file; None: absent
 
 
 class SingleFileStore(ABC):
@@ -92,23 +81,23 @@ class SingleFileStore(ABC):
         """Return the paths of all files."""
 
     @abstractmethod
-    def read(self, path: str) -> FoundFile | None:
+    def read(self, path: str) -> StoredFile | None:
         """Return a file, and what `replace` must find there; None if it is absent."""
 
     @abstractmethod
-    def replace(self, path: str, file: RightFile, found: str | None) -> None:
+    def replace(self, path: str, file: TargetFile, found: str | None) -> None:
         """Write a whole file in the place of what `read` found. Raises `Overtaken` and `PublishError`."""
 
     @abstractmethod
     def remove(self, path: str) -> None:
         """Remove a file."""
 
-    def read_each(self, paths: Collection[str], take: TakeFound, *, parallel: int) -> None:
+    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:
         """Read files, and call ``take`` with each, in several threads at a time."""
         with ThreadPoolExecutor(parallel, thread_name_prefix="repair") as pool:
             list(pool.map(lambda path: take(path, self.read(path)), paths))
 
-    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]]) -> None:
+    def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
         """Write whole files, each in the place of the file with this version, or of whatever is there if None.
 
         Raises `Overtaken` if a file has another version by now.
@@ -141,18 +130,18 @@ class FolderStore(SingleFileStore):
     def names(self) -> Collection[str]:
         return FolderMirror(self._folder).names()
 
-    def read(self, path: str) -> FoundFile | None:
+    def read(self, path: str) -> StoredFile | None:
         """Return a file. A symlink is none: `replace` puts a file in its place."""
         at = self._folder / path
         try:
-            return None if at.is_symlink() else (at.read_bytes(), None)
+            return None if at.is_symlink() else StoredFile(at.read_bytes(), None)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise PublishError(f"{at} cannot be read: {error.strerror}") from error
 
-    def replace(self, path: str, file: RightFile, _: str | None) -> None:
-        self._disk.stage(path, file.content, file.modified, exact=True)
+    def replace(self, path: str, file: TargetFile, _: str | None) -> None:
+        self._disk.stage(path, file.content, datetime.fromtimestamp(file.modified, UTC), exact=True)
         self._disk.sync()
         self._disk.place(path)
         self._disk.sync()
@@ -171,11 +160,10 @@ class BucketStore(SingleFileStore):
     def names(self) -> Collection[str]:
         return [path.removeprefix(BOOT) for path in self._bucket.names(BOOT)]
 
-    def read(self, path: str) -> FoundFile | None:
-        found = self._bucket.get(BOOT + path)
-        return (found.content, found.version) if found is not None else None
+    def read(self, path: str) -> StoredFile | None:
+        return self._bucket.get(BOOT + path)
 
-    def replace(self, path: str, file: RightFile, found: str | None) -> None:
+    def replace(self, path: str, file: TargetFile, found: str | None) -> None:
         try:
             if found is None:
                 self._bucket.create(BOOT + path, file.content)
@@ -197,20 +185,13 @@ class HostStore:
     def names(self) -> Collection[str]:
         return [path.removeprefix(BOOT) for path in self._store.names(BOOT)]
 
-    def read_each(self, paths: Collection[str], take: TakeFound, *, parallel: int) -> None:  # noqa: ARG002 - one rsync
-        def take_file(path: str, found: StoredFile | None) -> None:
-            take(path.removeprefix(BOOT), (found.content, None) if found is not None else None)
+    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:  # noqa: ARG002 - one rsync
+        self._store.get_each([BOOT + path for path in paths], lambda path, found: take(path.removeprefix(BOOT), found))
 
-        self._store.get_each([BOOT + path for path in paths], take_file)
-
-    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]]) -> None:
+    def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
         """Write files, and compare their checksums at the other host."""
         right = {BOOT + path: file for path, (file, _) in files.items()}
-
-        def read(path: str) -> TargetFile:
-            return TargetFile(right[path].content, int(right[path].modified.timestamp()))
-
-        self._store.place(sorted(right), read, ())
+        self._store.place(sorted(right), right.__getitem__, ())
         sent = {path: Expected(digest_of(file.content), len(file.content)) for path, file in right.items()}
         if wrong := self._store.differing(sent):
             raise Overtaken(f"{self.name}: {wrong[0]} was written, and is read as something else")
@@ -283,9 +264,9 @@ class _Attempt:
         self._records = MirrorRecords(store.name, store.records, head.stamp.ledger)
         is_target = self._records.observe(FollowedTree(root))
         if not is_target:  # a mirror that has a newer list than the tree shows that the tree is a copy of before
-            found: list[FoundFile | None] = []
+            found: list[StoredFile | None] = []
             store.read_each([f"{SIGNED}{TIMESTAMP}"], lambda _, file: found.append(file), parallel=1)
-            theirs = list_version(found[0][0]) if found[0] is not None else 0
+            theirs = list_version(found[0].content) if found[0] is not None else 0
             if theirs > (ours := list_version(self._published.timestamp)):
                 raise PublishError(
                     f"{store.name}: {SIGNED}{TIMESTAMP} has the version {theirs}, and {root} has the earlier version "
@@ -319,10 +300,10 @@ class _Attempt:
         begun(len(wanted))
         different: dict[str, str | None] = {}  # by path: the version that is to be replaced
 
-        def compare(path: str, found: FoundFile | None) -> None:
-            digest = digest_of(found[0]) if found is not None else None
+        def compare(path: str, found: StoredFile | None) -> None:
+            digest = digest_of(found.content) if found is not None else None
             if digest not in {each and each.sha256 for each in files[path].right}:
-                different[path] = found[1] if found is not None else None
+                different[path] = found.version if found is not None else None
             done(1)
 
         store.read_each(wanted, compare, parallel=self._parallel)
@@ -446,21 +427,23 @@ def _withheld(root: Path) -> dict[str, ListedFile]:
     return found
 
 
-def _right_file(root: Path, file: ListedFile) -> RightFile | None:
+def _right_file(root: Path, file: ListedFile) -> TargetFile | None:
     """Return the version of now of a path; None: it has to be absent. Raises `Overtaken` if the tree lacks it."""
     version, path = file.right[0], root / BOOT / file.path
     if version is None or version.sha256 is None:
         return None
     try:
-        content, modified = path.read_bytes(), path.stat().st_mtime
+        found = TargetFile(path.read_bytes(), int(path.stat().st_mtime))
     except OSError:
-        content, modified = b"", 0.0
-    if digest_of(content) == version.sha256:
-        return RightFile(content, datetime.fromtimestamp(int(modified), UTC))
+        found = TargetFile(b"", 0)
+    if digest_of(found.content) == version.sha256:
+        return found
     state = read_state(root, file.server) if file.server is not None else None
     texts = {**file.contents, **(state.contents if state is not None else {})}
     if version.sha256 in texts:
-        return RightFile(texts[version.sha256].encode(), version.since or _EPOCH)
+        # No mirror has the time of a file that is of no transition.
+        since = int(version.since.timestamp()) if version.since is not None else 0
+        return TargetFile(texts[version.sha256].encode(), since)
     raise Overtaken(f"{path}: the tree does not have the version of now (let gitboot publish)")
 
 

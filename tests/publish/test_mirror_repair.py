@@ -19,14 +19,14 @@ from gitboot.errors import ForeignTree, PublishError
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault
-from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, RightFile, repair
+from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, repair
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import TOLERANCE
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket
-from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget
+from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget, TargetFile
 from gitboot.render.paths import FIRST_SCRIPT, File
 from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import at
@@ -169,7 +169,7 @@ def test_content_comes_first_then_entries_then_first_scripts_then_the_list(
     written: list[str] = []
     write = FolderStore.replace
 
-    def noted(store: FolderStore, path: str, file: RightFile, found: str | None) -> None:
+    def noted(store: FolderStore, path: str, file: TargetFile, found: str | None) -> None:
         written.append(path)
         write(store, path, file, found)
 
@@ -217,7 +217,7 @@ class WatchedStore(FolderStore):
         self.written: dict[str, list[bytes]] = {}
         self._happen, self._numbers = happen, count(1)
 
-    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]]) -> None:
+    def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
         super().replace_each(files)
         for path, (file, _) in files.items():
             self.written.setdefault(path, []).append(file.content)
