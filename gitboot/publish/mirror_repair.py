@@ -29,7 +29,6 @@ from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     Claim,
-    Expected,
     FileConflict,
     FileStore,
     FollowedTree,
@@ -41,6 +40,7 @@ from gitboot.publish.targets.sync_steps import (
     outdated,
 )
 from gitboot.publish.tree_reader import PENDING, read_state
+from gitboot.render.endpoint_files import Listed
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publication_stage
 from gitboot.text import count, did_you_mean
 
@@ -192,7 +192,7 @@ class HostStore:
         """Write files, and compare their checksums at the other host."""
         right = {BOOT + path: file for path, (file, _) in files.items()}
         self._store.place(sorted(right), right.__getitem__, ())
-        sent = {path: Expected(digest_of(file.content), len(file.content)) for path, file in right.items()}
+        sent = {path: Listed(digest_of(file.content), len(file.content)) for path, file in right.items()}
         if wrong := self._store.differing(sent):
             raise Overtaken(f"{self.name}: {wrong[0]} was written, and is read as something else")
 

@@ -19,13 +19,13 @@ from gitboot.publish.manifest import digest_of
 from gitboot.publish.targets.follower import RsyncAddress
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
-    Expected,
     FileConflict,
     ReadFile,
     StoredFile,
     TakeFile,
     TargetFile,
 )
+from gitboot.render.endpoint_files import Listed
 
 _OPS: Final = "ops"
 _LOCK: Final = "target.lock"  # below ops/
@@ -83,7 +83,7 @@ class TargetFolder:
         self._disk.rest()
         return left
 
-    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+    def differing(self, expected: Mapping[str, Listed]) -> list[str]:
         contents = {path: self._disk.read(path, each.size) for path, each in expected.items()}
         self._disk.rest()
         return sorted(
@@ -226,7 +226,7 @@ class RsyncStore:
                     (self._sent / path).replace(at)
         return left
 
-    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+    def differing(self, expected: Mapping[str, Listed]) -> list[str]:
         """Return the paths, sorted, whose checksum at the other host is not that of what was sent."""
         wrong = self._different(expected)
         shutil.rmtree(self._sent, ignore_errors=True)

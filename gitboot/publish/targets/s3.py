@@ -20,12 +20,12 @@ from gitboot.publish.mirror_comparison import headers_of
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
-    Expected,
     FileConflict,
     ReadFile,
     StoredFile,
     TakeFile,
 )
+from gitboot.render.endpoint_files import Listed
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
@@ -154,7 +154,7 @@ class Bucket:
         each_at_once(place, paths)
         return frozenset(left)
 
-    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+    def differing(self, expected: Mapping[str, Listed]) -> list[str]:
         """Return the paths, sorted, of objects that have other content; each object is read."""
         wrong: list[str] = []
 

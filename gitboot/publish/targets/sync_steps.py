@@ -29,7 +29,7 @@ from gitboot.publish.manifest import (
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
 from gitboot.publish.manifest import parse_head as parse_tree_head
 from gitboot.publish.mirror_comparison import Served, served
-from gitboot.render.endpoint_files import parse, state_path
+from gitboot.render.endpoint_files import Listed, parse, state_path
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Stage, is_content, publication_stage
 
 HEAD: Final = MANIFEST
@@ -207,13 +207,6 @@ class TargetFile(NamedTuple):
     modified: int  # in seconds since 1970; a web server sends it as Last-Modified
 
 
-class Expected(NamedTuple):
-    """What a path has to have."""
-
-    sha256: str
-    size: int  # in bytes
-
-
 ReadFile = Callable[[str], TargetFile]  # by path; raises `Overtaken`
 TakeFile = Callable[[str, StoredFile | None], None]  # a path, and its file; None: absent
 
@@ -242,7 +235,7 @@ class FileStore(Protocol):
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
         """Write files. Leave those of ``fresh`` at whose path another file is, and return their paths."""
 
-    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+    def differing(self, expected: Mapping[str, Listed]) -> list[str]:
         """Return the paths, sorted, that do not have the content that `place` has just written there."""
 
     def remove(self, paths: Iterable[str]) -> None:
@@ -688,7 +681,7 @@ class StoreTarget:
                     "(move it away)"
                 )
             store.place(sorted(in_the_way), read, ())
-        if wrong := store.differing({path: Expected(digest, sizes[path]) for path, digest in step.placed.items()}):
+        if wrong := store.differing({path: Listed(digest, sizes[path]) for path, digest in step.placed.items()}):
             raise HostUnreachable(f"{self._name}: {wrong[0]} was written, and is read as something else")
         store.remove(step.removed)
         shards = {_shard_path(digest_of(data)): data for data in step.shards.values() if data}
