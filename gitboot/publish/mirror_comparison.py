@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from functools import partial
@@ -17,9 +18,10 @@ from urllib.parse import quote
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
+from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.mirror_program import artifact_digest, paths_in
-from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP
+from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, FileVersion, SignedList
 from gitboot.publish.tree_reader import read_manifest, read_state
 from gitboot.render.endpoint_files import DiskWrite, PublishedServer, server_of
 from gitboot.render.paths import (
@@ -44,15 +46,20 @@ _AGENT: Final = f"{CHECKER}/{__version__}"
 _MARK: Final = f"?{CHECK}=1"
 _UNPUBLISHED: Final = "it is not published, and whoever asks for it finds it"
 _OTHER_ARTIFACT: Final = "its sha256 is not the one in its path: delete the file, and copy it again"
+_LATER: Final = "it counts at another time"
 _EARLIER: Final = "an earlier publication had it, and machines still find it"
 
 
-class TreeComparison(NamedTuple):
-    """A mirror as it compares with a published tree."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MirrorReport:
+    """A mirror as it compares with a published tree, or with its signed list."""
 
-    findings: tuple[MirrorFinding, ...]  # sorted by path
+    findings: tuple[MirrorFinding, ...]  # sorted by path, those of the list first
     files: int  # that are published, also those that were not read
     unread: tuple[str, ...]  # paths that only machines fetch, sorted
+    turning: tuple[str, ...]  # paths that are about to turn, or have just turned
+    hidden: int = 0  # files whose path the list does not show
+    signed: SignedList | None = None  # None: there is no list that can be read, or none was
 
 
 def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
@@ -78,13 +85,19 @@ def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
             modified = int((root / path).stat().st_mtime)
         except FileNotFoundError:
             continue  # a publication is under way, which withdraws it
-        below, content = path.removeprefix(BOOT), instead.get(path)
-        file = MirrorFile(
-            path=below, sha256=listed.sha256, size=listed.size, modified=modified, keeps_time=not as_target
+        version, contents = FileVersion(None, listed.sha256, listed.size), {}
+        if (content := instead.get(path)) is not None:
+            version = FileVersion(None, digest_of(content), len(content))
+            contents = {digest_of(content): content.decode()}
+        below = path.removeprefix(BOOT)
+        found[below] = MirrorFile(
+            path=below,
+            right=(version,),
+            versions=(version,),
+            modified=modified,
+            keeps_time=not as_target,
+            contents=contents,
         )
-        if content is not None:
-            file = replace(file, sha256=digest_of(content), size=len(content), instead=content)
-        found[below] = file
     return found
 
 
@@ -95,40 +108,75 @@ def compared(
     parallel: int,
     begun: Callable[[int], None],
     done: Callable[[int], None],
-) -> TreeComparison:
+) -> MirrorReport:
     """Compare a mirror with what ``look`` returns, and compare again what is published anew meanwhile.
 
     ``begun`` gets the number of files to compare, and ``done`` how many more are compared.
     """
-    files = look()
-    read = {path for path, file in files.items() if not file.is_evidence or mirror.reads(path)}
+    with threads(parallel) as pool:
+        return compare_files(mirror, look(), lambda _: look(), pool, begun, done)
+
+
+@contextmanager
+def threads(number: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool of threads. What has not begun by the end of the block is dropped."""
+    pool = ThreadPoolExecutor(number, thread_name_prefix="mirror")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def compare_files(
+    mirror: FolderMirror | WebMirror,
+    files: Mapping[str, MirrorFile],
+    look_again: Callable[[bool], Mapping[str, MirrorFile] | None],
+    pool: ThreadPoolExecutor,
+    begun: Callable[[int], None],
+    done: Callable[[int], None],
+) -> MirrorReport:
+    """Compare a mirror with these files, and compare again what is published anew meanwhile.
+
+    ``look_again`` gets whether anything differs, and returns the files by now; None: they are the same.
+    """
+    read = {path: file for path, file in files.items() if not file.is_evidence or mirror.reads(path)}
     begun(len(read))
-    found = [*mirror.besides(files), *_looked_at(mirror, (files[path] for path in sorted(read)), parallel, done)]
-    now = look()
-    changed = {each.path for each in found if now.get(each.path) != files.get(each.path)}
-    newer = [now[path] for path in sorted(changed & now.keys()) if not now[path].is_evidence or mirror.reads(path)]
-    again = _looked_at(mirror, newer, parallel, lambda _: None)
-    kept = [each for each in found if each.path not in changed]
-    return TreeComparison(
-        findings=tuple(sorted((*kept, *again), key=lambda each: (each.path, each.fault))),
+    found, turning = [*mirror.besides(files)], set[str]()
+    for file, judged in _judged(mirror, read.values(), pool, done):
+        found += [judged.finding] if judged.finding is not None else []
+        turning |= {file.path} if judged.is_turning else set()
+    if (now := look_again(bool(found))) is not None:
+        changed = {each.path for each in found if now.get(each.path) != files.get(each.path)}
+        found = [each for each in found if each.path not in changed]
+        changed |= now.keys() - files.keys()
+        newer = (now[path] for path in sorted(changed & now.keys()))
+        again = [file for file in newer if not file.is_evidence or mirror.reads(file.path)]
+        found += [each.finding for _, each in _judged(mirror, again, pool, lambda _: None) if each.finding is not None]
+    return MirrorReport(
+        findings=sorted_findings(found),
         files=len(files),
-        unread=tuple(sorted(files.keys() - read)),
+        unread=tuple(sorted(files.keys() - read.keys())),
+        turning=tuple(sorted(turning)),
     )
 
 
-def _looked_at(
-    mirror: FolderMirror | WebMirror, files: Iterable[MirrorFile], parallel: int, done: Callable[[int], None]
-) -> Iterator[MirrorFinding]:
-    left, pool = iter(files), ThreadPoolExecutor(parallel, thread_name_prefix="mirror")
-    try:
-        while batch := list(islice(left, _BATCH)):
-            answers = pool.map(lambda file: mirror.read(file.path, (file.size,)), batch)
-            for file, answer in zip(batch, answers, strict=True):
-                done(1)
-                if (finding := judge(file, answer)) is not None:
-                    yield finding
-    finally:
-        pool.shutdown(cancel_futures=True)
+def _judged(
+    mirror: FolderMirror | WebMirror, files: Iterable[MirrorFile], pool: ThreadPoolExecutor, done: Callable[[int], None]
+) -> Iterator[tuple[MirrorFile, Judged]]:
+    def look(file: MirrorFile) -> Judged:
+        sizes = {each.size_bytes for each in file.versions}
+        return judge(file, mirror.read(file.path, sizes or {0}))
+
+    left = iter(files)
+    while batch := list(islice(left, _BATCH)):
+        for file, judged in zip(batch, pool.map(look, batch), strict=True):
+            done(1)
+            yield file, judged
+
+
+def sorted_findings(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
+    """Return findings by path, those of the list first: a wrong clock or a list of another time explains the others."""
+    return tuple(sorted(set(findings), key=lambda each: (not each.path.startswith(SIGNED), each.path, each.fault)))
 
 
 class FolderMirror:
@@ -365,14 +413,15 @@ class MirrorFault(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MirrorFile:
-    """A published file that a mirror is to have."""
+    """A published file that a mirror is to have, and how it turns."""
 
     path: str  # below boot/
-    sha256: str
-    size: int
-    modified: int | None  # in seconds since 1970; None: any time is right
+    right: tuple[FileVersion | None, ...]  # what it may be now, the version of now first; None: absent
+    versions: tuple[FileVersion, ...]  # all that the tree or the list names
+    modified: int | None = None  # in seconds since 1970; None: any time is right
     keeps_time: bool = True  # whether a mirror has that time, too: its log is evidence by it
-    instead: bytes | None = None  # the content, where it is not what lies in OUTPUT
+    server: str | None = None  # whose file it is; None: it belongs to no server, or nobody says
+    contents: Mapping[str, str] = field(default_factory=dict)  # texts of versions that are not in OUTPUT, by sha256
 
     @property
     def is_evidence(self) -> bool:
@@ -417,10 +466,32 @@ class MirrorFinding:
     message: str
 
 
-def judge(file: MirrorFile, answer: MirrorAnswer) -> MirrorFinding | None:
-    """The worst that is wrong with what is answered for a file; None: nothing is."""
-    found = next(_faults(file, answer), None)
-    return MirrorFinding(path=file.path, fault=found[0], message=found[1]) if found is not None else None
+class Judged(NamedTuple):
+    """What a path of a mirror turns out to be."""
+
+    finding: MirrorFinding | None
+    is_turning: bool = False  # whether it is right, and is the version before or after the one of now
+
+
+def judge(file: MirrorFile, answer: MirrorAnswer) -> Judged:
+    """The worst that is wrong with what is answered for a file, and whether the file is about to turn."""
+    if answer.status in _GONE and None in file.right:
+        return Judged(None, is_turning=file.right[0] is not None)
+    present = [each for each in file.right if each is not None]
+    if not present:
+        return Judged(judge_absence(file.path, answer, _LATER))
+    version = next((each for each in present if each.sha256 == answer.sha256), present[0])
+    if (found := next(_faults(file, version, answer), None)) is None:
+        return Judged(None, is_turning=version != file.right[0])
+    fault, message = found
+    for number, other in enumerate(file.versions if fault is MirrorFault.WRONG else ()):
+        if other not in present and other.sha256 is not None and other.sha256 == answer.sha256:
+            until = file.versions[number + 1].since if number + 1 < len(file.versions) else None
+            times = (("from", other.since), ("until", until))
+            counts = " ".join(f"{word} {format_instant(at)}" for word, at in times if at is not None) or "of before"
+            fault, message = MirrorFault.STALE, f"it has the version {counts}"
+            break
+    return Judged(MirrorFinding(path=file.path, fault=fault, message=message))
 
 
 def judge_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | None:
@@ -451,7 +522,7 @@ def judge_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     return MirrorFinding(path=NOBODY, fault=MirrorFault.CACHEABLE, message=message)
 
 
-def _faults(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
+def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
     if answer.trouble:
         yield MirrorFault.UNKNOWN, answer.trouble
     elif answer.led_to is not None:
@@ -461,14 +532,14 @@ def _faults(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFaul
     elif answer.status != 200:
         yield MirrorFault.MISSING, "it is not there" if answer.status in _GONE else f"it answers {answer.status}"
     else:
-        yield from _of_content(file, answer)
+        yield from _of_content(file, version, answer)
         yield from _of_headers(file, answer)
 
 
 _GONE: Final = (404, 410)
 
 
-def _of_content(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
+def _of_content(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
     is_older = (
         answer.modified is not None
         and file.modified is not None
@@ -478,10 +549,10 @@ def _of_content(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[Mirror
     differs = MirrorFault.STALE if is_older else MirrorFault.WRONG
     if answer.encoding not in ("", "identity"):
         yield MirrorFault.WRONG, f"it is sent as {answer.encoding}, which was not asked for"
-    elif answer.size is not None and answer.size != file.size:
-        yield differs, f"it has {answer.size} bytes, and what is published {file.size}"
-    elif answer.sha256 is not None and answer.sha256 != file.sha256:
-        yield differs, f"it has the sha256 {answer.sha256}, and what is published {file.sha256}"
+    elif answer.size is not None and answer.size != version.size_bytes:
+        yield differs, f"it has {answer.size} bytes, and what is published {version.size_bytes}"
+    elif answer.sha256 is not None and answer.sha256 != version.sha256:
+        yield differs, f"it has the sha256 {answer.sha256}, and what is published {version.sha256}"
     elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
         yield MirrorFault.UNDATED, "it has not the time of what is published, so a fetch of it proves nothing"
 

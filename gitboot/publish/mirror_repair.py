@@ -21,9 +21,9 @@ from gitboot.jsonio import format_instant
 from gitboot.publish import mirror_program, signed_list_reader
 from gitboot.publish.durable_files import Disk, TreeModes
 from gitboot.publish.manifest import MANIFEST, Head, digest_of, parse_head
-from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, expected
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorFile, MirrorFinding, expected
 from gitboot.publish.signed_list import list_version
-from gitboot.publish.signed_list_check import ListedFile, ListReader
+from gitboot.publish.signed_list_check import ListReader
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.sync_steps import (
@@ -384,17 +384,14 @@ def _state_of(root: Path) -> _TreeState:
     return _TreeState(*map(read, (MANIFEST, PENDING, LIST_TIMESTAMP)))
 
 
-def _published(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, ListedFile]:
+def _published(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:
     """Return what a mirror of the tree has to have at ``now``, by path below boot/.
 
     ``manifest`` is the digest of the tree's manifest. Raises `Overtaken` if the list is of another one.
     """
     boot = FolderMirror(root / BOOT)
     if boot.get(f"{SIGNED}{TIMESTAMP}", 0) is None:
-        return {
-            path: ListedFile(path, (FileVersion(None, file.sha256, file.size),), ())
-            for path, file in expected(root).items()
-        }
+        return expected(root)
     found: list[MirrorFinding] = []
     with ThreadPoolExecutor(parallel, thread_name_prefix="list") as pool:
         reader = ListReader(boot, (), pool)
@@ -412,22 +409,21 @@ def _published(root: Path, now: datetime, parallel: int, manifest: str) -> dict[
     for name in boot.names():
         if name.startswith(SIGNED):
             content = (root / BOOT / name).read_bytes()
-            files[name] = ListedFile(name, (FileVersion(None, digest_of(content), len(content)),), ())
+            files[name] = MirrorFile(
+                path=name, right=(FileVersion(None, digest_of(content), len(content)),), versions=()
+            )
     return files
 
 
-def _withheld(root: Path) -> dict[str, ListedFile]:
+def _withheld(root: Path) -> dict[str, MirrorFile]:
     """Return what a target has in place of one-time boots that the tree itself has, by path below boot/."""
     files = expected(root, as_target=True)
-    found = {path: ListedFile(path, (None,), ()) for path in expected(root).keys() - files.keys()}
-    for path, file in files.items():
-        if file.instead is not None:
-            right = (FileVersion(None, file.sha256, file.size),)
-            found[path] = ListedFile(path, right, (), contents={file.sha256: file.instead.decode()})
-    return found
+    gone = expected(root).keys() - files.keys()
+    found = {path: MirrorFile(path=path, right=(None,), versions=()) for path in gone}
+    return found | {path: file for path, file in files.items() if file.contents}
 
 
-def _right_file(root: Path, file: ListedFile) -> TargetFile | None:
+def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
     """Return the version of now of a path; None: it has to be absent. Raises `Overtaken` if the tree lacks it."""
     version, path = file.right[0], root / BOOT / file.path
     if version is None or version.sha256 is None:

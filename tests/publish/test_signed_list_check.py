@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from gitboot.cli.main import main
-from gitboot.publish.mirror_comparison import FolderMirror, MirrorAnswer, MirrorFault, WebMirror
-from gitboot.publish.signed_list_check import ListedFile, compare_with_list, judge_listed
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorAnswer, MirrorFault, MirrorFile, WebMirror, judge
+from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import FileVersion
 from gitboot.render.endpoint_files import ListedFile as Listed
 from gitboot.render.endpoint_files import name_in_listing, render_listing, shared_listing
@@ -377,7 +377,7 @@ def _answer(sha256: str | None, status: int = 200) -> MirrorAnswer:
 def test_a_file_that_turns_is_judged_by_the_version_of_now(
     right: tuple[FileVersion | None, ...], answer: MirrorAnswer, fault: MirrorFault | None, is_turning: bool
 ) -> None:
-    judged = judge_listed(ListedFile("left", right, (WINDOW, DISK, LATER)), answer)
+    judged = judge(MirrorFile(path="left", right=right, versions=(WINDOW, DISK, LATER)), answer)
     assert (judged.finding.fault if judged.finding else None, judged.is_turning) == (fault, is_turning)
 
 
