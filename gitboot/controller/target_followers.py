@@ -33,7 +33,7 @@ from gitboot.publish.targets.follower import (
     TargetAddress,
 )
 from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget
+from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
 from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import PartFiles
@@ -170,7 +170,8 @@ def _target(
 ) -> FollowedBy:
     if isinstance(where, BranchAddress):
         return _branch(where, settings, store, source, clock)
-    claim = Claim(
+    target = partial(
+        StoreTarget,
         where.name,
         ledger=instance_tables.read(store).identity,
         heir_of=lambda: instance_tables.read(store).heir_of,
@@ -178,13 +179,13 @@ def _target(
     )
     if isinstance(where, FolderAddress):
         _check_apart(where, settings)
-        return StoreTarget(where.name, claim, folder_opener(where.folder))
+        return target(folder_opener(where.folder))
     if isinstance(where, RsyncAddress):
         folder = settings.state / "targets" / digest_of(where.name.encode())[:16]
-        return StoreTarget(where.name, claim, folder_target.rsync_opener(where, folder, _keys), most=folder_target.MOST)
+        return target(folder_target.rsync_opener(where, folder, _keys), most=folder_target.MOST)
     from gitboot.publish.targets.s3 import bucket_opener  # obstore is an extra
 
-    return StoreTarget(where.name, claim, bucket_opener(where, _keys))
+    return target(bucket_opener(where, _keys))
 
 
 def _check_apart(where: FolderAddress, settings: Settings) -> None:

@@ -28,7 +28,6 @@ from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, Fil
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.sync_steps import (
     HEAD,
-    Claim,
     FileConflict,
     FileStore,
     FollowedTree,
@@ -455,8 +454,7 @@ class MirrorRecords:
         self._copied: bytes | None = None  # the head of a copied OUTPUT
         self._target: StoreTarget | None = None
         if store is not None:
-            claim = Claim(name, ledger=ledger, heir_of=lambda: None, writer="")
-            self._target = StoreTarget(name, claim, lambda: store)
+            self._target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer="")
 
     def observe(self, tree: FollowedTree) -> bool:
         """Return whether the mirror is a target of the tree's instance, and remember the records.

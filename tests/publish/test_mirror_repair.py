@@ -26,7 +26,7 @@ from gitboot.publish.signed_list_reader import TOLERANCE
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket
-from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget, TargetFile
+from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget, TargetFile
 from gitboot.render.paths import FIRST_SCRIPT, File
 from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import at
@@ -452,7 +452,7 @@ def test_finding_m6_another_ledger_that_takes_a_target_over_during_a_repair_stop
 
     def take_over(stage: int) -> None:
         with closing(TargetFolder(tmp_path / "target")) as opened:
-            Claim("target", ledger="heir", heir_of=lambda: "test", writer="heir-1").make(opened)
+            StoreTarget("target", lambda: opened, ledger="heir", heir_of=lambda: "test", writer="heir-1").load()
 
     with closing(WatchedStore(boot, take_over)) as store, pytest.raises(ForeignTree, match="ledger heir, not to test"):
         repair(store, output, [ALL], _now, parallel=1, begun=_ignore, done=_ignore, retry_s=0)

@@ -489,93 +489,27 @@ def after(held: Holding, step: TargetStep) -> Holding:
     )
 
 
-class Claim:
-    """The head as this process has written it last. Each replaces exactly that one."""
-
-    def __init__(self, name: str, *, ledger: str, heir_of: Callable[[], str | None], writer: str) -> None:
-        self._name, self._ledger, self._heir_of, self._writer = name, ledger, heir_of, writer
-        self._stands: StoredFile | None = None
-
-    def make(self, store: FileStore) -> TargetHead:
-        """The head that lies there, with this process as its writer. Raises `ForeignTree` and `LockedByAnother`."""
-        found = store.get(HEAD)
-        if found is None:
-            head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
-            data = render_head(head)
-            with suppress(FileConflict):  # of another, or of this one, whose first try was answered too late
-                store.create(HEAD, data)
-            self._stands = store.get(HEAD)
-            if self._stands is None or self._stands.content != data:
-                self._stands = None
-                raise HostUnreachable(f"{self._name}: another has just begun to write there")
-            return head
-        head = self._own(found.content, "choose another place, or take it over with gitboot records begin")
-        if self._stands is not None and head.writer != self._writer:
-            raise self._contended(found)
-        self._stands = found
-        return self.write(store, replace(head, ledger=self._ledger, writer=self._writer))
-
-    def observe(self, store: FileStore, hint: str) -> TargetHead | None:
-        """Return the head that a target has, and write nothing; None if it has none. Raises `ForeignTree`."""
-        self._stands = store.get(HEAD)
-        return self._own(self._stands.content, hint) if self._stands is not None else None
-
-    def is_as_observed(self, found: StoredFile | None) -> bool:
-        """Return whether a head that was read again is the one that this process has observed or written last."""
-        return (found and found.content) == (self._stands and self._stands.content)
-
-    def check(self, store: FileStore) -> None:
-        """See that nobody else has written the head since."""
-        found = store.get(HEAD)
-        if found is None or not self.is_as_observed(found):
-            raise self._contended(found)
-
-    def write(self, store: FileStore, head: TargetHead) -> TargetHead:
-        """Replace the head. Where the answer to that was lost, what stands there says whether it was replaced."""
-        data, stands = render_head(head), self._stands
-        if stands is None or stands.content != data:
-            with suppress(FileConflict):
-                store.replace(HEAD, data, stands.version if stands is not None else None)
-            found = store.get(HEAD)
-            if found is None or found.content != data:
-                raise self._contended(found)
-            self._stands = found
-        return head
-
-    def _own(self, content: bytes, hint: str) -> TargetHead:
-        """Return a head of this ledger, or of the one that it goes on from. Raises `ForeignTree`."""
-        head = self._parse(content)
-        if head.ledger not in (self._ledger, self._heir_of()):
-            raise ForeignTree(f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} ({hint})")
-        return head
-
-    def _contended(self, found: StoredFile | None) -> OperatorError:
-        if found is None:
-            return PublishError(f"{self._name}: somebody has removed {HEAD}")
-        head = self._parse(found.content)
-        if head.ledger != self._ledger:
-            return ForeignTree(f"{self._name} belongs to the ledger {head.ledger} by now, not to {self._ledger}")
-        return LockedByAnother(
-            f"{self._name}: another process with this ledger writes there ({head.writer}; this is {self._writer}): end "
-            "one of the two, then start this one anew"
-        )
-
-    def _parse(self, content: bytes) -> TargetHead:
-        try:
-            return parse_head(content)
-        except ValueError as error:
-            raise PublishError(f"{self._name}: {HEAD} is {error} (choose another place)") from error
-
-
 class StoreTarget:
     """A target whose files this process alone writes, from `load` on.
 
-    ``open_store`` returns the store as it can be reached at this moment: with the credentials of now.
+    ``open_store`` returns the store as it can be reached at this moment: with the credentials of now. ``writer`` is a
+    number that this process has drawn. Each head that it writes replaces exactly the one that it has seen last.
     """
 
-    def __init__(self, name: str, claim: Claim, open_store: Callable[[], FileStore], *, most: int = _MOST) -> None:
+    def __init__(
+        self,
+        name: str,
+        open_store: Callable[[], FileStore],
+        *,
+        ledger: str,
+        heir_of: Callable[[], str | None],
+        writer: str,
+        most: int = _MOST,
+    ) -> None:
         self.most = most
-        self._name, self._claim, self._open = name, claim, open_store
+        self._name, self._open = name, open_store
+        self._ledger, self._heir_of, self._writer = ledger, heir_of, writer
+        self._seen: StoredFile | None = None  # the head, as this process has written or observed it last
         self._observed: StoredFile | None = None  # `UNLISTED`, as `observe` found it
 
     def load(self) -> Holding:
@@ -584,7 +518,7 @@ class StoreTarget:
         Raises `ForeignTree`, `LockedByAnother`, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
-        head = self._claim.make(store)
+        head = self._claim(store)
         found = self._holding(store, head, store.get(UNLISTED))
         kept = set(map(_shard_path, head.shards.values()))
         store.remove(path for path in store.names(_SHARDS) if path not in kept)
@@ -597,7 +531,8 @@ class StoreTarget:
         a step meanwhile, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
-        head = self._claim.observe(store, hint)
+        self._seen = store.get(HEAD)
+        head = self._own_head(self._seen.content, hint) if self._seen is not None else None
         self._observed = store.get(UNLISTED)
         if head is None:
             return None
@@ -612,55 +547,23 @@ class StoreTarget:
         """Return whether no process has begun, or ended, a step since `observe`."""
         found: dict[str, StoredFile | None] = {}
         self._open().get_each((HEAD, UNLISTED), found.__setitem__)
-        before = self._observed and self._observed.content
-        after = (unlisted := found[UNLISTED]) and unlisted.content
-        return before == after and self._claim.is_as_observed(found[HEAD])
-
-    def _holding(self, store: FileStore, head: TargetHead, listed: StoredFile | None) -> Holding:
-        """Return what the target holds by this head and by this list of paths that no shard vouches for."""
-        numbers = {_shard_path(digest): number for number, digest in head.shards.items()}
-        shards: dict[str, Shard] = {}
-        size, counting = 0, threading.Lock()
-
-        def take(path: str, found: StoredFile | None) -> None:
-            nonlocal size
-            content = self._checked(head, numbers[path], found)
-            with counting:
-                size += len(content)
-            if size > _MAX_SHARDS_BYTES:
-                raise self._damaged(HEAD)
-            shards[numbers[path]] = self._parsed(content, path)
-
-        store.get_each(sorted(numbers), take)
-        try:
-            unlisted = parse_unlisted(listed.content) if listed is not None else frozenset()
-        except ValueError as error:
-            raise self._damaged(UNLISTED) from error
-        return held(head, shards.values(), unlisted, gitboot=__version__)
+        return all(
+            (before and before.content) == (now and now.content)
+            for before, now in ((self._seen, found[HEAD]), (self._observed, found[UNLISTED]))
+        )
 
     def shard(self, head: TargetHead, number: str) -> Shard:
         """Return a shard as the target has it; an empty one if the head has none."""
         if (digest := head.shards.get(number)) is None:
             return {}
-        path = _shard_path(digest)
-        return self._parsed(self._checked(head, number, self._open().get(path)), path)
-
-    def _checked(self, head: TargetHead, number: str, found: StoredFile | None) -> bytes:
-        digest = head.shards[number]
-        if found is None or digest_of(found.content) != digest:
-            raise self._damaged(_shard_path(digest))
-        return found.content
-
-    def _parsed(self, content: bytes, path: str) -> Shard:
-        try:
-            return parse_units(content)
-        except ValueError as error:  # the writer of the head wrote this too
-            raise self._damaged(path) from error
+        return self._verified_shard(digest, self._open().get(_shard_path(digest)))
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
         """Write a step. Whatever stops it, each file is whole, and a target that `load` reads comes to the same end."""
         store = self._open()
-        self._claim.check(store)
+        found = store.get(HEAD)
+        if found is None or self._seen is None or found.content != self._seen.content:
+            raise self._contended(found)
         if step.doubtful != before.unlisted:
             store.replace(UNLISTED, render_unlisted(step.doubtful))
         sizes: dict[str, int] = {}
@@ -686,11 +589,95 @@ class StoreTarget:
         store.remove(step.removed)
         shards = {_shard_path(digest_of(data)): data for data in step.shards.values() if data}
         store.place(sorted(shards), lambda path: TargetFile(shards[path], 0), ())
-        self._claim.write(store, step.head)
+        self._write_head(store, step.head)
         if step.unlisted != step.doubtful:
             store.replace(UNLISTED, render_unlisted(step.unlisted))
         kept = set(step.head.shards.values())
         store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
+
+    def _claim(self, store: FileStore) -> TargetHead:
+        """Return the head that lies there, with this process as its writer."""
+        found = store.get(HEAD)
+        if found is None:
+            head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
+            data = render_head(head)
+            with suppress(FileConflict):  # of another, or of this one, whose first try was answered too late
+                store.create(HEAD, data)
+            self._seen = store.get(HEAD)
+            if self._seen is None or self._seen.content != data:
+                self._seen = None
+                raise HostUnreachable(f"{self._name}: another has just begun to write there")
+            return head
+        head = self._own_head(found.content, "choose another place, or take it over with gitboot records begin")
+        if self._seen is not None and head.writer != self._writer:
+            raise self._contended(found)
+        self._seen = found
+        return self._write_head(store, replace(head, ledger=self._ledger, writer=self._writer))
+
+    def _write_head(self, store: FileStore, head: TargetHead) -> TargetHead:
+        """Replace the head. Where the answer to that was lost, what stands there says whether it was replaced."""
+        data, seen = render_head(head), self._seen
+        if seen is None or seen.content != data:
+            with suppress(FileConflict):
+                store.replace(HEAD, data, seen.version if seen is not None else None)
+            found = store.get(HEAD)
+            if found is None or found.content != data:
+                raise self._contended(found)
+            self._seen = found
+        return head
+
+    def _own_head(self, content: bytes, hint: str) -> TargetHead:
+        """Return a head of this ledger, or of the one that it goes on from. Raises `ForeignTree`."""
+        head = self._parse_head(content)
+        if head.ledger not in (self._ledger, self._heir_of()):
+            raise ForeignTree(f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} ({hint})")
+        return head
+
+    def _parse_head(self, content: bytes) -> TargetHead:
+        try:
+            return parse_head(content)
+        except ValueError as error:
+            raise PublishError(f"{self._name}: {HEAD} is {error} (choose another place)") from error
+
+    def _contended(self, found: StoredFile | None) -> OperatorError:
+        if found is None:
+            return PublishError(f"{self._name}: somebody has removed {HEAD}")
+        head = self._parse_head(found.content)
+        if head.ledger != self._ledger:
+            return ForeignTree(f"{self._name} belongs to the ledger {head.ledger} by now, not to {self._ledger}")
+        return LockedByAnother(
+            f"{self._name}: another process with this ledger writes there ({head.writer}; this is {self._writer}): end "
+            "one of the two, then start this one anew"
+        )
+
+    def _holding(self, store: FileStore, head: TargetHead, listed: StoredFile | None) -> Holding:
+        """Return what the target holds by this head and by this list of paths that no shard vouches for."""
+        digests = {_shard_path(digest): digest for digest in head.shards.values()}
+        shards: list[Shard] = []
+        size, counting = 0, threading.Lock()
+
+        def take(path: str, found: StoredFile | None) -> None:
+            nonlocal size
+            with counting:
+                size += len(found.content) if found is not None else 0
+            if size > _MAX_SHARDS_BYTES:
+                raise self._damaged(HEAD)
+            shards.append(self._verified_shard(digests[path], found))
+
+        store.get_each(sorted(digests), take)
+        try:
+            unlisted = parse_unlisted(listed.content) if listed is not None else frozenset()
+        except ValueError as error:
+            raise self._damaged(UNLISTED) from error
+        return held(head, shards, unlisted, gitboot=__version__)
+
+    def _verified_shard(self, digest: str, found: StoredFile | None) -> Shard:
+        if found is None or digest_of(found.content) != digest:
+            raise self._damaged(_shard_path(digest))
+        try:
+            return parse_units(found.content)
+        except ValueError as error:  # the writer of the head wrote this too
+            raise self._damaged(_shard_path(digest)) from error
 
     def _damaged(self, path: str) -> PublishError:
         return PublishError(f"{self._name}: {path} is not what gitboot wrote (empty the target; it is filled anew)")

@@ -24,7 +24,6 @@ from gitboot.publish.targets.folder import TargetFolder, folder_opener
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
-    Claim,
     FileStore,
     FollowedTree,
     StoreTarget,
@@ -67,9 +66,10 @@ class Site:
     def begin(self, writer: str = "me") -> StoreTarget:
         """A process that knows nothing of what was before."""
         self.close()
-        claim = Claim(self.name, ledger=self.ledger, heir_of=lambda: None, writer=writer)
         self.store = store = self.open_store()
-        self.target = StoreTarget(self.name, claim, lambda: store, most=self.most)
+        self.target = StoreTarget(
+            self.name, lambda: store, ledger=self.ledger, heir_of=lambda: None, writer=writer, most=self.most
+        )
         return self.target
 
     def close(self) -> None:

@@ -27,7 +27,6 @@ from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
-    Claim,
     FollowedTree,
     StoreTarget,
     TargetHead,
@@ -113,10 +112,11 @@ class Site:
         address = BucketAddress(
             bucket=self.bucket, prefix="site", endpoint=self.url, path_style=True, credentials=Path("keys")
         )
-        claim = Claim(address.name, ledger=self.ledger, heir_of=lambda: self.heir_of, writer=writer)
         keys = KEY["aws_access_key_id"], KEY["aws_secret_access_key"]
         self.open_bucket = bucket_module.bucket_opener(address, lambda _: keys)
-        self.target = StoreTarget(address.name, claim, self.open_bucket, most=2)
+        self.target = StoreTarget(
+            address.name, self.open_bucket, ledger=self.ledger, heir_of=lambda: self.heir_of, writer=writer, most=2
+        )
         return self.target
 
     def publish(self, files: Mapping[str, File], at: datetime = AT, commit: str = "c0ffee") -> None:
