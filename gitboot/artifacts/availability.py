@@ -154,7 +154,10 @@ def _read(fetcher: Fetcher, file: BootFile, stopped: Callable[[], bool]) -> Sigh
                 return Sighting(presence=Presence.WRONG, message=f"it goes on after {most} bytes", head=content.head)
             if stopped():
                 raise HostUnreachable("it was not read to its end")
-    return judge_content(file, content.head, digest.hexdigest(), size)
+    if digest.hexdigest() != file.sha256:
+        message = f"its {size} bytes have the sha256 {digest.hexdigest()}, and the image says {file.sha256}"
+        return Sighting(presence=Presence.WRONG, message=message, head=content.head)
+    return Sighting(presence=Presence.VERIFIED, head=content.head)
 
 
 def look_at_all(
@@ -302,14 +305,6 @@ def judge(file: BootFile, head: ArtifactHead, before: Sighting | None = None) ->
     if before is not None and was_read and head.version is not None and head.version == before.head.version:
         return Sighting(presence=before.presence, message=before.message, head=head)
     return Sighting(presence=Presence.FOUND, head=head)
-
-
-def judge_content(file: BootFile, head: ArtifactHead, digest: str, size: int) -> Sighting:
-    """What follows from an artifact's having been read."""
-    if digest != file.sha256:
-        message = f"its {size} bytes have the sha256 {digest}, and the image says {file.sha256}"
-        return Sighting(presence=Presence.WRONG, message=message, head=head)
-    return Sighting(presence=Presence.VERIFIED, head=head)
 
 
 _FIRMWARE_TYPES = frozenset({"application/efi", "application/vnd.efi-iso", "application/vnd.efi-img"})

@@ -32,11 +32,9 @@ class Fetchers:
         raise HostUnreachable(f"nothing here can fetch {url}")
 
     def head(self, url: str) -> ArtifactHead:
-        """What is said of an artifact without reading it."""
         return self._of(url).head(url)
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        """Read an artifact from an offset on, or all of it."""
         return self._of(url).read(url, offset)
 
 
@@ -48,13 +46,11 @@ class FirstOf:
         self._first, self._second, self._unless = first, second, unless
 
     def head(self, url: str) -> ArtifactHead:
-        """What is said of an artifact without reading it."""
         with suppress(self._unless):
             return self._first.head(url)
         return self._second.head(url)
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        """Read an artifact from an offset on, or all of it."""
         with suppress(self._unless):
             self._first.head(url)
             return self._first.read(url, offset)
