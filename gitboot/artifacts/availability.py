@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b, sha256
 from threading import Event, Lock
@@ -17,7 +17,7 @@ import msgspec
 from gitboot.child_processes import encode
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.jsonio import decoder
-from gitboot.resolve.server_decision import Boot, BootFile, Decisions
+from gitboot.resolve.server_decision import BootFile, Decisions
 
 
 class Cache(Protocol):
@@ -197,39 +197,25 @@ class NamedArtifact:
     by_firmware: bool  # whether UEFI HTTP boot fetches it itself
 
 
-@dataclass(slots=True)
-class _Needs:
-    images: set[str] = field(default_factory=set)
-    sites: set[str] = field(default_factory=set)
-    servers: set[str] = field(default_factory=set)
-    by_firmware: bool = False
-
-    def note(self, boot: Boot, file: BootFile, site: str, server: str | None) -> None:
-        self.images.add(boot.image)
-        self.sites.add(site)
-        self.servers |= {server} if server is not None else set()
-        self.by_firmware |= boot.http_boot_file == file
-
-
 def named_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[NamedArtifact, ...]:
     """Every artifact that any server, or an unknown machine, may be told to fetch, by URL; ``sites`` are by server."""
-    found: defaultdict[BootFile, _Needs] = defaultdict(_Needs)
+    uses: defaultdict[BootFile, set[tuple[str, str, str | None, bool]]] = defaultdict(set)
     for server, decision in decisions.servers.items():
         for boot in decision.boots:
             for file in boot.fetched:
-                found[file].note(boot, file, sites.get(server, ""), server)
+                uses[file].add((boot.image, sites.get(server, ""), server, boot.http_boot_file == file))
     for boot in (decisions.unknown or {}).values():
         for file in boot.fetched:
-            found[file].note(boot, file, "", None)
+            uses[file].add((boot.image, "", None, boot.http_boot_file == file))
     return tuple(
         NamedArtifact(
             file=file,
-            images=tuple(sorted(needs.images)),
-            sites=tuple(sorted(needs.sites)),
-            servers=len(needs.servers),
-            by_firmware=needs.by_firmware,
+            images=tuple(sorted({image for image, *_ in uses[file]})),
+            sites=tuple(sorted({site for _, site, *_ in uses[file]})),
+            servers=len({server for _, _, server, _ in uses[file]} - {None}),
+            by_firmware=any(by_firmware for *_, by_firmware in uses[file]),
         )
-        for file, needs in sorted(found.items(), key=lambda each: (each[0].url, each[0].sha256, each[0].size or 0))
+        for file in sorted(uses, key=lambda each: (each.url, each.sha256, each.size or 0))
     )
 
 
