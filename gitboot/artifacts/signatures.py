@@ -185,7 +185,13 @@ class SignatureCheck:
 
     def _signer(self, artifact: Artifact, checksums: Checksums | None) -> str | None:
         if artifact.signature is not None:
-            return self._signer_of(artifact, artifact.signature)
+            kind, url = _where(artifact.signature)
+            detached = self._small(url, _LARGEST_SIGNATURE)
+            with TemporaryDirectory(prefix="gitboot-") as folder:
+                file = Path(folder, "file")
+                if kind is not SignatureKind.SIGSTORE:  # whose signature is of the digest
+                    self._fetch(artifact, file)
+                return self._keys.signer(kind, detached, file, artifact.sha256)
         if checksums is None:
             return None
         digests, by = self._listed(checksums)
@@ -193,35 +199,24 @@ class SignatureCheck:
             raise Distrusted(f"not in the list at {checksums.url}, which is signed by {by}")
         return by
 
-    def _signer_of(self, artifact: Artifact, signature: Signature) -> str:
-        kind, url = _where(signature)
-        detached = self._small(url, _LARGEST_SIGNATURE)
-        with TemporaryDirectory(prefix="gitboot-") as folder:
-            file = Path(folder, "file")
-            if kind is not SignatureKind.SIGSTORE:  # whose signature is of the digest
-                self._fetch(artifact, file)
-            return self._keys.signer(kind, detached, file, artifact.sha256)
-
     def _listed(self, checksums: Checksums) -> tuple[frozenset[str], str]:
         """The digests in a signed list, and who has signed it; raises `Distrusted`."""
         if checksums not in self._lists:
+            kind, url = _where(checksums.signature)
             try:
-                self._lists[checksums] = self._list(checksums)
+                content, detached = self._small(checksums.url, _LARGEST_LIST), self._small(url, _LARGEST_SIGNATURE)
+                with TemporaryDirectory(prefix="gitboot-") as folder:
+                    file = Path(folder, "list")
+                    file.write_bytes(content)
+                    by = self._keys.signer(kind, detached, file, Digest(sha256(content).hexdigest()))
+                lines = _LINE.finditer(content.decode(errors="replace"))
+                self._lists[checksums] = frozenset(match[1] or match[2] for match in lines), by
             except Distrusted as error:
                 self._lists[checksums] = error
         found = self._lists[checksums]
         if isinstance(found, Distrusted):
             raise found
         return found
-
-    def _list(self, checksums: Checksums) -> tuple[frozenset[str], str]:
-        kind, url = _where(checksums.signature)
-        content, detached = self._small(checksums.url, _LARGEST_LIST), self._small(url, _LARGEST_SIGNATURE)
-        with TemporaryDirectory(prefix="gitboot-") as folder:
-            file = Path(folder, "list")
-            file.write_bytes(content)
-            by = self._keys.signer(kind, detached, file, Digest(sha256(content).hexdigest()))
-        return frozenset(match[1] or match[2] for match in _LINE.finditer(content.decode(errors="replace"))), by
 
     def _small(self, url: str, most_bytes: int) -> bytes:
         content = bytearray()
