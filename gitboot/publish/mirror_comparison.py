@@ -85,7 +85,8 @@ def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
             modified = int((root / path).stat().st_mtime)
         except FileNotFoundError:
             continue  # a publication is under way, which withdraws it
-        version, contents = FileVersion(None, listed.sha256, listed.size), {}
+        version = FileVersion(None, listed.sha256, listed.size)
+        contents: dict[str, str] = {}
         if (content := instead.get(path)) is not None:
             version = FileVersion(None, digest_of(content), len(content))
             contents = {digest_of(content): content.decode()}

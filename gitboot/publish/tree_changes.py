@@ -516,7 +516,8 @@ class WindowEnds:
         after: dict[str, datetime | None] = {}  # when each server is due next, once its files are replaced
         try:
             for name in due:
-                state, data = None, disk.read(state_path(name))
+                state: PublishedServer | None = None
+                data = disk.read(state_path(name))
                 if data is not None and _IN_WINDOW in data:
                     with suppress(ValueError):  # the next publication replaces a damaged state
                         state = parse(data)
