@@ -356,7 +356,8 @@ def change(
     """Replace file after file: content before what names it, the first scripts after it, the manifest last.
 
     ``content`` is what is written, by path, and ``alike`` the paths that are to be one file, by the first of them.
-    Raises PublishError; what it leaves then is between two versions, and ``tree`` knows of what.
+    ``told`` gets each file twice, since each costs something twice. Raises PublishError; what it leaves then is between
+    two versions, and ``tree`` knows of what.
     """
     batch = _batch(tree, changes)
     joined, parted = render_shards(changes.joined), render_shards(changes.parted)
@@ -367,7 +368,13 @@ def change(
         disk.sync()
         disk.place(PENDING)
         disk.sync()
-        _stage(disk, {**content, **batch, **joined, **manifest}, changes.at, alike, _half(told, 0))
+        _stage(
+            disk,
+            {**content, **batch, **joined, **manifest},
+            changes.at,
+            alike,
+            lambda done, total: told(done, 2 * total),
+        )
         disk.sync()
         _place(disk, (path for path in content if is_content(path)))
         disk.sync()
@@ -375,7 +382,8 @@ def change(
         states = set(changes.states)
         others = [path for path in (*content, *batch) if not is_content(path) and path not in states]
         scripts = [path for path in others if publication_stage(path) is Stage.FIRST_SCRIPTS]
-        _place(disk, counted([*changes.states, *(each for each in others if each not in scripts)], _half(told, 1)))
+        placed = [*changes.states, *(each for each in others if each not in scripts)]
+        _place(disk, counted(placed, lambda done, total: told(total + done, 2 * total)))
         if scripts:
             disk.sync()
             _place(disk, scripts)
@@ -431,11 +439,6 @@ def _stage(
         disk.stage(path, content, at)
         for other in alike.get(path, ()):
             disk.stage(other, content, at, like=path)
-
-
-def _half(told: Told, half: int) -> Told:
-    """Who is told of one of the two times that each file costs something."""
-    return lambda done, total: told(half * total + done, 2 * total)
 
 
 def _batch(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
