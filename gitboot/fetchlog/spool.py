@@ -112,7 +112,7 @@ class SpoolFile:
         hidden, path = self._folder / f".{name}", self._folder / f"{name}{_SUFFIX}"
         fd = os.open(hidden, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         try:
-            lock_file(fd)
+            lock_file(fd, waits=True)
             hidden.rename(path)
             sync_folder(self._folder)
         except BaseException:

@@ -136,6 +136,7 @@ class Disk:
             if stands is not None and os.path.samestat(os.fstat(self._lock), stands):
                 return ""
             os.close(self._lock)  # its holder has just removed it
+            self._lock = None
 
     @_named
     def look(self, path: str) -> os.stat_result | None:
