@@ -165,8 +165,8 @@ def amend_list(
     version = max(int(now.timestamp()), least_version)
     bins = dict(before.bins) if before is not None else {}
     rewritten: dict[str, dict[str, ListedFile | None]] = {name: {} for name in _BINS if name not in bins}
-    for target, listed in changed.items():
-        rewritten.setdefault(bin_of(target), {})[target] = listed
+    for target, each in changed.items():
+        rewritten.setdefault(bin_of(target), {})[target] = each
     for name, made in bins.items():
         if _expires_soon(made, now):
             rewritten.setdefault(name, {})

@@ -310,14 +310,15 @@ BOOTS = {is_open: (script(now), script(now, BY_MAC)) for is_open, now in ((True,
 def test_a_window_that_has_ended_is_opened_only_by_a_newer_list(
     publisher: SignedSite, host: MirrorHost, steps: list[Step]
 ) -> None:
-    reachable = host.source
+    reachable, fleet = host.source, None
     for step in steps:
         if step.fleet is not None:
-            publisher.publish(step.fleet, step.made or step.now)
+            publisher.publish(fleet := step.fleet, step.made or step.now)
         host.source = reachable if step.is_reachable else "/nowhere"
         assert host.run(step.now) == (0 if step.is_reachable else 1)
         assert (host.boots(), host.boots(BY_MAC)) == BOOTS[step.is_open]
-        assert not step.is_reachable or host.contents().keys() == published(publisher).keys()
+        is_added = step.is_reachable and fleet is ADDED
+        assert not is_added or host.boots("/added") == b"#!ipxe\n"
 
 
 def test_no_step_of_a_copy_opens_a_window_that_has_ended(
