@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import math
 import os
@@ -39,6 +38,7 @@ from gitboot.fetchlog.one_time_boots import (
     secret_of,
 )
 from gitboot.fetchlog.spool import Spool, Writer, aside, files, forgotten, identity, next_batch, spent, try_out
+from gitboot.files import lock_file, open_lock
 from gitboot.render.paths import Role, kind_of
 from gitboot.status.events import Event
 from gitboot.text import in_one_line
@@ -547,10 +547,8 @@ class Forwarder:
 def _lock(folder: Path) -> int | None:
     """Return a file that keeps other processes from sending until it is closed; None: another process sends."""
     aside(folder).mkdir(exist_ok=True)
-    fd = os.open(aside(folder) / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
+    fd = open_lock(aside(folder) / _LOCK, mode=0o640)
+    if lock_file(fd):
+        return fd
+    os.close(fd)
+    return None

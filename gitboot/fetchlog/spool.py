@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.fetchlog.log_entries import Observation, Outcome, instant_of
-from gitboot.files import write_whole
+from gitboot.files import lock_file, sync_folder, write_whole
 from gitboot.jsonio import Digest, canonical, format_instant
 from gitboot.system_clock import Uptime
 
@@ -44,7 +43,7 @@ def identity(folder: Path) -> str:
         with suppress(FileExistsError):  # another process was first
             path.hardlink_to(made)
         made.unlink()
-        _sync_folder(folder)
+        sync_folder(folder)
     return path.read_text().strip()
 
 
@@ -113,9 +112,9 @@ class SpoolFile:
         hidden, path = self._folder / f".{name}", self._folder / f"{name}{_SUFFIX}"
         fd = os.open(hidden, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            lock_file(fd, waits=True)
             hidden.rename(path)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         except BaseException:
             os.close(fd)
             for each in (hidden, path):
@@ -130,14 +129,6 @@ class SpoolFile:
             os.ftruncate(self._fd, self._size)
             os.fsync(self._fd)
         self.close()
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class _Entry(NamedTuple):
@@ -319,9 +310,7 @@ def spent(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
     """The files that were taken wholly and to which nothing is added any more, each locked while it is looked at."""
     for path in files(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock_file(file.fileno()):
                 continue
             taken = offsets.get(path.name, -1)
             file.seek(max(taken, 0))

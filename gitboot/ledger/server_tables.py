@@ -28,6 +28,7 @@ from gitboot.resolve.provisioning_record import (
     seen_of_run,
     unknown_serves_of,
 )
+from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.resolve.server_plan import Offer, Phase
 
 T = TypeVar("T")

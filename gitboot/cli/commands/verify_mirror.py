@@ -19,9 +19,8 @@ from gitboot.jsonio import document
 from gitboot.standard_streams import style
 
 if TYPE_CHECKING:
-    from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, WebMirror
+    from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, MirrorReport, WebMirror
     from gitboot.publish.mirror_repair import MirrorStore
-    from gitboot.publish.signed_list_check import MirrorReport
 
 _STORES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
 
@@ -130,7 +129,8 @@ def command(
             found, files, unread = report.findings, report.files, report.unread
         else:
             look = partial(expected, tree, as_target=as_target)
-            found, files, unread = compared(look, opened, parallel=parallel, begun=begun, done=done)
+            by_tree = compared(look, opened, parallel=parallel, begun=begun, done=done)
+            found, files, unread = by_tree.findings, by_tree.files, by_tree.unread
             if (tree / BOOT / SIGNED / TIMESTAMP).exists():
                 found = (*opened.cached(), *found)
     for output in outputs:
