@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -19,7 +19,8 @@ from gitboot.cli.evaluator_child import evaluation_limits, evaluation_workers, r
 from gitboot.cli.terminal import wrapped
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
-from gitboot.evaluator.evaluation import CommitPair
+from gitboot.evaluator.cache import Cache
+from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.fleet.identities import machines
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Message, Revision, Signer, Snapshot
@@ -44,17 +45,12 @@ from gitboot.resolve.install_attempts import first_records
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.policy_selection import opt_outs
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.resolve.server_decision import Decision, Decisions, check_acceptable
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.commit_path import Between
 from gitboot.review.decision_changes import Changes, Side
 from gitboot.review.guards import may_acknowledge
 from gitboot.text import did_you_mean
-
-if TYPE_CHECKING:
-    from gitboot.evaluator.cache import Cache
-    from gitboot.evaluator.evaluation import Evaluation, Evaluator
-
 
 _BATCH: Final = 1000  # results that gitboot encodes at once
 WORTH: Final = 500  # files of a fleet: gitboot evaluates fewer sooner than it looks them up
@@ -78,8 +74,6 @@ class FleetEvaluator:
     """Evaluates snapshots of one fleet for an instant. What two snapshots have in common is evaluated once."""
 
     def __init__(self, now: datetime) -> None:
-        from gitboot.evaluator.evaluation import Evaluator  # only here: `load_fleet` needs no templates
-
         self.now = now
         self._snapshots: dict[Revision, Snapshot] = {}
         self._last: Revision | None = None  # that was valid
@@ -91,8 +85,6 @@ class FleetEvaluator:
         ``begun`` is called with the number of its files. ``is_base``: an earlier version of gitboot may have accepted
         the snapshot.
         """
-        from gitboot.resolve.server_decision import check_acceptable
-
         begun(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
         self._evaluator.results = cache = results_cache() if len(snapshot.blobs) >= WORTH else None
@@ -115,8 +107,6 @@ class HistoryEvaluator:
     """Evaluates commits of a history beside each other."""
 
     def __init__(self, history: History, begun: Callable[[int], None]) -> None:
-        from gitboot.evaluator.evaluation import Evaluator
-
         self._cache = results_cache()
         self._evaluator = Evaluator(history.snapshot, begun=begun, results=self._cache, workers=evaluation_workers())
 

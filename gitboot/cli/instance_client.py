@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 import click
@@ -37,21 +37,19 @@ from gitboot.controller.operator_requests import REFUSED, HeldChanges
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.revision import Revision
+from gitboot.http_client import HttpClient, WebAnswer
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, places
 from gitboot.ledger.store import Store
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars import Name, SystemUuid
+from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import folders, read_records
 from gitboot.render.plan_and_record_files import RECORDS
 from gitboot.resolve.provisioning_record import Record, record_of
 from gitboot.resolve.server_decision import Decision
 from gitboot.review.rollout_progress import AppliedRollout, Proof
 from gitboot.text import did_you_mean, shell_words
-
-if TYPE_CHECKING:
-    from gitboot.http_client import HttpClient, WebAnswer
-
 
 # Conditions without which nothing is proven by what records say, or nothing is offered that would be.
 _NEEDED: Final = ("Accepting", "BootsOffered", "ClockTrusted", "LedgerNamed", "LedgerWritable", "RecordsKnown")
@@ -109,8 +107,6 @@ class TreeInformant:
     folder: Path
 
     def status(self) -> Mapping[str, Any]:
-        from gitboot.publish.manifest import STATUS
-
         found = json.loads(_content(self.folder / STATUS))
         return found if isinstance(found, dict) else {}
 
@@ -163,8 +159,6 @@ def informant_at(
 ) -> Informant:
     """The instance behind a URL of its API, or a directory that it publishes, by its ``ops/records`` as well."""
     if "://" in where:
-        from gitboot.http_client import HttpClient
-
         client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
         if token is None:
             return ApiInformant(where.rstrip("/"), client, {}, deadline_s)
@@ -300,8 +294,6 @@ yes_option = click.option(
 def meant_by(instance: Look, servers: tuple[str, ...], selector: str | None) -> dict[str, Decision]:
     """The servers that are named, and have these labels; never all of them by saying nothing."""
     from gitboot.cli.evaluated_fleet import selected
-    from gitboot.errors import UsageError
-    from gitboot.model.scalars import Name
 
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
@@ -320,8 +312,6 @@ def meant_by(instance: Look, servers: tuple[str, ...], selector: str | None) -> 
 
 def go_on(*, yes: bool) -> None:
     """Go on if somebody says so."""
-    from gitboot.errors import UsageError
-
     if yes:
         return
     if not sys.stdin.isatty():
@@ -350,9 +340,6 @@ def accepted_by(where: str, *, deadline_s: float = 30) -> str:
 
 def _answers(url: str, deadline_s: float) -> Iterator[dict[str, Any]]:
     """The status of an endpoint; of a mirror, what the tree says that it serves."""
-    from gitboot.http_client import HttpClient
-    from gitboot.publish.manifest import MANIFEST
-
     client = HttpClient()
     for path in ("api/v1/status", MANIFEST):
         reply = client.ask(f"{url}/{path}", deadline_s=deadline_s)
@@ -364,8 +351,6 @@ def _answers(url: str, deadline_s: float) -> Iterator[dict[str, Any]]:
 
 
 def _files(directory: Path) -> Iterator[dict[str, Any]]:
-    from gitboot.publish.manifest import MANIFEST, STATUS
-
     for name in (STATUS, MANIFEST):
         try:
             found = json.loads((directory / name).read_bytes())

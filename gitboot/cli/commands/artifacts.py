@@ -17,13 +17,15 @@ from gitboot.artifacts.availability import (
     NamedArtifact,
     ReadResults,
     Sighting,
+    at_sources,
     look_at_all,
     named_artifacts,
     unbootable_by_firmware,
 )
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, RegistryFetcher, WebFetcher
-from gitboot.artifacts.oci import Registries
-from gitboot.cli.evaluated_fleet import evaluate_fleet
+from gitboot.artifacts.oci import OciReference, Registries, Resolved
+from gitboot.artifacts.oci import resolve as resolved
+from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, results_cache
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
@@ -37,9 +39,15 @@ from gitboot.cli.options import (
     registry_options,
 )
 from gitboot.cli.terminal import progress, table, wrapped
-from gitboot.errors import AssetError, UsageError
+from gitboot.errors import AssetError, InvalidRepository, UsageError
 from gitboot.fleet.problem_formats import FORMATS, counted
-from gitboot.jsonio import document, facts
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.jsonio import Digest, document, facts
+from gitboot.model.boot_image import BootImage
+from gitboot.model.fleet import Output
+from gitboot.model.scalars import Malformed, parse_base_url
+from gitboot.model.server import Architecture
+from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.server_decision import BootFile, Decisions
 from gitboot.standard_streams import style
@@ -47,12 +55,7 @@ from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:
     from gitboot.artifacts.local_copies import MirroredArtifact
-    from gitboot.artifacts.oci import Resolved
     from gitboot.artifacts.signatures import SignatureCheck
-    from gitboot.fleet.resources import FleetRepository
-    from gitboot.jsonio import Digest
-    from gitboot.model.boot_image import BootImage
-    from gitboot.problems import Problem
 
 
 @click.group()
@@ -110,7 +113,6 @@ def download(
     are left alone. The exit code is 8 where something could not be brought, or is not what the image says.
     """
     from gitboot.artifacts.local_copies import Mirroring, mirrored_path, prune
-    from gitboot.model.fleet import Output
 
     decisions, found = named_in(path, rev, sites)
     if Output.MIRROR not in decisions.outputs:
@@ -163,8 +165,6 @@ def _brought(
 
 
 def _as_table(done: list[MirroredArtifact], pruned: list[str]) -> str:
-    from gitboot.cli.terminal import table
-
     rows = [(str(each.outcome), each.path, each.source, each.message or "-") for each in done]
     rows += [("pruned", path, "-", "-") for path in pruned]
     return table(("OUTCOME", "PATH", "FROM", "WHY"), rows) if rows else ""
@@ -175,7 +175,6 @@ def not_vouched_for(
 ) -> dict[Digest, str]:
     """Of the files with these digests, those that no listed key has signed in any image, and why."""
     from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
-    from gitboot.cli.evaluated_fleet import load_fleet
 
     fleet = load_fleet(path, rev)
     found: set[Digest] = set()
@@ -261,8 +260,6 @@ def signatures(
     counts as not signed. The exit code is 3 where a file is not what a listed key has signed.
     """
     from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
-    from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.problems import Severity
 
     fleet = load_fleet(path, rev)
     images = _images(fleet, path, since)
@@ -285,9 +282,6 @@ def signatures(
 
 def _images(fleet: FleetRepository, path: Path, since: str | None) -> list[BootImage]:
     """The images to look at, by name: all of them, or those that are others than they were."""
-    from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.errors import InvalidRepository
-
     before = {}
     if since is not None:
         try:
@@ -300,9 +294,6 @@ def _images(fleet: FleetRepository, path: Path, since: str | None) -> list[BootI
 def _problems(
     fleet: FleetRepository, images: list[BootImage], check: SignatureCheck, *, required: bool
 ) -> Iterator[Problem]:
-    from gitboot.fleet.resources import Id
-    from gitboot.problems import Code, Severity
-
     hint = Code.NOT_VOUCHED_FOR.hint
     for image in images:
         name = Id("BootImage", image.metadata.name)
@@ -413,10 +404,6 @@ def resolve(
     The image is one as boot-operator takes it: its layers' media types say which is the kernel, the initrd, the
     squashfs, the uki or the iso. Nothing but the registry is asked, and nothing is written.
     """
-    from gitboot.artifacts.oci import OciReference
-    from gitboot.artifacts.oci import resolve as resolved
-    from gitboot.model.server import Architecture
-
     found = resolved(
         OciReference.parse(image),
         opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
@@ -437,14 +424,10 @@ def _as_yaml(found: Resolved) -> str:
 
 def _base_url_of(path: Path, rev: str | None) -> str:
     """The base URL of the fleet at PATH; raises `InvalidRepository`."""
-    from gitboot.cli.evaluated_fleet import load_fleet
-
     return load_fleet(path, rev).fleet.spec.base_url
 
 
 def _parsed(url: str) -> str:
-    from gitboot.model.scalars import Malformed, parse_base_url
-
     try:
         return parse_base_url(url)
     except Malformed as error:
@@ -493,8 +476,6 @@ def verify(
     content type and a size that it takes, too. Where this is ended, it goes on from there the next time. The exit code
     is 8 where an artifact is missing, wrong, or would not boot, and 6 where one could not be looked at.
     """
-    from gitboot.artifacts.availability import ReadResults, at_sources
-
     decisions, found = named_in(path, rev, sites)
     found = at_sources(found) if sources else found
     asked = opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from gitboot.bmc.credentials import FILE, as_file, pair_of
+from gitboot.bmc.override_state import OverrideRecord
+from gitboot.bmc.worker_pool import connections
 from gitboot.child_processes import raise_limits
 from gitboot.cli.commands.bmc_power import power
 from gitboot.cli.commands.bmc_scan import scan
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import meant_by
+from gitboot.cli.instance_client import chosen, looked_at, machines_of, meant_by, request
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,
@@ -28,17 +31,22 @@ from gitboot.cli.options import (
     selector_option,
     state_option,
 )
-from gitboot.cli.terminal import progress
+from gitboot.cli.terminal import progress, table, wrapped
+from gitboot.controller.instance.assembly import Look
+from gitboot.controller.instance.state_directory import running
+from gitboot.controller.operator_requests import ACCEPT, BACK, CERTIFICATE, REPLACE, RESOLVE, RETRY, stop_of
+from gitboot.errors import UsageError
+from gitboot.files import file_below
+from gitboot.fleet.identities import Machine
 from gitboot.jsonio import document
+from gitboot.model.scalars import Malformed, SystemUuid, parse_fingerprint
+from gitboot.resolve.plan_at_time import plan
 from gitboot.standard_streams import style
-from gitboot.text import count, shell_words, some
+from gitboot.status.conditions import with_state
+from gitboot.text import count, printable, shell_words, some
 
 if TYPE_CHECKING:
-    from gitboot.bmc.override_state import OverrideRecord
     from gitboot.controller.bmcs.manual_tasks import Inspection
-    from gitboot.controller.instance.assembly import Look
-    from gitboot.fleet.identities import Machine
-    from gitboot.model.scalars import SystemUuid
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
@@ -144,11 +152,6 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
 
     It ends the wait after a failure, and the rest after too many in a row. What a plan does not want is never set.
     """
-    from gitboot.cli.instance_client import looked_at, machines_of, request
-    from gitboot.controller.instance.state_directory import running
-    from gitboot.controller.operator_requests import RETRY
-    from gitboot.errors import UsageError
-
     if running(state) is None:
         raise UsageError(
             f"no gitboot runs with the state directory {state}: begin with `gitboot run`, or run it --once"
@@ -175,9 +178,6 @@ def access_files(state: Path, credentials: Path | None) -> None:
     DIR/NAME/access.toml says where gitboot may send the credentials in DIR/NAME: without one only to BMCs that it
     knows already. What the repository says is what you are about to trust: read it before you put it there.
     """
-    from gitboot.bmc.credentials import FILE, as_file, pair_of
-    from gitboot.cli.instance_client import looked_at
-
     with looked_at(state, now()) as instance:
         machines = sorted(instance.commit.machines.values(), key=lambda each: each.name)
         known = instance.knowledge.known_pairs
@@ -214,10 +214,6 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
     what it shows instead of the one that was pinned; look there that it is the BMC which shows it. --back: the machine,
     which gitboot has switched and whose BMC does not show it, is in service again (condition PowerWaves).
     """
-    from gitboot.cli.instance_client import looked_at, machines_of, request
-    from gitboot.controller.operator_requests import CERTIFICATE
-    from gitboot.errors import UsageError
-
     if word is None and certificate is None:
         raise click.UsageError(
             "Missing option '--consumed', '--not-set', '--same', '--replace', '--back' or '--certificate'."
@@ -248,8 +244,6 @@ def _warn_of_no_name(is_named: bool) -> None:
 
 def _fingerprint(text: str) -> str:
     """A SHA-256 as gitboot writes it, of one as openssl may."""
-    from gitboot.model.scalars import Malformed, parse_fingerprint
-
     try:
         return parse_fingerprint(text)
     except Malformed:
@@ -262,9 +256,6 @@ def _resolved(
     look: Look, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
     """What is asked of the instance for one machine; None: nothing is known of what its BMC shows."""
-    from gitboot.controller.operator_requests import ACCEPT, BACK, REPLACE, RESOLVE, stop_of
-    from gitboot.resolve.plan_at_time import plan
-
     machine, pinned = look.commit.machines.get(uuid), look.knowledge.pins.get(uuid)
     decision = look.commit.decisions.servers[server] if machine is not None else None
     stop = stop_of(look.knowledge, look.commit, look.knowledge.facts.orders)
@@ -291,10 +282,7 @@ def _inspected(
     credentials: Path | None,
     assets: Path | None = None,
 ) -> list[Inspection]:
-    from gitboot.bmc.worker_pool import connections
-    from gitboot.cli.instance_client import chosen, looked_at
     from gitboot.controller.bmcs.manual_tasks import inspect, subjects
-    from gitboot.errors import UsageError
 
     raise_limits()  # each BMC has a connection
     at = now()
@@ -311,7 +299,6 @@ def _inspected(
 def _signed(assets: Path | None, url: str, base_url: str) -> bool | None:
     """Whether what is served has a signature; None: it is not here, or no EFI program."""
     from gitboot.artifacts.boot_loaders import HEAD, is_signed
-    from gitboot.files import file_below
 
     served = f"{base_url}/assets/"
     if assets is None or not url.startswith(served):
@@ -328,7 +315,6 @@ def _as_json(found: list[Inspection]) -> str:
 
 
 def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
-    from gitboot.cli.terminal import table
     from gitboot.controller.bmcs.manual_tasks import shown
 
     rows = []
@@ -352,8 +338,6 @@ def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
 
 
 def _firmware(found: list[Inspection]) -> Iterator[str]:
-    from gitboot.cli.terminal import wrapped
-
     for one in found:
         if one.seen is not None:
             secure = {None: "is not shown", True: "is on", False: "is off"}[one.seen.secure_boot]
@@ -371,9 +355,6 @@ def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
 
 def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
     """Below the table, where the eye is: why what is not in order is not, and what a person has to do."""
-    from gitboot.cli.terminal import wrapped
-    from gitboot.status.conditions import with_state
-
     alike: dict[tuple[str, str | None], list[str]] = {}
     for one in found:
         if one.needs_a_person or not one.is_settled:
@@ -387,9 +368,6 @@ def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
 
 
 def _as_diff(found: list[Inspection], state: Path) -> str:
-    from gitboot.status.conditions import with_state
-    from gitboot.text import printable
-
     lines: list[str] = []
     for one, alike in _alike(found):
         who = some([each.subject.name for each in alike], 3)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gitboot.bmc.power_steps import PowerAction
+from gitboot.bmc.worker_pool import connections
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import go_on, meant_by, yes_option
+from gitboot.cli.instance_client import go_on, looked_at, meant_by, request, yes_option
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,
@@ -22,13 +24,14 @@ from gitboot.cli.options import (
     selector_option,
     state_option,
 )
-from gitboot.cli.terminal import progress
+from gitboot.cli.terminal import progress, table
+from gitboot.controller.operator_requests import POWER, POWERED
+from gitboot.errors import UsageError
 from gitboot.jsonio import document
 from gitboot.standard_streams import style
-from gitboot.text import count, some
+from gitboot.text import count, printable, some
 
 if TYPE_CHECKING:
-    from gitboot.bmc.power_steps import PowerAction
     from gitboot.controller.bmcs.manual_tasks import Inspection, Powered, Subject
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
@@ -65,7 +68,6 @@ def get(
 
     Exit codes: 0 where all have answered, else 8.
     """
-    from gitboot.bmc.worker_pool import connections
     from gitboot.controller.bmcs.manual_tasks import inspect
 
     at = now()
@@ -148,12 +150,7 @@ def _switch(
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Look, show, ask, leave word in the ledger, and only then send; each machine is looked at once more before."""
-    from gitboot.bmc.power_steps import PowerAction
-    from gitboot.bmc.worker_pool import connections
-    from gitboot.cli.instance_client import request
     from gitboot.controller.bmcs.manual_tasks import switch
-    from gitboot.controller.operator_requests import POWER, POWERED
-    from gitboot.errors import UsageError
 
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
@@ -189,9 +186,7 @@ def _outcome(one: Powered) -> dict[str, Any]:
 
 def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
     """The machines that are meant; all that have a BMC where none is named."""
-    from gitboot.cli.instance_client import looked_at
     from gitboot.controller.bmcs.manual_tasks import subjects
-    from gitboot.errors import UsageError
 
     at = now()
     with looked_at(state, at) as instance:
@@ -226,9 +221,6 @@ def _as_json(found: list[Inspection]) -> str:
 
 
 def _as_text(found: list[Inspection]) -> str:
-    from gitboot.cli.terminal import table
-    from gitboot.text import printable
-
     rows = []
     for one in found:
         seen = one.seen
@@ -243,8 +235,6 @@ def _as_text(found: list[Inspection]) -> str:
 
 
 def _as_table(found: list[Powered]) -> str:
-    from gitboot.cli.terminal import table
-
     rows = []
     for one in found:
         plan, seen = one.subject.plan, one.seen

@@ -12,10 +12,11 @@ import click
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, credentials_option, output_option, rev_option
-from gitboot.cli.terminal import progress
+from gitboot.cli.terminal import progress, table, wrapped
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.jsonio import document
+from gitboot.jsonio import document, facts
+from gitboot.model.scalars import SystemUuid
 from gitboot.text import count
 
 if TYPE_CHECKING:
@@ -119,7 +120,6 @@ def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify
     from gitboot.bmc.scan import scan as look_at
     from gitboot.bmc.worker_pool import connections
     from gitboot.fleet.identities import BmcAccess
-    from gitboot.model.scalars import SystemUuid
 
     if credentials is None:
         raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
@@ -164,8 +164,6 @@ def _write(
 
 
 def _as_json(answers: Sequence[Probe], compared: Comparison, written: dict[FoundServer, Path]) -> str:
-    from gitboot.jsonio import facts
-
     items = [
         {
             **facts(each),
@@ -180,8 +178,6 @@ def _as_json(answers: Sequence[Probe], compared: Comparison, written: dict[Found
 
 
 def _as_text(answers: Sequence[Probe], compared: Comparison, written: dict[FoundServer, Path], asked: int) -> str:
-    from gitboot.cli.terminal import table, wrapped
-
     found = [each for answer in answers for each in answer.found]
     lines: list[str] = []
     if found:

@@ -19,16 +19,19 @@ import click
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import FiniteRange, OutputOption, fleet_argument, output_option, this_second
-from gitboot.cli.terminal import progress
-from gitboot.importers.boot_comparison import SHAPES
+from gitboot.cli.terminal import progress, table, wrapped
+from gitboot.errors import HostUnreachable
+from gitboot.importers.boot_comparison import SHAPES, Asker, Contrast, Likeness, OldBoot, boot_of, contrasted, elsewhere
 from gitboot.jsonio import document
+from gitboot.model.boot_policy import NetworkBoot
+from gitboot.model.server import Lifecycle
+from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.text import count
 
 if TYPE_CHECKING:
     from gitboot.cli.evaluated_fleet import Planned
     from gitboot.fleet.resources import FleetRepository
     from gitboot.http_client import HttpClient
-    from gitboot.importers.boot_comparison import Asker, Contrast, OldBoot
-    from gitboot.resolve.server_decision import Decision, Decisions
 
 _MOST_BYTES: Final = 1 << 20  # of one answer
 _LARGEST: Final = 1 << 32  # of one file that machines boot
@@ -93,7 +96,6 @@ def command(
     """
     from gitboot.cli.evaluated_fleet import planned_fleet
     from gitboot.http_client import HttpClient, host_of
-    from gitboot.importers.boot_comparison import Likeness
 
     host_of(old)
     client = HttpClient(ca_bundle=ca_bundle, connections_per_host=parallel)
@@ -118,7 +120,6 @@ def command(
 
 def _active(repository: FleetRepository, now: datetime) -> Decisions:
     """What would be decided if nobody else worked on the servers: what is Parked here is the old system's."""
-    from gitboot.model.server import Lifecycle
     from gitboot.resolve.fleet_decisions import decide
 
     fleet, servers = copy(repository.fleet), {}
@@ -147,8 +148,6 @@ def _all(decisions: list[Decision], one: Callable[[Decision], Contrast], paralle
 
 
 def _asker(fleet: Planned, decision: Decision) -> Asker:
-    from gitboot.importers.boot_comparison import Asker
-
     server = fleet.repository.servers[decision.server]
     return Asker(
         name=decision.server,
@@ -169,9 +168,6 @@ def _compared(
     contents: bool,
 ) -> Contrast:
     """One server; whatever the old system does is a verdict."""
-    from gitboot.errors import HostUnreachable
-    from gitboot.importers.boot_comparison import Contrast, Likeness, contrasted, elsewhere
-
     boot = decision.policy.boot if decision.policy is not None else None
     try:
         answer = _asked(client, old, shape, asker, timeout_s)
@@ -196,16 +192,12 @@ def _compared(
 
 def _installs(decision: Decision) -> bool:
     """Whether gitboot would boot it from the network, once its document is no longer Parked."""
-    from gitboot.model.boot_policy import NetworkBoot
-
     assert decision.policy is not None  # noqa: S101
     return decision.provision > 0 or decision.policy.network_boot is NetworkBoot.ALWAYS
 
 
 def _asked(client: HttpClient, old: str, shape: str, asker: Asker, timeout_s: float) -> OldBoot | None:
     """What the old system boots a machine by: the first of its MAC addresses that is known; None: none is."""
-    from gitboot.importers.boot_comparison import boot_of
-
     urls = asker.urls(old, shape)
     for number, url in enumerate(urls):
         variables = asker.variables(asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else "")
@@ -231,7 +223,6 @@ def _user_data(client: HttpClient, old: str, boot: OldBoot, timeout_s: float) ->
 
 def _digest(client: HttpClient, url: str, timeout_s: float) -> str:
     """The sha256 of a file; that of nothing where it is not there."""
-    from gitboot.errors import HostUnreachable
     from gitboot.http_client import SLOWEST_DOWNLOAD
 
     found, size = sha256(), 0
@@ -251,8 +242,6 @@ def _same_host(url: str, old: str) -> bool:
 
 def _fetched(client: HttpClient, url: str, timeout_s: float) -> str | None:
     """A text; None: there is none. Raises `HostUnreachable` for any other answer."""
-    from gitboot.errors import HostUnreachable
-
     with client.stream("GET", url, headers={"Accept": "*/*"}, deadline_s=timeout_s) as answer:
         if answer.status in (404, 410):
             return None
@@ -265,9 +254,6 @@ def _fetched(client: HttpClient, url: str, timeout_s: float) -> str | None:
 
 
 def _as_text(found: list[Contrast]) -> str:
-    from gitboot.cli.terminal import table, wrapped
-    from gitboot.importers.boot_comparison import Likeness
-
     others = [each for each in found if each.verdict is not Likeness.EQUAL]
     rows = [(_short(each.server), str(each.verdict), _what(each)) for each in others]
     lines = [table(("SERVER", "ANSWER", "WHAT"), rows)] if rows else []
@@ -292,7 +278,6 @@ def _what(each: Contrast) -> str:
 
 
 def _as_markdown(found: list[Contrast]) -> str:
-    from gitboot.importers.boot_comparison import Likeness
     from gitboot.review.formats.markdown import code
 
     def cell(text: str) -> str:
@@ -320,8 +305,6 @@ def _as_json(found: list[Contrast]) -> str:
 
 
 def _counted(found: list[Contrast]) -> str:
-    from gitboot.text import count
-
     counts = Counter(str(each.verdict) for each in found)
     told = ", ".join(f"{number:,} {word}" for word, number in sorted(counts.items()))
     return f"{count(len(found), 'server')}: {told}" if found else "the fleet has no server"

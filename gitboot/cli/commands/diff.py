@@ -36,6 +36,8 @@ from gitboot.errors import ForgeRefused, UsageError
 from gitboot.fleet.problem_formats import FORMATS
 from gitboot.fleet.problem_formats import as_text as problems_as_text
 from gitboot.fleet.revision import Verify
+from gitboot.jsonio import format_instant
+from gitboot.review import review
 from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
 from gitboot.review.rendered_diffs import RenderedDiff
@@ -93,9 +95,6 @@ def command(
     """
     from gitboot.cli.evaluated_fleet import compared
     from gitboot.cli.instance_client import accepted_by
-    from gitboot.jsonio import format_instant
-    from gitboot.review import review
-    from gitboot.review.review import ReviewOutcome
 
     trust, asked = trust_of(**{name: given[name] for name in TRUST}), _flags({name: given.pop(name) for name in TRUST})
     limits: dict[str, int | None] = given

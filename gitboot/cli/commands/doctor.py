@@ -14,6 +14,7 @@ from gitboot.cli.configuration_file import config_of
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reject_old_variables
+from gitboot.errors import HeldByAnother
 from gitboot.jsonio import document
 from gitboot.standard_streams import style
 
@@ -62,7 +63,6 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
     from gitboot.cli.instance_client import looked_at
     from gitboot.controller.instance import environment_checks
     from gitboot.controller.instance.state_directory import acting_here, check_acts, has_ledger, running
-    from gitboot.errors import HeldByAnother
     from gitboot.git.repository import LIBGIT2_VERSION, features
     from gitboot.system_clock import keeping
 

@@ -7,21 +7,23 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from gitboot.cli.evaluated_fleet import planned_fleet, records_option
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import OutputOption, at_option, fleet_options, output_option, this_second
+from gitboot.cli.terminal import table, wrapped
 from gitboot.errors import UsageError
+from gitboot.files import write_output_file
+from gitboot.git.history import Blame, open_blame
 from gitboot.git.snapshots import WORKTREE
-from gitboot.jsonio import document
+from gitboot.jsonio import document, facts
+from gitboot.problems import Code
+from gitboot.resolve.explanation import Explanation, Reason, explain
+from gitboot.resolve.plan_at_time import plan
 from gitboot.standard_streams import style
-
-if TYPE_CHECKING:
-    from gitboot.git.history import Blame
-    from gitboot.resolve.explanation import Explanation, Reason
 
 _KINDS: Final = ("Fleet", "Server", "BootImage", "ImageStream", "BootProfile", "BootPolicy", "Maintenance", "Any")
 _WIDTH: Final = 40
@@ -73,10 +75,6 @@ def command(
     if subject in _KINDS:
         _explain_kind(subject, field, outputs)
         return
-    from gitboot.git.history import open_blame
-    from gitboot.jsonio import facts
-    from gitboot.resolve.explanation import explain
-    from gitboot.resolve.plan_at_time import plan
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
     if kind := _kind_meant(subject, fleet.decisions.servers):
@@ -104,7 +102,6 @@ def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None
     """Which commit wrote a field; None where it is written nowhere, or the fleet is in no Git repository."""
     if blame is None or reason.path is None or reason.line is None:
         return None
-    from gitboot.jsonio import facts
 
     commit = blame.line(reason.path, reason.line)
     if commit is None:
@@ -113,8 +110,6 @@ def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None
 
 
 def _explain_code(text: str, outputs: tuple[OutputOption, ...]) -> None:
-    from gitboot.problems import Code
-
     code = next((each for each in Code if each.value == text), None)
     if code is None:
         raise UsageError(f"there is no problem code {text}; they begin with GB1001")
@@ -135,7 +130,6 @@ def _explain_kind(kind: str, field: str | None, outputs: tuple[OutputOption, ...
 
 
 def _fields_as_text(kind: str, field: str | None) -> str:
-    from gitboot.cli.terminal import table
     from gitboot.model.json_schema import KINDS, schema, schema_fields
 
     documents = {each.__name__: schema(each) for each in KINDS if kind in (each.__name__, "Any")}
@@ -161,7 +155,6 @@ def _fields_as_text(kind: str, field: str | None) -> str:
 
 
 def _write_schemas(directory: Path) -> None:
-    from gitboot.files import write_output_file
     from gitboot.review.formats.json import schemas
 
     for name, text in schemas().items():
@@ -180,8 +173,6 @@ def _narrowed(found: Explanation, field: str) -> Explanation:
 
 
 def _as_text(found: Explanation, blame: Blame | None) -> str:
-    from gitboot.cli.terminal import table, wrapped
-
     rows = [
         (each.field, _shortened(each.value) if len(found.reasons) > 1 else each.value, each.rule, each.why)
         for each in found.reasons

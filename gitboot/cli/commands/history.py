@@ -13,7 +13,7 @@ import click
 from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command, results_cache
 from gitboot.cli.options import OutputOption, output_option, path_option
 from gitboot.errors import UsageError
-from gitboot.jsonio import document
+from gitboot.jsonio import document, facts
 from gitboot.standard_streams import style
 
 if TYPE_CHECKING:
@@ -76,7 +76,6 @@ def _as_json(server: str, entries: Sequence[Changed | Skipped]) -> str:
 
 def _entry(entry: Changed | Skipped) -> dict[str, Any]:
     from gitboot.evaluator.decision_history import Changed
-    from gitboot.jsonio import facts
 
     commit = facts(entry.commit)
     if isinstance(entry, Changed):

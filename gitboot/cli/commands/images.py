@@ -12,7 +12,8 @@ import click
 from gitboot.cli.evaluated_fleet import planned_fleet, records_option
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_option, this_second
-from gitboot.jsonio import document
+from gitboot.cli.terminal import table
+from gitboot.jsonio import document, facts
 from gitboot.standard_streams import style
 from gitboot.text import some
 
@@ -38,7 +39,6 @@ def command(
     Then who is pinned or held, why and until when, who is below its stream's minimum version, and whom a rollout
     reaches next when its percentage is raised. --at is the instant by which deadlines and windows are judged.
     """
-    from gitboot.jsonio import facts
     from gitboot.review.rollout_progress import images
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
@@ -52,8 +52,6 @@ def command(
 
 def _tables(found: Images) -> Iterator[str]:
     """A table for each question that has an answer."""
-    from gitboot.cli.terminal import table
-
     rows: list[tuple[str, ...]] = [
         (
             each.name,

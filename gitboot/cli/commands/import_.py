@@ -15,9 +15,10 @@ import click
 from gitboot.cli.commands.init import CI, SCHEMAS, seed
 from gitboot.errors import UsageError
 from gitboot.files import read_output_file, remove_output_file, write_output_file
-from gitboot.importers.inventory import Estate, Texts
+from gitboot.importers.inventory import Estate, Supplement, Texts, sums_of, uuids_of
 from gitboot.importers.sources import cobbler, dhcp_servers, ironic, kubernetes, matchbox, netbox, openchami, xcat
 from gitboot.importers.sources import warewulf as warewulf_module
+from gitboot.model.scalars import Malformed, parse_base_url
 from gitboot.text import count
 
 REPORT: Final = "import-report.md"
@@ -93,8 +94,6 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
 )
 def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path | None, base_url: str) -> None:
     from gitboot.importers.fleet_files import IGNORE, fleet_of, report, summary
-    from gitboot.importers.inventory import Supplement, sums_of, uuids_of
-    from gitboot.model.scalars import Malformed, parse_base_url
 
     try:
         fleet_yaml = seed("fleet.yaml").replace("http://boot.example.net", parse_base_url(base_url))

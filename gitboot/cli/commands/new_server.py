@@ -13,6 +13,7 @@ from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import credentials_option, path_option
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
+from gitboot.model.scalars import Malformed, byte_orders, parse_lookup_mac, parse_lookup_uuid, parse_mac, parse_name
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:
@@ -71,7 +72,6 @@ def server(
     """
     from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.importers.fleet_files import new_document
-    from gitboot.model.scalars import Malformed, parse_lookup_mac, parse_lookup_uuid, parse_name
 
     fleet = load_fleet(path, None)
     try:
@@ -122,7 +122,6 @@ def _known(
 def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
     from gitboot.controller.reconcile_inputs import read_unknown
     from gitboot.importers.fleet_files import NewServer
-    from gitboot.model.scalars import parse_mac
     from gitboot.model.server import Architecture, Firmware
 
     mac = parse_mac(seen)
@@ -175,8 +174,6 @@ def _behind(address: str, asked_as: str, credentials: Path | None, *, verify: bo
 
 def _taken(name: str, new: NewServer, fleet: FleetRepository) -> Iterator[str]:
     """What of it another document says already."""
-    from gitboot.model.scalars import byte_orders
-
     for other, each in fleet.servers.items():
         macs = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()
         uuids = {*byte_orders(each.uuid)} & {*(byte_orders(new.uuid) if new.uuid is not None else ())}

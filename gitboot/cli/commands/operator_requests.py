@@ -18,9 +18,11 @@ import click
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import LONGEST_S, InstantType, now, operator, reason_option, state_option
-from gitboot.errors import OperatorError
+from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
+from gitboot.jsonio import format_instant
 from gitboot.resolve.server_plan import Stoppage
 from gitboot.review.guards import Guard
+from gitboot.text import count, some
 
 _TIMEOUT_S: Final = 180  # a fetch that hangs fails after `git-timeout`, and then the next one may hang, too
 _LOOK_S: Final = 0.1
@@ -46,7 +48,6 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     """
     from gitboot.cli.instance_client import told_to
     from gitboot.controller.instance.state_directory import check_acts, running
-    from gitboot.errors import LedgerError, NotYetDone, UsageError
 
     state = told_to(state)
     process = running(state)
@@ -110,7 +111,6 @@ def _status(state: Path) -> Mapping[str, Any]:
     from gitboot.cli.commands.status import newest
     from gitboot.cli.instance_client import output_of
     from gitboot.controller.instance.state_directory import read_status
-    from gitboot.errors import UsageError
 
     with suppress(UsageError):
         status = read_status(state)
@@ -160,9 +160,7 @@ def allow_installs_command(state: Path) -> None:
     """Serve install boots again, after `gitboot stop-installs`, and print which servers boot from the network."""
     from gitboot.cli.instance_client import done_in, folders_of, request, told_to
     from gitboot.controller.operator_requests import START
-    from gitboot.errors import HeldByAnother, LedgerLeft
     from gitboot.publish.tree_reader import take_back
-    from gitboot.text import count, some
 
     found = folders_of(state := told_to(state))
     try:
@@ -257,8 +255,6 @@ def suspend_command(state: Path, reason: str, until: datetime) -> None:
     """
     from gitboot.cli.instance_client import request
     from gitboot.controller.operator_requests import SUSPEND
-    from gitboot.errors import UsageError
-    from gitboot.jsonio import format_instant
 
     if until <= now():
         raise UsageError(f"--until {format_instant(until)} is past; name an instant to come")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -29,15 +29,21 @@ from gitboot.cli.options import (
     selector_option,
     this_second,
 )
+from gitboot.cli.terminal import source, table, wrapped
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder
 from gitboot.jsonio import document, format_instant
+from gitboot.publish.manifest import MANIFEST
+from gitboot.publish.tree_reader import read_state
+from gitboot.render.boot_files import shared_files
+from gitboot.render.endpoint_files import PublishedServer, Turn, turn_of
+from gitboot.render.paths import BOOT, Role
+from gitboot.render.plan_and_record_files import summary
+from gitboot.resolve.install_attempts import progress_of
+from gitboot.resolve.plan_at_time import already_made, plan, transition
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decision
-from gitboot.text import printable_lines, some
-
-if TYPE_CHECKING:
-    from gitboot.render.endpoint_files import PublishedServer, Turn
+from gitboot.text import did_you_mean, printable_lines, some
 
 
 @click.command()
@@ -89,10 +95,6 @@ def _write_plans(
     fleet: Planned, names: tuple[str, ...], selector: str | None, outputs: tuple[OutputOption, ...]
 ) -> None:
     """Write the plans of the selected servers; raises `UsageError` if the selector matches no server."""
-    from gitboot.render.plan_and_record_files import summary
-    from gitboot.resolve.install_attempts import progress_of
-    from gitboot.resolve.plan_at_time import already_made
-
     chosen = selected(selector)
     asked = sorted({fleet.decision(name).server for name in names}) or fleet.decisions.servers
     items: list[dict[str, Any]] = []
@@ -129,9 +131,6 @@ def _write_plans(
 
 def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
     """Write what one server boots now and after each change up to and including ``until``."""
-    from gitboot.resolve.install_attempts import progress_of
-    from gitboot.resolve.plan_at_time import plan
-
     decision = fleet.decision(server)
     record = fleet.records.get(decision.uuid)
     if until < fleet.at:
@@ -164,9 +163,6 @@ def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple
 
 def _next_change(decision: Decision, instant: datetime, record: Record | None) -> datetime | None:
     """Return when the plan changes next, or when an installation is no longer shown. None: never by itself."""
-    from gitboot.resolve.install_attempts import progress_of
-    from gitboot.resolve.plan_at_time import transition
-
     progress = progress_of(record, instant)
     ends = progress.until if progress is not None else None
     return min(filter(None, (transition(decision, instant, record), ends)), default=None)
@@ -181,8 +177,6 @@ def _as_yaml(text: str) -> str:
 
 
 def _as_table(items: list[dict[str, Any]]) -> str:
-    from gitboot.cli.terminal import source, table
-
     rows = [
         (
             item["server"],
@@ -199,14 +193,10 @@ def _as_table(items: list[dict[str, Any]]) -> str:
 
 def _installations(items: list[dict[str, Any]]) -> list[str]:
     """Return the line about the installation of each item, which is empty if no installation is under way."""
-    from gitboot.cli.terminal import wrapped
-
     return [wrapped(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
 
 
 def _timeline_as_table(items: list[dict[str, Any]]) -> str:
-    from gitboot.cli.terminal import source, table
-
     rows = [
         (
             str(item["from"]),
@@ -236,8 +226,6 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
     It reads the tree, so nothing is spent: a boot that is made once is still there for the machine. Whether an
     endpoint has given it already, its own answer says, to whoever asks: a comment in the second line.
     """
-    from gitboot.publish.tree_reader import read_state
-
     state = read_state(tree, name)
     if state is None:
         raise UsageError(_missing(name, tree))
@@ -247,9 +235,6 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
 
 
 def _missing(name: str, tree: Path) -> str:
-    from gitboot.publish.manifest import MANIFEST
-    from gitboot.text import did_you_mean
-
     if not (tree / MANIFEST).is_file():
         return f"{tree} is no published tree; give what `gitboot run` or `gitboot render` has written with --out"
     servers = tree / "ops" / "servers"
@@ -261,9 +246,6 @@ def _missing(name: str, tree: Path) -> str:
 
 def _entries(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
     """Each entry with all paths that it stands at, the first ones first."""
-    from gitboot.render.endpoint_files import turn_of
-    from gitboot.render.paths import BOOT, Role
-
     by_content: dict[tuple[str, str], list[str]] = {}
     for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
         turn = turn_of(turns, at)[0]
@@ -309,7 +291,6 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
     that anybody computes: an instance publishes others, and hears no installer that reports by these.
     """
     from gitboot.publish.publisher import Directory
-    from gitboot.render.boot_files import shared_files
 
     _check_own(out, path)
     fleet = planned_fleet(path, rev, at or this_second(), records)
@@ -337,8 +318,6 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
 
 def _check_own(out: Path, fleet: Path) -> None:
     """Raise `UsageError` where files of somebody else lie: a fleet's, say, in which nobody finds the tree again."""
-    from gitboot.publish.manifest import MANIFEST
-
     if not out.is_dir():
         return
     is_fleet = (out / ".git").exists() or out.samefile(fleet)

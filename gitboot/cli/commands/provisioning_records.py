@@ -13,21 +13,25 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import decision_of, go_on, meant_by, yes_option
+from gitboot.cli.instance_client import chosen, decision_of, go_on, looked_at, meant_by, request, yes_option
 from gitboot.cli.options import OutputOption, now, output_option, reason_option, selector_option, state_option
+from gitboot.controller.condition_rules import why_in_doubt
+from gitboot.controller.instance.assembly import Look, begun
+from gitboot.controller.learn.ledger_trust import Beginning
+from gitboot.controller.learn.provisioning import left_to_install
+from gitboot.controller.operator_requests import BEGIN, CLOCK, RECORDS
 from gitboot.errors import UsageError
 from gitboot.fetchlog.spool import take
 from gitboot.jsonio import document, format_instant
-from gitboot.model.scalars import Malformed, parse_uuid
+from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
+from gitboot.publish.tree_reader import read_records
 from gitboot.render.endpoint_files import state_path
-from gitboot.resolve.provisioning_record import Record, record_facts, record_of
+from gitboot.resolve.install_attempts import adopted, step_of
+from gitboot.resolve.provisioning_record import Record, drift, last_word, record_facts, record_of
 from gitboot.text import count, shell_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from gitboot.controller.instance.assembly import Look
-    from gitboot.model.scalars import SystemUuid
 
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
@@ -60,9 +64,6 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
 
     Consumed is where a boot override was consumed, and nothing has shown yet what became of it.
     """
-    from gitboot.cli.instance_client import chosen, looked_at
-    from gitboot.controller.condition_rules import why_in_doubt
-
     with looked_at(state, now()) as instance:
         names = chosen(servers, instance, selector)
         items = [item for item in _items(instance) if names is None or item["server"] in names]
@@ -91,9 +92,6 @@ def begin(what: str, state: Path, yes: bool) -> None:
     less than the published tree is refused. It shows which servers are installed by it, and asks. A ledger in no doubt
     is not changed.
     """
-    from gitboot.cli.instance_client import looked_at, request
-    from gitboot.controller.operator_requests import BEGIN
-
     with looked_at(state, now()) as instance:
         _check_named(instance)
         facts = {**_beginning(what), "commit": instance.commit.revision}
@@ -103,8 +101,6 @@ def begin(what: str, state: Path, yes: bool) -> None:
 
 def _check_named(instance: Look) -> None:
     """Raise `UsageError` where the Fleet names another ledger: who does not act takes no word for what is installed."""
-    from gitboot.errors import UsageError
-
     identity, named = instance.knowledge.facts.identity, instance.commit.ledger
     if not instance.commit.is_for(identity):
         raise UsageError(
@@ -115,9 +111,6 @@ def _check_named(instance: Look) -> None:
 
 def _beginning(what: str) -> dict[str, Any]:
     """What is asked for, as a request says it."""
-    from gitboot.controller.learn.ledger_trust import Beginning
-    from gitboot.resolve.provisioning_record import record_facts
-
     if what in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
         return {"how": what}
     hint = "; say fresh, adopt, as-recorded, or name a file of exported records"
@@ -127,9 +120,6 @@ def _beginning(what: str) -> dict[str, Any]:
 
 def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
     """Show which servers would be installed, and of how many nothing would be known; go on if that is meant."""
-    from gitboot.controller.instance.assembly import begun
-    from gitboot.controller.learn.provisioning import left_to_install
-
     if instance.knowledge.is_trusted:
         return
     decisions, after = instance.commit.decisions, begun(instance, facts, now())
@@ -157,9 +147,6 @@ def confirm_clock(state: Path, reason: str) -> None:
     Do this if the clock is behind the ledger, or if no time service keeps it. If a time service keeps the clock later
     and then stops, confirm it again.
     """
-    from gitboot.cli.instance_client import request
-    from gitboot.controller.operator_requests import CLOCK
-
     click.echo(request(state, CLOCK, {"reason": reason}))
 
 
@@ -180,11 +167,6 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     until now counts no more. Of several it shows what is known of each, and asks; it is said of all of them or of
     none.
     """
-    from gitboot.cli.instance_client import looked_at, request
-    from gitboot.controller.operator_requests import RECORDS
-    from gitboot.resolve.install_attempts import adopted
-    from gitboot.resolve.provisioning_record import Record, last_word, record_facts
-
     at = now()
     with looked_at(state, at) as instance:
         meant = meant_by(instance, servers, selector)
@@ -211,11 +193,6 @@ def import_records(file: Path, state: Path, reason: str) -> None:
 
     FILE has exported records.
     """
-    from gitboot.cli.instance_client import looked_at, request
-    from gitboot.controller.operator_requests import RECORDS
-    from gitboot.errors import UsageError
-    from gitboot.resolve.provisioning_record import record_facts
-
     records = _read(file)
     with looked_at(state, now()) as instance:
         names = {decision.uuid: name for name, decision in instance.commit.decisions.servers.items()}
@@ -243,8 +220,6 @@ def hand_over(server: str, state: Path) -> None:
     had set at its BMC, and publishes nothing for it. SERVER is the name that it has had at this site, or its UUID.
     Nothing is changed by printing it, once or again.
     """
-    from gitboot.cli.instance_client import looked_at
-
     at = now()
     with looked_at(state, at) as instance:
         given = released(server, instance, at)
@@ -264,10 +239,6 @@ def take_over(file: Path, state: Path, reason: str) -> None:
     Both instances have to have accepted the same commit, and the server has to be unknown here: then nothing can have
     been booted since it was let go.
     """
-    from gitboot.cli.instance_client import looked_at, request
-    from gitboot.controller.operator_requests import RECORDS
-    from gitboot.resolve.provisioning_record import record_facts
-
     given = read_hand_over(file)
     with looked_at(state, now()) as instance:
         record, server = taken(given, instance), called_here(given, instance)
@@ -277,9 +248,6 @@ def take_over(file: Path, state: Path, reason: str) -> None:
 
 
 def _read(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
-    from gitboot.errors import UsageError
-    from gitboot.publish.tree_reader import read_records
-
     try:
         return read_records(file)
     except OSError as error:
@@ -297,9 +265,6 @@ def _replaced(record: Record, before: Record, at: datetime) -> Record:
 
 
 def _items(instance: Look) -> list[dict[str, Any]]:
-    from gitboot.resolve.install_attempts import step_of
-    from gitboot.resolve.provisioning_record import drift, record_facts
-
     items = []
     for name, decision in instance.commit.decisions.servers.items():
         record = instance.knowledge.recorded(decision.uuid)

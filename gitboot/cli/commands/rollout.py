@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command
+from gitboot.cli.evaluator_child import Begun, evaluation_limits, evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, now, output_option, path_option, token_over_http_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.jsonio import document
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
+from gitboot.jsonio import document, facts
 from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:
-    from gitboot.cli.evaluator_child import Begun
     from gitboot.cli.instance_client import Informant
-    from gitboot.fleet.revision import Revision, Snapshot
     from gitboot.resolve.fleet_decisions import Decided
     from gitboot.review.rollout_progress import AppliedRollout, Headway
 
@@ -132,7 +131,6 @@ def advance_stream(
     from gitboot.cli.instance_client import informant_at
     from gitboot.git.branch_writer import check_branch
     from gitboot.git.snapshots import WORKTREE, folder_around
-    from gitboot.jsonio import facts
     from gitboot.review.rollout_progress import StepOutcome
 
     if branch is not None:
@@ -244,7 +242,6 @@ class _Fleet:
     def change(self, found: Headway) -> _Change:
         """The next step, in place of the present one; raises `InvalidRepository` where the fleet does not bear it."""
         from gitboot.fleet.resources import Id
-        from gitboot.fleet.revision import BlobId, Revision
         from gitboot.fleet.yaml import rewritten
 
         origin = self.now.repository.origins[Id("ImageStream", found.stream)]

@@ -51,21 +51,19 @@ from gitboot.cli.options import (
     trust_options,
 )
 from gitboot.cli.terminal import end_by_signal, interrupted_by_signal, log_format_option, tell, tell_what_is_logged
-from gitboot.controller.instance.settings import Settings
+from gitboot.controller.instance.settings import ForgeSettings, Settings
 from gitboot.controller.instance.state_directory import LEDGER, STATUS
 from gitboot.errors import HeldByAnother, LedgerError, UsageError
-from gitboot.ledger.location import address_beside
+from gitboot.ledger.location import PostgresAddress, address_beside
 from gitboot.status.events import Event
 from gitboot.status.instance_status import Endpoints, Status
 from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:
     from gitboot.controller.forge import Verdicts
-    from gitboot.controller.instance.settings import ForgeSettings
     from gitboot.endpoint.access_control import CredentialFiles
     from gitboot.endpoint.server import Workers
     from gitboot.endpoint.tls import Certificate
-    from gitboot.ledger.location import PostgresAddress
 
 
 _LONGEST_END_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable

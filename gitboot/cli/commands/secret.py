@@ -9,12 +9,15 @@ from typing import Any, BinaryIO
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import meant_by
+from gitboot.cli.instance_client import chosen, looked_at, meant_by, request
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, fleet_argument, now, output_option, said, selector_option, state_option
+from gitboot.controller.operator_requests import SECRET_FETCHES
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
+from gitboot.fleet.documents import NotSealed, sealed
 from gitboot.jsonio import document
+from gitboot.model.scalars import AGE
 from gitboot.text import count
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
@@ -99,7 +102,6 @@ def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None,
     """
     from gitboot.endpoint.age_encryption import Keys
     from gitboot.endpoint.age_encryption import encrypt as encrypted
-    from gitboot.fleet.documents import NotSealed, sealed
 
     if to_keys is not None:
         keys = Keys(to_keys)
@@ -132,8 +134,6 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
     """
     from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.endpoint.age_encryption import Keys, Unopened
-    from gitboot.fleet.documents import sealed
-    from gitboot.model.scalars import AGE
 
     keys = Keys(secret_keys)
     keys.check()
@@ -178,7 +178,6 @@ def fetches(
     If a stranger fetched a secret, change the secret. --confirm shows nothing: the condition SecretsPrivate holds again
     until another address fetches a secret, or until ten more fetches.
     """
-    from gitboot.cli.instance_client import chosen, looked_at
     from gitboot.cli.terminal import table
 
     if confirm is not None:
@@ -221,9 +220,6 @@ def _rows(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 def _confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
     """Request that the instance takes the fetches that the ledger has now as right."""
-    from gitboot.cli.instance_client import looked_at, request
-    from gitboot.controller.operator_requests import SECRET_FETCHES
-
     with looked_at(state, now()) as look:
         known = {
             name: (decision.uuid, look.knowledge.secret_fetches.get(decision.uuid))

@@ -39,6 +39,7 @@ from gitboot.cli.options import accept_filesystem_option, reject_old_variables, 
 from gitboot.cli.terminal import Stop, log_format_option, stopped_by_signal, tell, tell_what_is_logged
 from gitboot.errors import UsageError
 from gitboot.files import check_spool
+from gitboot.ledger.location import PostgresAddress
 from gitboot.status.events import Event
 from gitboot.system_clock import keeping
 
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from gitboot.endpoint.server import EndpointServer
     from gitboot.endpoint.tls import Certificate
     from gitboot.endpoint.webhooks import Pushes
-    from gitboot.ledger.location import PostgresAddress
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})

@@ -13,7 +13,7 @@ import click
 
 from gitboot.cli.options import OutputOption, output_option, state_option
 from gitboot.cli.terminal import table, wrapped
-from gitboot.errors import UsageError
+from gitboot.errors import LedgerError, UsageError
 from gitboot.standard_streams import style
 from gitboot.text import count, did_you_mean, more, one_line, printable
 
@@ -69,8 +69,6 @@ def newest(status: dict[str, Any], output: Path) -> dict[str, Any]:
 
 
 def _as_text(status: dict[str, Any], state: Path) -> str:
-    from gitboot.cli.terminal import wrapped
-
     process = status["process"]
     runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
     age_seconds = status["ageSeconds"]
@@ -124,8 +122,6 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
 
 def _withheld(server: dict[str, Any]) -> str:
     """Return what a server boots while gitboot withholds its install boot."""
-    from gitboot.cli.terminal import wrapped
-
     by = ", ".join(commit[:12] for commit in server["by"])
     boots = server["boots"] or "its disk"
     return wrapped(f"withheld   {server['server']} boots {boots}; its install boot is not in {by}")
@@ -140,7 +136,6 @@ def _limited(lines: list[str]) -> list[str]:
 def _lease(state: Path) -> dict[str, Any] | None:
     """By which lease the instance on ``state`` acts; None: by none, or nobody can say now."""
     from gitboot.controller.instance.state_directory import acting_here
-    from gitboot.errors import LedgerError
 
     with suppress(LedgerError):
         if (lease := acting_here(state)) is not None:
@@ -158,7 +153,6 @@ def _vouched(accepted: dict[str, Any]) -> Iterator[str]:
 
 def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
     """A table, what does not hold first, with its message below it in whole sentences, and the line that ends it."""
-    from gitboot.cli.terminal import table, wrapped
     from gitboot.status.conditions import with_state
 
     found = sorted(conditions, key=lambda each: (each["status"], each["type"]))

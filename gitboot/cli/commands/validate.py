@@ -20,7 +20,9 @@ from gitboot.cli.options import (
     registry_options,
     this_second,
 )
+from gitboot.errors import InvalidRepository
 from gitboot.fleet.problem_formats import FORMATS, counted
+from gitboot.problems import Code, Problem, Severity
 from gitboot.text import count
 
 
@@ -49,8 +51,6 @@ def command(
     then those of --registries are, for the digests to write.
     """
     from gitboot.cli.evaluated_fleet import evaluate_fleet
-    from gitboot.errors import InvalidRepository
-    from gitboot.problems import Code, Problem, Severity
     from gitboot.resolve.policy_selection import overdue
 
     now = at or this_second()

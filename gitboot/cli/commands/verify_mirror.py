@@ -14,9 +14,12 @@ import click
 
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, output_option
-from gitboot.cli.terminal import growing
-from gitboot.jsonio import document
+from gitboot.cli.terminal import growing, table
+from gitboot.errors import UsageError
+from gitboot.files import write_output_file
+from gitboot.jsonio import document, format_instant
 from gitboot.standard_streams import style
+from gitboot.text import count
 
 if TYPE_CHECKING:
     from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, WebMirror
@@ -101,7 +104,6 @@ def command(
     take. If the tree is published anew meanwhile, gitboot compares again. A web server does not list files of servers
     that are gone: compare its folder. The exit code is 8 if something is wrong, and 6 if something could not be read.
     """
-    from gitboot.errors import UsageError
     from gitboot.publish.mirror_comparison import MirrorFault, compared, expected
     from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP
     from gitboot.render.paths import BOOT
@@ -145,8 +147,6 @@ def command(
 
 def _write_program(out: Path, mirror: str, source: str | None, keys: tuple[str, ...]) -> None:
     """Write the mirror's program, its public key and its units into a folder."""
-    from gitboot.errors import UsageError
-    from gitboot.files import write_output_file
     from gitboot.publish.mirror_repair import mirror_files
 
     if source is None or not keys:
@@ -168,10 +168,7 @@ def _repair(
     as_target: bool,
 ) -> None:
     """Repair a mirror, and write what was done."""
-    from gitboot.cli.terminal import table
-    from gitboot.errors import UsageError
     from gitboot.publish.mirror_repair import repair
-    from gitboot.text import count
 
     if tree is None:
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
@@ -196,7 +193,6 @@ def _repair(
 
 def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
     """Open the files of a mirror for writing."""
-    from gitboot.errors import UsageError
     from gitboot.publish.mirror_repair import FolderStore
     from gitboot.render.paths import BOOT
 
@@ -237,8 +233,6 @@ def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
 
 
 def _folder(mirror: str) -> Path:
-    from gitboot.errors import UsageError
-
     folder = Path(mirror.removeprefix("file://"))
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: name the URL of a web server, or a folder on this machine")
@@ -247,7 +241,6 @@ def _folder(mirror: str) -> Path:
 
 def _public_keys(text: str) -> list[bytes]:
     """Return the public keys that an option names."""
-    from gitboot.errors import UsageError
     from gitboot.publish.signed_list_reader import parse_keys
 
     try:
@@ -289,9 +282,6 @@ def _facts(report: MirrorReport | None, now: datetime) -> dict[str, object]:
 def _as_text(
     found: Sequence[MirrorFinding], files: int, unread: Sequence[str], report: MirrorReport | None, now: datetime
 ) -> str:
-    from gitboot.cli.terminal import table
-    from gitboot.text import count
-
     rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in found]
     counts = Counter(str(each.fault).lower() for each in found)
     told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "all as published"
@@ -302,8 +292,6 @@ def _as_text(
 
 def _age(age: timedelta) -> str:
     """Return a time in its largest whole unit."""
-    from gitboot.text import count
-
     seconds = max(0, int(age.total_seconds()))
     units = ((86400, "day"), (3600, "hour"), (60, "minute"))
     return next((count(seconds // size, unit) for size, unit in units if seconds >= size), count(seconds, "second"))
@@ -311,9 +299,7 @@ def _age(age: timedelta) -> str:
 
 def _about(report: MirrorReport | None, now: datetime) -> list[str]:
     """Return the lines about a list, and about what was not compared."""
-    from gitboot.jsonio import format_instant
     from gitboot.publish.signed_list_check import signature_of
-    from gitboot.text import count
 
     if report is None or (signed := report.signed) is None:
         return []
