@@ -17,8 +17,6 @@ from gitboot.review.document_changes import (
     AccessChange,
     Fate,
     FieldChange,
-    SharedChange,
-    changed_fields,
 )
 from gitboot.review.guards import SMALL, Area, Guard, Limits, Trip
 from gitboot.review.reinstalls import Reinstall, Why, resets
@@ -256,11 +254,6 @@ def claim(image: str, place: tuple[str, int, int], writer: str | None) -> str:
     path, line, _ = place
     written = f"written by {writer}" if writer is not None else "not committed yet"
     return f"BootImage/{image} claims for the first time to write no disk: {path}:{line}, {written}"
-
-
-def shared(changed: SharedChange) -> Iterable[FieldChange]:
-    """What of something shared differs."""
-    return changed_fields(changed.old or {}, changed.new)
 
 
 # Groups
