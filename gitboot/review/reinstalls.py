@@ -13,6 +13,7 @@ from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest, format_instant
 from gitboot.model.boot_image import BootImage
 from gitboot.model.boot_policy import MaintenancePower, NetworkBoot, OverrideMode, PolicyWait
+from gitboot.model.fields import written
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_mac, is_placeholder_serial, lookup_uuids
 from gitboot.model.server import Lifecycle
@@ -28,7 +29,7 @@ from gitboot.resolve.server_decision import (
     PolicyDecision,
     WithheldBoot,
 )
-from gitboot.review.document_changes import DocumentChange, Fate, plain
+from gitboot.review.document_changes import DocumentChange, Fate
 from gitboot.review.harmless_changes import (
     Demand,
     EachTime,
@@ -386,7 +387,7 @@ def _is_there(change: DocumentChange) -> bool:
 
 def _content(image: BootImage) -> Digest:
     """All that the image boots and claims, whatever it is called."""
-    return digest({name: value for name, value in plain(image)["spec"].items() if name != "version"})
+    return digest({name: value for name, value in written(image)["spec"].items() if name != "version"})
 
 
 class DiskClaims:
