@@ -202,11 +202,7 @@ def compare(
     shared = shared_change(old, new, old_repository, new_repository, touched.servers if touched else None)
     documents = changed_documents(old_repository, new_repository, touched.documents if touched else None)
     if touched is None or (shared is not None and changes_all_files(shared)):
-        had = old_repository.servers if old_repository is not None else {}
-        sizes = Counter(label for each in had.values() for label in labels_of(each))
-        touched = Touched(
-            servers=frozenset(had.keys() | new_repository.servers.keys()), documents=frozenset(), sizes=sizes
-        )
+        touched = _everything(old_repository, new_repository)
     before = machines(old_repository, touched.servers) if old_repository else {}
     after = machines(new_repository, touched.servers)
     claims = DiskClaims(documents, old, old_repository, new_repository)
@@ -263,6 +259,13 @@ def compare(
         gained=tuple(sorted(gains, key=lambda each: (*each.mark, each.server))),
         besides=tuple(("bmc", reached_at(was, before), reached_at(now, after)) for was, before, now, after in reached),
     )
+
+
+def _everything(old: FleetRepository | None, new: FleetRepository) -> Touched:
+    """Return all servers of both commits as what may differ."""
+    servers = old.servers if old is not None else {}
+    sizes = Counter(label for each in servers.values() for label in labels_of(each))
+    return Touched(servers=frozenset(servers.keys() | new.servers.keys()), documents=frozenset(), sizes=sizes)
 
 
 def _acted_for(repository: FleetRepository | None, names: Iterable[str | None]) -> dict[str, Site]:
