@@ -165,7 +165,7 @@ class Review:
             elif risk is Risk.BECOMES_UNKNOWN:
                 reasons = tuple(dict.fromkeys(phrases.unknown(each) for group in found for each in group.unknown))
             elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is Fate.REMOVED for each in found):
-                reasons = (phrases.deleted(self._unknown_servers),)
+                reasons = (f"a machine without a document boots what unknown machines boot: {self._unknown_servers}",)
             elif risk is Risk.UNKNOWN_SERVERS and self.changes.unknown and not self.changes.first:
                 names = ("every unknown machine",)
             elif risk is Risk.MUTATED_IMAGE:
