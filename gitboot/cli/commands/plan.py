@@ -11,7 +11,6 @@ import click
 
 from gitboot.cli.evaluated_fleet import (
     Planned,
-    held_back,
     planned_fleet,
     records_option,
     selected,
@@ -126,7 +125,7 @@ def _write_plans(
     if not items:
         click.echo("the fleet has no server", err=True)
     tell_already_made({item["server"]: item["alreadyMade"] for item in items})
-    tell_held_back(held_back(plans))
+    tell_held_back(plans.values())
 
 
 def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
@@ -313,7 +312,7 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
         f"{out}: {published.new} files written, {len(published.withdrawn)} withdrawn, {published.unchanged} unchanged",
         err=True,
     )
-    tell_held_back(held_back({name: state.plan for name, state in states.items()}))
+    tell_held_back(state.plan for state in states.values())
 
 
 def _check_own(out: Path, fleet: Path) -> None:
