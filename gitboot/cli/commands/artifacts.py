@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,8 +24,7 @@ from gitboot.artifacts.availability import (
     unbootable_by_firmware,
 )
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, RegistryFetcher, WebFetcher
-from gitboot.artifacts.oci import OciReference, Registries, Resolved
-from gitboot.artifacts.oci import resolve as resolved
+from gitboot.artifacts.oci import OciReference, Registries, resolve
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, results_cache
 from gitboot.cli.main import Exit
@@ -63,7 +63,7 @@ def command() -> None:
     """Place boot loaders; download, verify and resolve kernels, initrds and images."""
 
 
-@click.command()
+@command.command()
 @fleet_argument
 @click.option(
     "--out",
@@ -112,12 +112,12 @@ def download(
     where this is ended, it goes on from there the next time, and doing it twice fetches nothing. Files below assets/
     are left alone. The exit code is 8 where something could not be brought, or is not what the image says.
     """
-    from gitboot.artifacts.local_copies import Mirroring, mirrored_path, prune
+    from gitboot.artifacts.local_copies import MirroredArtifact, Mirroring, mirror_all, mirrored_path, prune
 
     decisions, found = named_in(path, rev, sites)
     if Output.MIRROR not in decisions.outputs:
         raise UsageError("the Fleet's outputs do not have mirror: machines fetch each artifact where it is")
-    files = [each.file for each in found if each.file.source is not None]
+    files = {mirrored_path(each.file): each.file for each in found if each.file.source is not None}
     fetchers = fetchers_of(
         decisions.base_url,
         None,
@@ -125,49 +125,38 @@ def download(
     )
     refused = {}
     if image_keys is not None:
-        new = {file.sha256 for file in files if not (out / mirrored_path(file)).is_file()}
+        new = {file.sha256 for path, file in files.items() if not (out / path).is_file()}
         refused = not_vouched_for(path, rev, image_keys, fetchers, new)
-    done = _brought(fetchers, files, refused, out, parallel)
-    pruned = []
-    if not sites:  # else it is not known what the others need
-        before = (now() - timedelta(days=keep_days)).timestamp()
-        try:
-            pruned = prune(out, {mirrored_path(file) for file in files}, before)
-        except OSError as error:
-            raise AssetError(f"{error.filename}: {error.strerror}") from error
-    for output in outputs:
-        output.write(document(items=done, pruned=pruned) if output.format == "json" else _as_table(done, pruned))
-    if any(each.outcome is Mirroring.FAILED for each in done):
-        context.exit(Exit.PARTIAL)
-
-
-def _brought(
-    fetcher: Fetcher, files: Iterable[BootFile], refused: Mapping[Digest, str], out: Path, parallel: int
-) -> list[MirroredArtifact]:
-    """What became of each, by path; those that are refused are left where they are."""
-    from gitboot.artifacts.local_copies import MirroredArtifact, Mirroring, mirror_all, mirrored_path
-
-    by_path = {mirrored_path(file): file for file in files}
     done = [
         MirroredArtifact(path=at, source=file.source or "", outcome=Mirroring.FAILED, message=refused[file.sha256])
-        for at, file in by_path.items()
+        for at, file in files.items()
         if file.sha256 in refused
     ]
-    signed = [file for file in by_path.values() if file.sha256 not in refused]
+    signed = [file for file in files.values() if file.sha256 not in refused]
     with progress("artifacts", len(signed)) as advance:
 
         def note(each: MirroredArtifact) -> None:
             done.append(each)
             advance(1)
 
-        mirror_all(fetcher, signed, out, note, parallel=parallel)
-    return sorted(done, key=lambda each: each.path)
-
-
-def _as_table(done: list[MirroredArtifact], pruned: list[str]) -> str:
+        mirror_all(fetchers, signed, out, note, parallel=parallel)
+    done.sort(key=lambda each: each.path)
+    pruned = []
+    if not sites:  # else it is not known what the others need
+        before = (now() - timedelta(days=keep_days)).timestamp()
+        try:
+            pruned = prune(out, set(files), before)
+        except OSError as error:
+            raise AssetError(f"{error.filename}: {error.strerror}") from error
     rows = [(str(each.outcome), each.path, each.source, each.message or "-") for each in done]
     rows += [("pruned", path, "-", "-") for path in pruned]
-    return table(("OUTCOME", "PATH", "FROM", "WHY"), rows) if rows else ""
+    for output in outputs:
+        if output.format == "json":
+            output.write(document(items=done, pruned=pruned))
+        else:
+            output.write(table(("OUTCOME", "PATH", "FROM", "WHY"), rows) if rows else "")
+    if any(each.outcome is Mirroring.FAILED for each in done):
+        context.exit(Exit.PARTIAL)
 
 
 def not_vouched_for(
@@ -214,10 +203,7 @@ def fetchers_of(base_url: str, assets: Path | None, registries: Registries | Non
     return Fetchers(by_prefix)
 
 
-command.add_command(download)
-
-
-@click.command()
+@command.command()
 @fleet_argument
 @click.option(
     "--image-keys",
@@ -262,7 +248,11 @@ def signatures(
     from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
 
     fleet = load_fleet(path, rev)
-    images = _images(fleet, path, since)
+    before = {}
+    if since is not None:
+        with suppress(InvalidRepository):  # nothing is known of what was there
+            before = dict(load_fleet(path, since).images)
+    images = [image for name, image in sorted(fleet.images.items()) if before.get(name) != image]
     base_url = fleet.fleet.spec.base_url
     fetchers = fetchers_of(
         base_url,
@@ -278,17 +268,6 @@ def signatures(
         click.echo(f"{path}: {count(len(images), 'image')}, {counted(problems)}", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):
         sys.exit(Exit.INVALID)
-
-
-def _images(fleet: FleetRepository, path: Path, since: str | None) -> list[BootImage]:
-    """The images to look at, by name: all of them, or those that are others than they were."""
-    before = {}
-    if since is not None:
-        try:
-            before = dict(load_fleet(path, since).images)
-        except InvalidRepository:  # nothing is known of what was there
-            before = {}
-    return [image for name, image in sorted(fleet.images.items()) if before.get(name) != image]
 
 
 def _problems(
@@ -307,9 +286,6 @@ def _problems(
                 severity = Severity.ERROR if required else Severity.WARNING
                 message = f"{what} of {name} has no signature"
                 yield fleet.problem(Code.NOT_VOUCHED_FOR, message, name, *each.at, hint=hint, severity=severity)
-
-
-command.add_command(signatures)
 
 
 @command.command()
@@ -359,7 +335,10 @@ def loaders(
     """
     from gitboot.artifacts.boot_loaders import Placed, Placement, place
 
-    url = _base_url_of(path, rev) if base_url is None else _parsed(base_url)
+    try:
+        url = parse_base_url(base_url) if base_url is not None else load_fleet(path, rev).fleet.spec.base_url
+    except Malformed as error:
+        raise UsageError(f"--base-url {base_url}: {error.message}; {error.hint}") from None
 
     def report(placed: Placed) -> None:
         colour = {Placement.PLACED: "green", Placement.MISSING: "yellow"}.get(placed.outcome)
@@ -371,7 +350,7 @@ def loaders(
         context.exit(Exit.PARTIAL)
 
 
-@command.command()
+@command.command("resolve")
 @click.argument("image", metavar="oci://HOST/NAME:TAG")
 @click.option(
     "--cname",
@@ -387,7 +366,7 @@ def loaders(
 )
 @registry_options
 @output_option("yaml", "json")
-def resolve(
+def resolve_image(
     image: str,
     cname: str,
     architecture: str | None,
@@ -404,34 +383,20 @@ def resolve(
     The image is one as boot-operator takes it: its layers' media types say which is the kernel, the initrd, the
     squashfs, the uki or the iso. Nothing but the registry is asked, and nothing is written.
     """
-    found = resolved(
+    import yaml
+
+    found = resolve(
         OciReference.parse(image),
         opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
         cname=cname,
         architecture=Architecture(architecture) if architecture is not None else None,
     )
     for output in outputs:
-        said = document(image=str(found.image), architectures=found.architectures)
-        output.write(said if output.format == "json" else _as_yaml(found))
-
-
-def _as_yaml(found: Resolved) -> str:
-    import yaml
-
-    said = yaml.safe_dump({"architectures": found.architectures}, sort_keys=False, width=1000)
-    return f"# {found.image}\n{said}"
-
-
-def _base_url_of(path: Path, rev: str | None) -> str:
-    """The base URL of the fleet at PATH; raises `InvalidRepository`."""
-    return load_fleet(path, rev).fleet.spec.base_url
-
-
-def _parsed(url: str) -> str:
-    try:
-        return parse_base_url(url)
-    except Malformed as error:
-        raise UsageError(f"--base-url {url}: {error.message}; {error.hint}") from None
+        if output.format == "json":
+            output.write(document(image=str(found.image), architectures=found.architectures))
+        else:
+            text = yaml.safe_dump({"architectures": found.architectures}, sort_keys=False, width=1000)
+            output.write(f"# {found.image}\n{text}")
 
 
 @command.command()
@@ -482,8 +447,10 @@ def verify(
     fetchers, results = fetchers_of(decisions.base_url, assets, asked), ReadResults(results_cache())
     seen = looked_at(fetchers, found, results, read=not head, parallel=parallel)
     for output in outputs:
-        output.write(as_json(found, seen) if output.format == "json" else as_text(found, seen))
-    context.exit(exit_of_look(found, seen))
+        output.write(_as_json(found, seen) if output.format == "json" else _as_text(found, seen))
+    if any(_unbootable(each, seen[each.file]) is not None for each in found):
+        context.exit(Exit.PARTIAL)
+    context.exit(Exit.FINE if all(each.is_there for each in seen.values()) else Exit.SOURCE)
 
 
 def looked_at(
@@ -513,49 +480,30 @@ def _unbootable(each: NamedArtifact, sighting: Sighting) -> str | None:
     return unbootable_by_firmware(sighting.head) if each.by_firmware and sighting.is_there else None
 
 
-def exit_of_look(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> Exit:
-    if any(_unbootable(each, seen[each.file]) is not None for each in found):
-        return Exit.PARTIAL
-    return Exit.FINE if all(seen[each.file].is_there for each in found) else Exit.SOURCE
-
-
-def as_json(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
-
+def _as_json(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
     items = []
     for each in found:
         sighting = seen[each.file]
-        item: dict[str, Any] = {**facts(each), **each.file.facts(), **facts(sighting)}
-        items.append({**item, "unbootable": _unbootable(each, sighting)})
+        items.append({**facts(each), **each.file.facts(), **facts(sighting), "unbootable": _unbootable(each, sighting)})
         del items[-1]["file"]
     return document(items=items)
 
 
-def as_text(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
-    return "\n".join((*_troubles(found, seen), *_sums(found, seen)))
-
-
-def _troubles(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> Iterator[str]:
-    """A row for each artifact by which something is not in order, with what it is below the table."""
-    rows, whys = [], []
+def _as_text(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
+    """A table of the artifacts by which something is not in order, why, and how many each site has of what."""
+    rows, lines = [], []
     for each in found:
         sighting = seen[each.file]
         unbootable = _unbootable(each, sighting)
-        if unbootable is None and sighting.is_there:
-            continue
-        word = style(str(sighting.presence), fg="yellow" if unbootable is None else "red")
-        rows.append((word, ", ".join(each.images), str(each.servers), each.file.url))
-        whys.append(wrapped(f"{each.file.url}: {unbootable or sighting.message}"))
+        if unbootable is not None or not sighting.is_there:
+            word = style(str(sighting.presence), fg="yellow" if unbootable is None else "red")
+            rows.append((word, ", ".join(each.images), str(each.servers), each.file.url))
+            lines.append(wrapped(f"{each.file.url}: {unbootable or sighting.message}"))
     if rows:
-        yield table(("SEEN", "IMAGES", "SERVERS", "URL"), rows)
-        yield from ("", *whys, "")
-
-
-def _sums(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> Iterator[str]:
-    """How many each site has of what."""
+        lines = [table(("SEEN", "IMAGES", "SERVERS", "URL"), rows), "", *lines, ""]
     for site in sorted({site for each in found for site in each.sites}):
         here = [seen[each.file] for each in found if site in each.sites]
         counts = Counter(str(sighting.presence).lower() for sighting in here)
-        told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
-        yield f"{site or 'the fleet'}: {count(len(here), 'artifact')}: {told}"
-    if not found:
-        yield "the fleet names no artifacts"
+        numbers = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+        lines.append(f"{site or 'the fleet'}: {count(len(here), 'artifact')}: {numbers}")
+    return "\n".join(lines if found else ["the fleet names no artifacts"])
