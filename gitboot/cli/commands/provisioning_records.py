@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -29,10 +29,6 @@ from gitboot.render.endpoint_files import state_path
 from gitboot.resolve.install_attempts import adopted, step_of
 from gitboot.resolve.provisioning_record import Record, drift, last_word, record_facts, record_of
 from gitboot.text import count, shell_words
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = (
@@ -93,29 +89,21 @@ def begin(what: str, state: Path, yes: bool) -> None:
     is not changed.
     """
     with looked_at(state, now()) as instance:
-        _check_named(instance)
-        facts = {**_beginning(what), "commit": instance.commit.revision}
+        identity = instance.knowledge.facts.identity
+        if not instance.commit.is_for(identity):  # who does not act takes no word for what is installed
+            raise UsageError(
+                f"the Fleet names {instance.commit.ledger}, and this instance has {identity}, so it does not act: let "
+                "the Fleet name it (gitboot status has the line), and say then what is installed"
+            )
+        facts: dict[str, Any] = {"how": what, "commit": instance.commit.revision}
+        if what not in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
+            hint = "; say fresh, adopt, as-recorded, or name a file of exported records"
+            facts["how"] = Beginning.RECORDS
+            facts["items"] = [
+                {"uuid": uuid, **record_facts(record)} for uuid, record in _read(Path(what), hint).items()
+            ]
         _ask(instance, facts, yes=yes)
     click.echo(request(state, BEGIN, facts, instance.commit))
-
-
-def _check_named(instance: Look) -> None:
-    """Raise `UsageError` where the Fleet names another ledger: who does not act takes no word for what is installed."""
-    identity, named = instance.knowledge.facts.identity, instance.commit.ledger
-    if not instance.commit.is_for(identity):
-        raise UsageError(
-            f"the Fleet names {named}, and this instance has {identity}, so it does not act: let the Fleet name it "
-            "(gitboot status has the line), and say then what is installed"
-        )
-
-
-def _beginning(what: str) -> dict[str, Any]:
-    """What is asked for, as a request says it."""
-    if what in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
-        return {"how": what}
-    hint = "; say fresh, adopt, as-recorded, or name a file of exported records"
-    items = [{"uuid": uuid, **record_facts(record)} for uuid, record in _read(Path(what), hint).items()]
-    return {"how": Beginning.RECORDS, "items": items}
 
 
 def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
@@ -174,7 +162,13 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     items = []
     for name, decision in meant.items():
         before = instance.knowledge.recorded(decision.uuid) or Record()
-        record = _replaced(adopted(decision) if what == "provisioned" else Record(), before, at)
+        record = replace(
+            adopted(decision) if what == "provisioned" else Record(),
+            # Of what only grows: going back would look like an older backup.
+            provisioned_at=max(at, before.provisioned_at or at),
+            runs=before.runs,  # what maintenances have booted stays as it was
+            evidence="Operator" if what == "provisioned" else None,
+        )
         items.append({"uuid": decision.uuid, "server": name, "seen": last_word(before), **record_facts(record)})
     if len(items) > 1 or not servers:
         click.echo(_as_text(shown, None))
@@ -241,10 +235,10 @@ def take_over(file: Path, state: Path, reason: str) -> None:
     """
     given = read_hand_over(file)
     with looked_at(state, now()) as instance:
-        record, server = taken(given, instance), called_here(given, instance)
+        record, server = taken(given, instance), _name_here(given, instance)
     item = {"uuid": given["uuid"], "server": server, **record_facts(record)}
-    said = {"items": [item], "reason": reason, "commit": given["commit"], "unknown": True}
-    click.echo(request(state, RECORDS, said))
+    facts = {"items": [item], "reason": reason, "commit": given["commit"], "unknown": True}
+    click.echo(request(state, RECORDS, facts))
 
 
 def _read(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
@@ -252,16 +246,6 @@ def _read(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
         return read_records(file)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}{hint}") from None
-
-
-def _replaced(record: Record, before: Record, at: datetime) -> Record:
-    """What an operator says, from now on; what maintenances have booted stays as it was."""
-    from dataclasses import replace
-
-    since = max(at, before.provisioned_at or at)  # of what only grows: going back would look like an older backup
-    return replace(
-        record, provisioned_at=since, runs=before.runs, evidence="Operator" if record.provision is not None else None
-    )
 
 
 def _items(instance: Look) -> list[dict[str, Any]]:
@@ -289,32 +273,17 @@ def _items(instance: Look) -> list[dict[str, Any]]:
 
 def _standing(item: dict[str, Any]) -> str:
     """The heading under which a server is counted, the worst that fits."""
-    record, step = item["record"], item["step"].lower()
-    if step == "pending" and record["consumedAt"] is not None:
+    step = str(item["step"]).lower()
+    if step == "pending" and item["record"]["consumedAt"] is not None:
         return "consumed"
     if step == "provisioned":
         return "drifted" if item["drift"] else "as wanted"
-    return str(step)
+    return step
 
 
 def _as_text(items: list[dict[str, Any]], doubt: str | None, site: str | None = None) -> str:
     from gitboot.cli.terminal import table, wrapped
 
-    rows = []
-    for item in items:
-        wanted, record = item["wanted"], item["record"]
-        rows.append(
-            (
-                item["server"],
-                str(wanted["provision"]),
-                _provisioned(item),
-                (record or {}).get("image") or "-",
-                (record or {}).get("pool") or "-",
-                _evidence(item),
-                _to_the_minute(_since(item)),
-                ", ".join(item["drift"]) or "-",
-            )
-        )
     header = ("SERVER", "WANTED", "PROVISIONED", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
     unsaid = [item["server"] for item in items if _standing(item) in _UNSAID]
     below = [wrapped(doubt)] if doubt else []
@@ -324,44 +293,38 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None, site: str | None = 
             "say what is on their disks, provisioned or pending:",
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",
         ]
-    return "\n".join([table(header, rows), *(["", *below] if below else []), "", _summed_up(items, site)])
-
-
-def _provisioned(item: dict[str, Any]) -> str:
-    if item["step"] == "Unknown":
-        return "unknown"
-    number = item["record"]["provision"]
-    return "pending" if number is None else str(number)
-
-
-def _evidence(item: dict[str, Any]) -> str:
-    """The step that an installation has come to, if it has come to no end; else by what its end is known."""
-    record, standing = item["record"] or {}, _standing(item)
-    if standing == "unknown" and record:
-        return f"overwritten by {record['overwrittenBy']}"
-    if standing in ("consumed", "failed", "attempted", "started"):
-        return standing
-    return record.get("evidence") or "-"
-
-
-def _since(item: dict[str, Any]) -> str | None:
-    record = item["record"] or {}
-    if _standing(item) in ("failed", "attempted", "started"):
-        last = record["attempts"][-1]
-        step = last["failed"] or last["started"] or last["boots"][-1]
-        return str(step["at"])
-    return record.get("consumedAt") or record.get("provisionedAt")
-
-
-def _summed_up(items: list[dict[str, Any]], site: str | None) -> str:
     counts = Counter(map(_standing, items))
     shown = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
     where = f" at the site {site}, for which this instance acts" if site is not None else ""
-    return f"{count(len(items), 'server')}{where}: {shown or 'none'}"
+    total = f"{count(len(items), 'server')}{where}: {shown or 'none'}"
+    return "\n".join([table(header, map(_row, items)), *(["", *below] if below else []), "", total])
 
 
-def _to_the_minute(instant: str | None) -> str:
-    return f"{instant[:16]}Z" if instant else "-"
+def _row(item: dict[str, Any]) -> tuple[str, ...]:
+    record, standing = item["record"] or {}, _standing(item)
+    provisioned = "unknown"
+    if item["step"] != "Unknown":
+        provisioned = str(record["provision"]) if record["provision"] is not None else "pending"
+    # The step that an installation has come to, if it has come to no end; else by what its end is known.
+    evidence = record.get("evidence") or "-"
+    since = record.get("consumedAt") or record.get("provisionedAt")
+    if standing == "unknown" and record:
+        evidence = f"overwritten by {record['overwrittenBy']}"
+    elif standing in ("consumed", "failed", "attempted", "started"):
+        evidence = standing
+    if standing in ("failed", "attempted", "started"):
+        last = record["attempts"][-1]
+        since = (last["failed"] or last["started"] or last["boots"][-1])["at"]
+    return (
+        item["server"],
+        str(item["wanted"]["provision"]),
+        provisioned,
+        record.get("image") or "-",
+        record.get("pool") or "-",
+        evidence,
+        f"{since[:16]}Z" if since else "-",
+        ", ".join(item["drift"]) or "-",
+    )
 
 
 KIND: Final = "HandOver"
@@ -383,11 +346,15 @@ def released(server: str, look: Look, at: datetime) -> dict[str, Any]:
     is_given_away = server in look.commit.decisions.servers  # its name, to another machine
     if about.output is not None and not is_given_away and (Path(about.output) / state_path(server)).exists():
         raise UsageError(f"{server} is still published in {about.output}: wait for the next reconcile")
-    if _is_heard_of(server, uuid, look):
+    has_spool = about.spool is not None and Path(about.spool).is_dir()
+    new = take(Path(about.spool or ""), look.knowledge.taken).observations if has_spool else []
+    if look.knowledge.pending.get(uuid) or any(each.server == server for each in new):
         raise UsageError(f"what {server} fetched last is not taken in yet: wait for the next reconcile")
     if (record := look.knowledge.recorded(uuid)) is None:
         raise UsageError(f"nothing is known of {server} here either: say at its new site what it has")
-    if _is_underway(record):
+    since = record.provisioned_at
+    is_open = any(since is None or since < each.last_seen.at for each in record.attempts)
+    if is_open or record.consumed_at is not None or any(not each.is_withheld for each in record.unknown_serves):
         raise UsageError(
             f"an installation of {server} has begun here, and nothing has shown its end: look what became of it, "
             "and say that at its new site"
@@ -405,19 +372,6 @@ def released(server: str, look: Look, at: datetime) -> dict[str, Any]:
     }
 
 
-def _is_underway(record: Record) -> bool:
-    since = record.provisioned_at
-    is_open = any(since is None or since < each.last_seen.at for each in record.attempts)
-    return is_open or record.consumed_at is not None or any(not each.is_withheld for each in record.unknown_serves)
-
-
-def _is_heard_of(server: str, uuid: SystemUuid, look: Look) -> bool:
-    """Whether something was fetched of which its record says nothing yet; nothing more is given by now."""
-    spool = look.knowledge.facts.spool
-    new = take(Path(spool), look.knowledge.taken).observations if spool is not None and Path(spool).is_dir() else []
-    return bool(look.knowledge.pending.get(uuid)) or any(each.server == server for each in new)
-
-
 def _machine_of(server: str, look: Look) -> tuple[str, SystemUuid]:
     """The machine of a name that it has or had here, or of a UUID: one that stands here before those that have left."""
     machines = look.knowledge.machines
@@ -433,13 +387,10 @@ def _machine_of(server: str, look: Look) -> tuple[str, SystemUuid]:
         )
     if len(found) > 1:
         raise UsageError(
-            f"this instance has known {len(found)} machines as {server}: name one by its UUID, {_or(found)}"
+            f"this instance has known {len(found)} machines as {server}: name one by its UUID, "
+            f"{', '.join(found[:-1])} or {found[-1]}"
         )
     return server, found[0]
-
-
-def _or(found: Sequence[str]) -> str:
-    return f"{', '.join(found[:-1])} or {found[-1]}"
 
 
 def read_hand_over(file: Path) -> dict[str, Any]:
@@ -460,7 +411,7 @@ def read_hand_over(file: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def called_here(given: dict[str, Any], look: Look) -> str:
+def _name_here(given: dict[str, Any], look: Look) -> str:
     """The name of a machine that was handed over: the commit that moved it may have renamed it."""
     machine = look.commit.machines.get(given["uuid"])
     return str(given["server"]) if machine is None else machine.name
@@ -468,7 +419,7 @@ def called_here(given: dict[str, Any], look: Look) -> str:
 
 def taken(given: dict[str, Any], look: Look) -> Record:
     """What a server is taken with; raises `UsageError` where anything may have happened since it was let go."""
-    server = called_here(given, look)
+    server = _name_here(given, look)
     if given["ledger"] == look.knowledge.facts.identity:
         raise UsageError(f"{server} was handed over by this very instance")
     decision = decision_of(look, server)
