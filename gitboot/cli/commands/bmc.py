@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from gitboot.bmc.credentials import FILE, as_file, pair_of
-from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.worker_pool import connections
 from gitboot.child_processes import raise_limits
 from gitboot.cli.commands.bmc_power import power
@@ -91,7 +89,11 @@ def get(
     """
     found = _inspected(servers, selector, state, credentials)
     for output in outputs:
-        output.write(_as_text(found, state, in_full=bool(servers)) if output.format == "text" else _as_json(found))
+        output.write(
+            _as_text(found, state, in_full=bool(servers))
+            if output.format == "text"
+            else document(items=[one.facts() for one in found])
+        )
     if any(one.seen is None for one in found):
         sys.exit(Exit.PARTIAL)
 
@@ -133,7 +135,9 @@ def diff(
         one for one in _inspected(servers, selector, state, credentials, assets) if not one.is_settled or one.warnings
     ]
     for output in outputs:
-        output.write(_as_diff(found, state) if output.format == "text" else _as_json(found))
+        output.write(
+            _as_diff(found, state) if output.format == "text" else document(items=[one.facts() for one in found])
+        )
     if any(one.seen is None for one in found):
         sys.exit(Exit.PARTIAL)
     if detailed_exitcode and not all(one.is_settled for one in found):
@@ -218,12 +222,20 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
         raise click.UsageError(
             "Missing option '--consumed', '--not-set', '--same', '--replace', '--back' or '--certificate'."
         )
+    fingerprint = None
+    if certificate is not None:
+        try:
+            fingerprint = parse_fingerprint(certificate)
+        except Malformed:
+            raise click.UsageError(
+                "--certificate takes a SHA-256 in 64 hexadecimal digits, as gitboot bmc get shows it"
+            ) from None
     at = now()
     asked: list[tuple[str, dict[str, object]]] = []
     with looked_at(state, at) as instance:
-        if certificate is not None:
+        if fingerprint is not None:
             pinned = [uuid for uuid in machines_of(instance, server) if uuid in instance.knowledge.pins]
-            asked = [(CERTIFICATE, {"uuid": uuid, "certificate": _fingerprint(certificate)}) for uuid in pinned]
+            asked = [(CERTIFICATE, {"uuid": uuid, "certificate": fingerprint}) for uuid in pinned]
         elif word is not None:
             meant = (_resolved(instance, uuid, server, word, at) for uuid in machines_of(instance, server))
             asked = [each for each in meant if each is not None]
@@ -240,16 +252,6 @@ def _warn_of_no_name(is_named: bool) -> None:
     """Say where nothing is set at a BMC, whatever was said of it."""
     if not is_named:
         click.echo("nothing new is set there before the Fleet names a ledger: gitboot status", err=True)
-
-
-def _fingerprint(text: str) -> str:
-    """A SHA-256 as gitboot writes it, of one as openssl may."""
-    try:
-        return parse_fingerprint(text)
-    except Malformed:
-        raise click.UsageError(
-            "--certificate takes a SHA-256 in 64 hexadecimal digits, as gitboot bmc get shows it"
-        ) from None
 
 
 def _resolved(
@@ -284,6 +286,19 @@ def _inspected(
 ) -> list[Inspection]:
     from gitboot.controller.bmcs.manual_tasks import inspect, subjects
 
+    def signed(url: str, base_url: str) -> bool | None:
+        """Whether what is served has a signature; None: it is not here, or no EFI program."""
+        from gitboot.artifacts.boot_loaders import HEAD, is_signed
+
+        served = f"{base_url}/assets/"
+        if assets is None or not url.startswith(served):
+            return None
+        with suppress(OSError):
+            if (file := file_below(assets.resolve(), url.removeprefix(served))) is not None:
+                with file.open("rb") as content:
+                    return is_signed(content.read(HEAD))
+        return None
+
     raise_limits()  # each BMC has a connection
     at = now()
     with looked_at(state, at) as instance, connections(credentials) as kept:
@@ -293,21 +308,7 @@ def _inspected(
         if without := sorted(frozenset(servers) - {subject.name for subject in asked}):
             raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")
         with progress("BMCs", len(asked)) as advance:
-            return inspect(asked, kept, at, read=advance, signed=partial(_signed, assets))
-
-
-def _signed(assets: Path | None, url: str, base_url: str) -> bool | None:
-    """Whether what is served has a signature; None: it is not here, or no EFI program."""
-    from gitboot.artifacts.boot_loaders import HEAD, is_signed
-
-    served = f"{base_url}/assets/"
-    if assets is None or not url.startswith(served):
-        return None
-    with suppress(OSError):
-        if (file := file_below(assets.resolve(), url.removeprefix(served))) is not None:
-            with file.open("rb") as content:
-                return is_signed(content.read(HEAD))
-    return None
+            return inspect(asked, kept, at, read=advance, signed=signed)
 
 
 def _as_json(found: list[Inspection]) -> str:
@@ -318,39 +319,35 @@ def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
     from gitboot.controller.bmcs.manual_tasks import shown
 
     rows = []
+    counts: Counter[str] = Counter()
     for one in found:
         subject = one.subject
         colour = "red" if one.needs_a_person else None if one.is_settled else "yellow"
+        person, unread, pending, fine = _STANDINGS
+        standing = unread if one.seen is None else fine if one.is_settled else pending
+        counts[person if one.needs_a_person else standing] += 1
+        # What may stand on the BMC, or what was set last; the instant that a reason may end in says little here.
+        last = max(subject.overrides, key=lambda each: (each.state.is_open, each.at), default=None)
         rows.append(
             (
                 subject.name,
                 str(subject.plan.phase) if subject.plan else "no plan",
                 shown(subject.wanted.override if subject.wanted else None),
                 shown(one.seen.override) if one.seen else style(one.next, fg="red"),
-                _recorded(subject.overrides),
+                f"{last.state} {last.reason.partition('/after/')[0]}" if last is not None else "-",
                 subject.evidence,
                 style("ask a person" if one.needs_a_person else one.next if one.seen else "-", fg=colour),
             )
         )
     header = ("SERVER", "PHASE", "WANTED", "SEEN", "RECORDED", "EVIDENCE", "NEXT")
     lines = [table(header, rows, shortened=(4, 3, 2)), *_whys(found, state), ""]
-    return "\n".join([*lines, *(_firmware(found) if in_full else ()), _summed_up(found)])
-
-
-def _firmware(found: list[Inspection]) -> Iterator[str]:
-    for one in found:
+    for one in found if in_full else ():
         if one.seen is not None:
             secure = {None: "is not shown", True: "is on", False: "is off"}[one.seen.secure_boot]
             order = ", ".join(one.seen.boot_order) or "is not shown"
-            yield wrapped(f"{one.subject.name}: Secure Boot {secure}; boot order: {order}")
-
-
-def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
-    """What may stand on the BMC, or what was set last; the instant that a reason may end in says little here."""
-    if not overrides:
-        return "-"
-    last = max(overrides, key=lambda each: (each.state.is_open, each.at))
-    return f"{last.state} {last.reason.partition('/after/')[0]}"
+            lines.append(wrapped(f"{one.subject.name}: Secure Boot {secure}; boot order: {order}"))
+    summary = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
+    return "\n".join([*lines, f"{count(len(found), 'BMC')}: {summary or 'none'}"])
 
 
 def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
@@ -368,8 +365,14 @@ def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
 
 
 def _as_diff(found: list[Inspection], state: Path) -> str:
+    # Those of whom the same is to be said, and to which nothing is to be sent, are shown as one.
+    groups: dict[object, list[Inspection]] = {}
+    for number, one in enumerate(found):
+        is_alone = one.patch is not None or one.warnings or one.subject.name in (one.hint or "")
+        groups.setdefault(number if is_alone else (one.next, one.why, one.hint), []).append(one)
     lines: list[str] = []
-    for one, alike in _alike(found):
+    for alike in groups.values():
+        one = alike[0]
         who = some([each.subject.name for each in alike], 3)
         lines.append(f"{style(who, bold=True)}: {one.next}: {printable(one.why)}")
         if one.patch is not None:
@@ -381,24 +384,3 @@ def _as_diff(found: list[Inspection], state: Path) -> str:
         if one.hint is not None:
             lines.append(f"  {with_state(one.hint, str(state))}")
     return "\n".join(lines or ["every BMC is as it is wanted"])
-
-
-def _alike(found: Iterable[Inspection]) -> Iterator[tuple[Inspection, list[Inspection]]]:
-    """The first of those of whom the same is to be said, and nothing is to be sent; and all of them."""
-    groups: dict[object, list[Inspection]] = {}
-    for number, one in enumerate(found):
-        is_alone = one.patch is not None or one.warnings or one.subject.name in (one.hint or "")
-        groups.setdefault(number if is_alone else (one.next, one.why, one.hint), []).append(one)
-    yield from ((them[0], them) for them in groups.values())
-
-
-def _summed_up(found: list[Inspection]) -> str:
-    counts = Counter(_standing(one) for one in found)
-    shown = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
-    return f"{count(len(found), 'BMC')}: {shown or 'none'}"
-
-
-def _standing(one: Inspection) -> str:
-    """The heading under which a BMC is counted, the worst that fits."""
-    person, unread, pending, fine = _STANDINGS
-    return person if one.needs_a_person else unread if one.seen is None else fine if one.is_settled else pending
