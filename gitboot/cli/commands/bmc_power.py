@@ -164,24 +164,21 @@ def _switch(
         if meant and not dry_run:
             if len(subjects) > 1 or selector is not None:
                 click.echo(_as_table(found), err=True)
-                click.echo(f"{_summed_up(found, action)}: {reason}", err=True)
+                installs = sum(each.plan is not None and each.plan.writes_disk for each in meant)
+                installing = f", of which {installs} would boot what writes disks" if installs and what != "off" else ""
+                click.echo(f"{what} for {count(len(meant), 'server')}{installing}: {reason}", err=True)
                 go_on(yes=yes)
             request(state, POWER, {"action": what, "servers": [each.name for each in meant], "reason": reason})
             with progress("BMCs", len(meant)) as read:
                 sent = {one.subject.uuid: one for one in switching(meant, send=True, each=read)}
-            items = [_outcome(one) for one in sent.values()]
+            recorded = ("server", "resetType", "sent", "why")
+            items = [{name: one.facts()[name] for name in recorded} for one in sent.values()]
             request(state, POWERED, {"action": what, "items": items, "reason": reason})
             found = [sent.get(one.subject.uuid, one) for one in found]
     for output in outputs:
         output.write(_as_table(found) if output.format == "text" else document(items=[one.facts() for one in found]))
     if any(one.failed for one in found):
         sys.exit(Exit.PARTIAL)
-
-
-def _outcome(one: Powered) -> dict[str, Any]:
-    """What the ledger is told of one machine."""
-    facts = one.facts()
-    return {name: facts[name] for name in ("server", "resetType", "sent", "why")}
 
 
 def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
@@ -222,6 +219,7 @@ def _as_json(found: list[Inspection]) -> str:
 
 def _as_text(found: list[Inspection]) -> str:
     rows = []
+    counts: Counter[str] = Counter()
     for one in found:
         seen = one.seen
         if seen is None:
@@ -229,9 +227,9 @@ def _as_text(found: list[Inspection]) -> str:
         else:
             at = "in POST" if seen.in_post else "its operating system runs" if seen.runs_os else "-"
             rows.append((one.subject.name, seen.power or "not shown", at))
-    counts = Counter(one.seen.power or "not shown" if one.seen is not None else "not read" for one in found)
-    summed_up = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
-    return f"{table(('SERVER', 'POWER', 'STATE'), rows, shortened=(2,))}\n\n{count(len(found), 'BMC')}: {summed_up}"
+        counts[seen.power or "not shown" if seen is not None else "not read"] += 1
+    numbers = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
+    return f"{table(('SERVER', 'POWER', 'STATE'), rows, shortened=(2,))}\n\n{count(len(found), 'BMC')}: {numbers}"
 
 
 def _as_table(found: list[Powered]) -> str:
@@ -248,10 +246,3 @@ def _as_table(found: list[Powered]) -> str:
             )
         )
     return table(("SERVER", "POWER", "BOOTS", "WHAT IS SENT"), rows, shortened=(3,))
-
-
-def _summed_up(found: list[Powered], action: PowerAction) -> str:
-    meant = [one for one in found if one.would_send]
-    installs = [one for one in meant if one.subject.plan is not None and one.subject.plan.writes_disk]
-    installing = f", of which {len(installs)} would boot what writes disks" if installs and action != "off" else ""
-    return f"{action} for {count(len(meant), 'server')}{installing}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,9 +23,27 @@ if TYPE_CHECKING:
     from gitboot.bmc.scan import Comparison, FoundServer, Probe
     from gitboot.fleet.identities import Machine
 
-_LONGEST: Final = {"server": 20, "model": 26, "serial": 16}
 
-
+@click.command("scan", context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE...")
+@credentials_option
+@click.option(
+    "--as", "name", required=True, metavar="NAME", help="The credentials to ask with, as documents name them."
+)
+@click.option(
+    "--path",
+    type=click.Path(path_type=Path),
+    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Default: none, and every "
+    "machine is unknown.",
+)
+@rev_option
+@click.option("--port", "ports", multiple=True, default=[443], type=click.IntRange(1, 65535), help="Default: 443.")
+@click.option(
+    "--no-verify", is_flag=True, help="Trust any certificate, and say so in documents; access.toml must allow it."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Write documents to OUT/servers. Default: none."
+)
 @click.command("scan", context_settings={"auto_envvar_prefix": "GITBOOT"})
 @click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE...")
 @credentials_option
@@ -74,30 +92,32 @@ def scan(
     """
     from gitboot.bmc.scan import addresses, compare
 
-    machines = _described(path, rev) if path is not None else []
+    machines: list[Machine] = []
+    if path is not None:
+        from gitboot.cli.evaluated_fleet import load_fleet
+        from gitboot.fleet.identities import machines as machines_of
+
+        machines = list(machines_of(load_fleet(path, rev)).values())
     asked = addresses(list(_listed(places)), ports)
     answers = scanned(asked, credentials, name, verify=not no_verify, parallel=parallel)
     found = [each for answer in answers for each in answer.found]
-    unread = [answer.address for answer in answers if answer.why_not is not None]
-    compared = compare(found, machines, asked, unread)
+    failed = [each for each in answers if each.why_not is not None]
+    compared = compare(found, machines, asked, [each.address for each in failed])
     written = _write(out, found, compared, {each.name for each in machines}, name, verify=not no_verify)
     for output in outputs:
-        output.write(
-            _as_text(answers, compared, written, len(asked))
-            if output.format == "text"
-            else _as_json(answers, compared, written)
-        )
-    if unread:
+        if output.format == "text":
+            output.write(_as_text(answers, compared, written, len(asked)))
+            continue
+        items = []
+        for each in found:
+            file = str(written[each]) if each in written else None
+            items.append({**facts(each), "server": compared.servers.get(each), "document": file})
+        unread = [{"address": each.address, "why": each.why_not} for each in failed]
+        output.write(document(items=items, unread=unread, differences=compared.differences))
+    if failed:
         sys.exit(Exit.PARTIAL)
     if compared.differences and detailed_exitcode:
         sys.exit(Exit.CHANGES)
-
-
-def _described(path: Path, rev: str | None) -> list[Machine]:
-    from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.fleet.identities import machines
-
-    return list(machines(load_fleet(path, rev)).values())
 
 
 def _listed(places: Sequence[str]) -> Iterator[str]:
@@ -163,26 +183,20 @@ def _write(
     return written
 
 
-def _as_json(answers: Sequence[Probe], compared: Comparison, written: dict[FoundServer, Path]) -> str:
-    items = [
-        {
-            **facts(each),
-            "server": compared.servers.get(each),
-            "document": str(written[each]) if each in written else None,
-        }
-        for answer in answers
-        for each in answer.found
-    ]
-    unread = [{"address": each.address, "why": each.why_not} for each in answers if each.why_not is not None]
-    return document(items=items, unread=unread, differences=compared.differences)
-
-
 def _as_text(answers: Sequence[Probe], compared: Comparison, written: dict[FoundServer, Path], asked: int) -> str:
     found = [each for answer in answers for each in answer.found]
-    lines: list[str] = []
-    if found:
-        header = ("ADDRESS", "SERVER", "MODEL", "SERIAL", "BMC", "NICS")
-        lines += [table(header, [_row(each, compared.servers.get(each, "-")) for each in found]), ""]
+    rows = [
+        (
+            each.address.removeprefix("https://"),
+            compared.servers.get(each, "-")[:20],
+            (f"{each.maker} {each.model}".strip() or "-")[:26],
+            (each.serial or "-")[:16],
+            (each.bmc or "-")[:12],
+            str(len(each.nics)),
+        )
+        for each in found
+    ]
+    lines = [table(("ADDRESS", "SERVER", "MODEL", "SERIAL", "BMC", "NICS"), rows), ""] if rows else []
     for difference in compared.differences:
         who = f"{difference.server} at {difference.address}" if difference.server else difference.address
         lines.append(wrapped(f"{difference.what}: {who}: {difference.message}"))
@@ -197,15 +211,3 @@ def _as_text(answers: Sequence[Probe], compared: Comparison, written: dict[Found
     if unread:
         ends.append(f"{unread} not read")
     return "\n".join([*lines, f"{asked:,} {'address' if asked == 1 else 'addresses'} asked: {', '.join(ends)}"])
-
-
-def _row(found: FoundServer, server: str) -> tuple[str, ...]:
-    model = f"{found.maker} {found.model}".strip()
-    return (
-        found.address.removeprefix("https://"),
-        server[: _LONGEST["server"]],
-        (model or "-")[: _LONGEST["model"]],
-        (found.serial or "-")[: _LONGEST["serial"]],
-        (found.bmc or "-")[:12],
-        str(len(found.nics)),
-    )
