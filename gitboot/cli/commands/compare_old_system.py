@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import copy
 from dataclasses import replace
@@ -29,7 +28,6 @@ from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.text import count
 
 if TYPE_CHECKING:
-    from gitboot.cli.evaluated_fleet import Planned
     from gitboot.fleet.resources import FleetRepository
     from gitboot.http_client import HttpClient
 
@@ -37,7 +35,6 @@ _MOST_BYTES: Final = 1 << 20  # of one answer
 _LARGEST: Final = 1 << 32  # of one file that machines boot
 _PIECE: Final = 1 << 20
 _HOPS: Final = 3  # from script to script
-_NAME: Final = 40  # characters of a server's name in the table
 
 
 @click.command()
@@ -105,10 +102,23 @@ def command(
         fleet.decision(name)
     decisions = [each for name, each in _active(fleet.repository, now).servers.items() if not names or name in names]
 
-    def one(decision: Decision) -> Contrast:
-        return _compared(client, old, shape, decision, _asker(fleet, decision), timeout_s, contents=contents)
+    def compare(decision: Decision) -> Contrast:
+        server = fleet.repository.servers[decision.server]
+        macs = tuple(mac.replace("-", ":") for mac in server.boot_macs)
+        asker = Asker(name=decision.server, uuid=str(decision.uuid), macs=macs, serial=server.spec.serial or "")
+        return _compared(client, old, shape, decision, asker, timeout_s, contents=contents)
 
-    found = sorted(_all(decisions, one, parallel), key=lambda each: each.server)
+    pool = ThreadPoolExecutor(parallel, thread_name_prefix="compare")
+    found = []
+    try:
+        jobs = [pool.submit(compare, decision) for decision in decisions]
+        with progress("servers", len(jobs)) as advance:
+            for job in as_completed(jobs):
+                advance(1)
+                found.append(job.result())
+    finally:
+        pool.shutdown(cancel_futures=True)
+    found.sort(key=lambda each: each.server)
     for output in outputs:
         output.write(_FORMATS[output.format](found))
     verdicts = {each.verdict for each in found}
@@ -134,29 +144,6 @@ def _active(repository: FleetRepository, now: datetime) -> Decisions:
     return decide(replace(repository, fleet=fleet, servers=servers), now)
 
 
-def _all(decisions: list[Decision], one: Callable[[Decision], Contrast], parallel: int) -> Iterator[Contrast]:
-    """Each server's comparison as it is done, so many at a time."""
-    pool = ThreadPoolExecutor(parallel, thread_name_prefix="compare")
-    try:
-        jobs = [pool.submit(one, decision) for decision in decisions]
-        with progress("servers", len(jobs)) as advance:
-            for job in as_completed(jobs):
-                advance(1)
-                yield job.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _asker(fleet: Planned, decision: Decision) -> Asker:
-    server = fleet.repository.servers[decision.server]
-    return Asker(
-        name=decision.server,
-        uuid=str(decision.uuid),
-        macs=tuple(mac.replace("-", ":") for mac in server.boot_macs),
-        serial=server.spec.serial or "",
-    )
-
-
 def _compared(
     client: HttpClient,
     old: str,
@@ -168,7 +155,8 @@ def _compared(
     contents: bool,
 ) -> Contrast:
     """One server; whatever the old system does is a verdict."""
-    boot = decision.policy.boot if decision.policy is not None else None
+    policy = decision.policy
+    boot = policy.boot if policy is not None else None
     try:
         answer = _asked(client, old, shape, asker, timeout_s)
         if answer is None:
@@ -177,9 +165,13 @@ def _compared(
             if answer.kernel is None:
                 return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk")
             return Contrast(server=asker.name, verdict=Likeness.NOTHING, message="no policy boots it from the network")
-        if answer.kernel is None and answer.chain is None and not _installs(decision):
+        # Whether gitboot would boot it from the network, once its document is no longer Parked.
+        installs = decision.provision > 0 or (policy is not None and policy.network_boot is NetworkBoot.ALWAYS)
+        if answer.kernel is None and answer.chain is None and not installs:
             return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk, as it is installed")
-        data = _user_data(client, old, answer, timeout_s)
+        data, url = None, answer.user_data_url
+        if url is not None and _same_host(url, old):
+            data = _fetched(client, f"{url}user-data" if url.endswith("/") else url, timeout_s)
         digests = {
             url: _digest(client, url, timeout_s)
             for url in (elsewhere(answer, boot, old_url=old, base_url=decision.base_url) if contents else ())
@@ -188,12 +180,6 @@ def _compared(
     except HostUnreachable as error:
         return Contrast(server=asker.name, verdict=Likeness.UNKNOWN, message=str(error))
     return contrasted(asker.name, answer, data, boot, digests, old_url=old, base_url=decision.base_url)
-
-
-def _installs(decision: Decision) -> bool:
-    """Whether gitboot would boot it from the network, once its document is no longer Parked."""
-    assert decision.policy is not None  # noqa: S101
-    return decision.provision > 0 or decision.policy.network_boot is NetworkBoot.ALWAYS
 
 
 def _asked(client: HttpClient, old: str, shape: str, asker: Asker, timeout_s: float) -> OldBoot | None:
@@ -211,14 +197,6 @@ def _asked(client: HttpClient, old: str, shape: str, asker: Asker, timeout_s: fl
                 return boot
             url = boot.chain
     return None
-
-
-def _user_data(client: HttpClient, old: str, boot: OldBoot, timeout_s: float) -> str | None:
-    """What the system would find where it is led; None: it is led nowhere, or to another host than the old system."""
-    url = boot.user_data_url
-    if url is None or not _same_host(url, old):
-        return None
-    return _fetched(client, f"{url}user-data" if url.endswith("/") else url, timeout_s)
 
 
 def _digest(client: HttpClient, url: str, timeout_s: float) -> str:
@@ -254,41 +232,38 @@ def _fetched(client: HttpClient, url: str, timeout_s: float) -> str | None:
 
 
 def _as_text(found: list[Contrast]) -> str:
-    others = [each for each in found if each.verdict is not Likeness.EQUAL]
-    rows = [(_short(each.server), str(each.verdict), _what(each)) for each in others]
-    lines = [table(("SERVER", "ANSWER", "WHAT"), rows)] if rows else []
-    for each in others:
-        for what, old, new in each.differences:
-            lines += [
-                "",
-                wrapped(f"{each.server}: {what}"),
-                wrapped(f"old:     {old}", "  "),
-                wrapped(f"gitboot: {new}", "  "),
-            ]
-    return "\n".join((*lines, *([""] if lines else []), _counted(found)))
+    rows, lines = [], []
+    for each in found:
+        if each.verdict is not Likeness.EQUAL:
+            name = each.server if len(each.server) <= 40 else f"{each.server[:39]}…"
+            what = each.message or ", ".join(what for what, _, _ in each.differences)
+            rows.append((name, str(each.verdict), what if len(what) <= 45 else f"{what[:44]}…"))
+            for what, old, new in each.differences:
+                lines += ["", wrapped(f"{each.server}: {what}")]
+                lines += [wrapped(f"old:     {old}", "  "), wrapped(f"gitboot: {new}", "  ")]
+    if rows:
+        lines = [table(("SERVER", "ANSWER", "WHAT"), rows), *lines, ""]
+    return "\n".join((*lines, _summary(found)))
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
-
-
-def _what(each: Contrast) -> str:
-    text = each.message or ", ".join(what for what, _, _ in each.differences)
-    return text if len(text) <= 45 else f"{text[:44]}…"
+def _summary(found: list[Contrast]) -> str:
+    counts = Counter(str(each.verdict) for each in found)
+    numbers = ", ".join(f"{number:,} {word}" for word, number in sorted(counts.items()))
+    return f"{count(len(found), 'server')}: {numbers}" if found else "the fleet has no server"
 
 
 def _as_markdown(found: list[Contrast]) -> str:
     from gitboot.review.formats.markdown import code
 
-    def cell(text: str) -> str:
-        return code(text, in_table=True)
-
-    lines = [_counted(found), "", "| server | answer | what | old | gitboot |", "|---|---|---|---|---|"]
+    lines = []
     for each in found:
         if each.verdict is not Likeness.EQUAL:
             for what, old, new in each.differences or ((each.message, "-", "-"),):
-                lines.append(f"| {cell(each.server)} | {each.verdict} | {cell(what)} | {cell(old)} | {cell(new)} |")
-    return "\n".join(lines if len(lines) > 4 else lines[:1])
+                server, *cells = (code(text, in_table=True) for text in (each.server, what, old, new))
+                lines.append(f"| {' | '.join((server, str(each.verdict), *cells))} |")
+    if lines:
+        lines = ["", "| server | answer | what | old | gitboot |", "|---|---|---|---|---|", *lines]
+    return "\n".join((_summary(found), *lines))
 
 
 def _as_json(found: list[Contrast]) -> str:
@@ -302,12 +277,6 @@ def _as_json(found: list[Contrast]) -> str:
         for each in found
     ]
     return document(items=items)
-
-
-def _counted(found: list[Contrast]) -> str:
-    counts = Counter(str(each.verdict) for each in found)
-    told = ", ".join(f"{number:,} {word}" for word, number in sorted(counts.items()))
-    return f"{count(len(found), 'server')}: {told}" if found else "the fleet has no server"
 
 
 _FORMATS: Final = {"text": _as_text, "markdown": _as_markdown, "json": _as_json}
