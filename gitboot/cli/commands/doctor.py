@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -50,9 +50,13 @@ def command(
 
     Exit codes: 0 where nothing is wrong, else 8.
     """
+    from gitboot.status.conditions import filled
+
     reject_old_variables()
-    places = {"STATE": state, "OUTPUT": output}
-    found = tuple(_placed(each, places) for each in _findings(state, output, credentials))
+    given = {word: str(path) for word, path in (("STATE", state), ("OUTPUT", output)) if path is not None}
+    found = tuple(
+        replace(each, hint=each.hint and filled(each.hint, given)) for each in _findings(state, output, credentials)
+    )
     for each in outputs:
         each.write(document(items=found) if each.format == "json" else "\n".join(map(_as_text, found)))
     if any(each.health == "wrong" for each in found):
@@ -87,14 +91,6 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
             yield from environment_checks.of_output(output, state, servers=len(look.commit.decisions.servers))
         yield from environment_checks.of_credentials(credentials, look)
         yield from environment_checks.of_mirrors(look.commit.decisions)
-
-
-def _placed(examined: Examined, places: Mapping[str, Path | None]) -> Examined:
-    """With the directories that were given in its hint, to be copied."""
-    from gitboot.status.conditions import filled
-
-    given = {word: str(path) for word, path in places.items() if path is not None}
-    return replace(examined, hint=examined.hint and filled(examined.hint, given))
 
 
 def _as_text(examined: Examined) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -64,8 +63,14 @@ def command(
 
     FIELD shows one field only, such as image, kernelArguments or vars.console of a server, or interfaces of a kind.
     """
+    if schemas is not None or subject in _KINDS:
+        from gitboot.review.formats.json import schemas as texts_of_schemas
+
+        texts = texts_of_schemas()
     if schemas is not None:
-        _write_schemas(schemas)
+        for name, text in texts.items():
+            write_output_file(schemas / name, [text.encode()], make_folders=True)
+        click.echo(f"{schemas}: {len(texts)} schemas", err=True)
         return
     if subject is None:
         raise click.UsageError("Missing argument 'SERVER|KIND|CODE'.")
@@ -73,11 +78,14 @@ def command(
         _explain_code(subject.upper(), outputs)
         return
     if subject in _KINDS:
-        _explain_kind(subject, field, outputs)
+        schema_text = texts["any.json" if subject == "Any" else f"{subject}.json"]
+        for output in outputs:
+            output.write(schema_text if output.format == "json" else _fields_as_text(subject, field))
         return
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
-    if kind := _kind_meant(subject, fleet.decisions.servers):
+    kind = next((each for each in _KINDS if each.lower() == subject.lower()), None)
+    if kind is not None and subject not in fleet.decisions.servers:
         raise UsageError(f"there is no server {subject!r}; `gitboot explain {kind}` lists the fields of {kind}")
     decision = fleet.decision(subject)
     record = fleet.records.get(decision.uuid)
@@ -91,11 +99,6 @@ def command(
             output.write(document(**{**facts(found), "reasons": reasons}))
         else:
             output.write(_as_text(found, blame))
-
-
-def _kind_meant(subject: str, servers: Collection[str]) -> str | None:
-    """The kind that was typed with other capital letters; None if it is the name of a server."""
-    return next((each for each in _KINDS if each.lower() == subject.lower() and subject not in servers), None)
 
 
 def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
@@ -118,15 +121,6 @@ def _explain_code(text: str, outputs: tuple[OutputOption, ...]) -> None:
             output.write(document(code=code, headline=code.headline, why=code.why, hint=code.fix))
         else:
             output.write(f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n")
-
-
-def _explain_kind(kind: str, field: str | None, outputs: tuple[OutputOption, ...]) -> None:
-    """Write the fields of a kind, or its JSON Schema; Any is every kind."""
-    from gitboot.review.formats.json import schemas
-
-    text = schemas()["any.json" if kind == "Any" else f"{kind}.json"]
-    for output in outputs:
-        output.write(text if output.format == "json" else _fields_as_text(kind, field))
 
 
 def _fields_as_text(kind: str, field: str | None) -> str:
@@ -154,14 +148,6 @@ def _fields_as_text(kind: str, field: str | None) -> str:
     return shown if field is not None else f"{documents[kind]['description']}\n\n{shown}"
 
 
-def _write_schemas(directory: Path) -> None:
-    from gitboot.review.formats.json import schemas
-
-    for name, text in schemas().items():
-        write_output_file(directory / name, [text.encode()], make_folders=True)
-    click.echo(f"{directory}: {len(schemas())} schemas", err=True)
-
-
 def _narrowed(found: Explanation, field: str) -> Explanation:
     reasons = tuple(each for each in found.reasons if _is_of(each.field, field))
     if not reasons:
@@ -173,35 +159,23 @@ def _narrowed(found: Explanation, field: str) -> Explanation:
 
 
 def _as_text(found: Explanation, blame: Blame | None) -> str:
-    rows = [
-        (each.field, _shortened(each.value) if len(found.reasons) > 1 else each.value, each.rule, each.why)
-        for each in found.reasons
-    ]
-    written = [
-        style(wrapped(f"{each.path}:{each.line}:{each.column}  {_wrote(_commit(each, blame))}", "    "), fg=_GREY)
-        if each.path
-        else ""
-        for each in found.reasons
-    ]
+    rows, written = [], []
+    for each in found.reasons:
+        value = each.value
+        if len(found.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows all of it
+            value = f"{value[: _WIDTH - 13]}…{value[-12:]}"
+        rows.append((each.field, value, each.rule, each.why))
+        commit, by = _commit(each, blame), ""
+        if commit is not None:
+            revision, author, date = (commit[key] or "" for key in ("revision", "author", "date"))
+            by = f"{revision[:9]} {date[:10]} {author.partition(' <')[0]}"
+            by = "not committed yet" if revision == WORKTREE else by
+        place = wrapped(f"{each.path}:{each.line}:{each.column}  {by}", "    ") if each.path else ""
+        written.append(style(place, fg=_GREY) if place else "")
     text = table(("FIELD", "VALUE", "RULE", "WHY, AND WHERE IT IS WRITTEN"), rows, below=written)
     rules = {each.rule for each in found.reasons}
     lost = [(lost.candidate, lost.rule, lost.why) for lost in found.lost if lost.rule in rules]
     return f"{text}\n\n{table(('NOT CHOSEN', 'RULE', 'WHY'), lost)}" if lost else text
-
-
-def _wrote(commit: dict[str, str | None] | None) -> str:
-    """A commit, its day and its author's name, in a cell."""
-    if commit is None:
-        return ""
-    revision, author, date = (commit[key] or "" for key in ("revision", "author", "date"))
-    if revision == WORKTREE:
-        return "not committed yet"
-    return f"{revision[:9]} {date[:10]} {author.partition(' <')[0]}"
-
-
-def _shortened(value: str) -> str:
-    """A long value without its middle; `explain SERVER FIELD` shows all of it."""
-    return value if len(value) <= _WIDTH else f"{value[: _WIDTH - 13]}…{value[-12:]}"
 
 
 def _is_of(name: str, field: str) -> bool:

@@ -73,9 +73,9 @@ def _tables(found: Images) -> Iterator[str]:
         (
             each.what,
             each.image,
-            _until(each.until, overdue=each.overdue),
-            _few(each.servers),
-            _shortened(each.reason),
+            style(f"{each.until:%Y-%m-%d} overdue", fg="red") if each.until and each.overdue else _day(each.until),
+            some(each.servers, _NAMES) or "none",
+            each.reason if len(each.reason) <= _REASON else f"{each.reason[: _REASON - 1]}…",
         )
         for each in found.behind
     ]
@@ -101,18 +101,8 @@ def _next(joining: Sequence[Joining]) -> Iterator[tuple[str, str, str]]:
     nearest = joining[0].percent
     for percent in (nearest, *(step for step in _STEPS if step > nearest)):
         reached = [server for each in joining if each.percent <= percent for server in each.servers]
-        yield f"{percent} %", f"{len(reached)} more", _few(reached)
+        yield f"{percent} %", f"{len(reached)} more", some(reached, _NAMES) or "none"
 
 
-def _until(until: datetime | None, *, overdue: bool) -> str:
-    if until is None:
-        return "-"
-    return style(f"{until:%Y-%m-%d} overdue", fg="red") if overdue else f"{until:%Y-%m-%d}"
-
-
-def _few(names: Sequence[str]) -> str:
-    return some(names, _NAMES) or "none"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _REASON else f"{text[: _REASON - 1]}…"
+def _day(instant: datetime | None) -> str:
+    return f"{instant:%Y-%m-%d}" if instant is not None else "-"
