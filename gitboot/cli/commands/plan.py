@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -35,13 +35,11 @@ from gitboot.jsonio import document, format_instant
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.tree_reader import read_state
 from gitboot.render.boot_files import shared_files
-from gitboot.render.endpoint_files import PublishedServer, Turn, turn_of
+from gitboot.render.endpoint_files import PublishedServer, turn_of
 from gitboot.render.paths import BOOT, Role
 from gitboot.render.plan_and_record_files import summary
 from gitboot.resolve.install_attempts import progress_of
 from gitboot.resolve.plan_at_time import already_made, plan, transition
-from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decision
 from gitboot.text import did_you_mean, printable_lines, some
 
 
@@ -118,7 +116,19 @@ def _write_plans(
         raise UsageError(f"no server{among} has the labels {selector}; the fleet has {len(fleet.decisions.servers)}")
     for output in outputs:
         if output.format == "text":
-            output.write(_as_table(items) if items else "")
+            rows = [
+                (
+                    item["server"],
+                    item["phase"] or "-",
+                    item["image"] or "local disk" if item["phase"] else "no plan",
+                    item["method"] or "-",
+                    source(item),
+                    item["nextTransition"] or "-",
+                )
+                for item in items
+            ]
+            header = ("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE")
+            output.write(table(header, rows, below=_installations(items)) if items else "")
         else:
             found = document(revision=fleet.decisions.revision, items=items)
             output.write(found if output.format == "json" else _as_yaml(found))
@@ -151,20 +161,25 @@ def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple
                 "installing": progress.facts() if progress is not None else None,
             }
         )
-        instant = _next_change(decision, instant, record)
+        # The plan changes, or an installation is no longer shown.
+        ends = progress.until if progress is not None else None
+        instant = min(filter(None, (transition(decision, instant, record), ends)), default=None)
     for output in outputs:
         if output.format == "text":
-            output.write(_timeline_as_table(items))
+            rows = [
+                (
+                    str(item["from"]),
+                    str(item["phase"] or "no plan"),
+                    str(item["image"] or ("local disk" if item["phase"] else "-")),
+                    source(item),
+                    str(item["why"]),
+                )
+                for item in items
+            ]
+            output.write(table(("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows, below=_installations(items)))
         else:
             found_items = document(server=server, items=items)
             output.write(found_items if output.format == "json" else _as_yaml(found_items))
-
-
-def _next_change(decision: Decision, instant: datetime, record: Record | None) -> datetime | None:
-    """Return when the plan changes next, or when an installation is no longer shown. None: never by itself."""
-    progress = progress_of(record, instant)
-    ends = progress.until if progress is not None else None
-    return min(filter(None, (transition(decision, instant, record), ends)), default=None)
 
 
 def _as_yaml(text: str) -> str:
@@ -175,38 +190,9 @@ def _as_yaml(text: str) -> str:
     return found if printable_lines(found) == found else text
 
 
-def _as_table(items: list[dict[str, Any]]) -> str:
-    rows = [
-        (
-            item["server"],
-            item["phase"] or "-",
-            item["image"] or "local disk" if item["phase"] else "no plan",
-            item["method"] or "-",
-            source(item),
-            item["nextTransition"] or "-",
-        )
-        for item in items
-    ]
-    return table(("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows, below=_installations(items))
-
-
 def _installations(items: list[dict[str, Any]]) -> list[str]:
     """Return the line about the installation of each item, which is empty if no installation is under way."""
     return [wrapped(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
-
-
-def _timeline_as_table(items: list[dict[str, Any]]) -> str:
-    rows = [
-        (
-            str(item["from"]),
-            str(item["phase"] or "no plan"),
-            str(item["image"] or ("local disk" if item["phase"] else "-")),
-            source(item),
-            str(item["why"]),
-        )
-        for item in items
-    ]
-    return table(("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows, below=_installations(items))
 
 
 @click.command()
@@ -226,50 +212,37 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
     endpoint has given it already, its own answer says, to whoever asks: a comment in the second line.
     """
     state = read_state(tree, name)
+    if state is None and not (tree / MANIFEST).is_file():
+        raise UsageError(
+            f"{tree} is no published tree; give what `gitboot run` or `gitboot render` has written with --out"
+        )
     if state is None:
-        raise UsageError(_missing(name, tree))
+        servers = tree / "ops" / "servers"
+        known = sorted(each.stem for each in servers.glob("*.json"))
+        hint = did_you_mean(name, known, f"{servers} has those that there are")
+        raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
     found = _entries(state, tree, at or now())
+    text = "\n".join(f"# given {each['given']}: {', '.join(each['paths'])}\n{each['entry']}" for each in found)
     for output in outputs:
-        output.write(_as_text(found) if output.format == "text" else document(items=found))
-
-
-def _missing(name: str, tree: Path) -> str:
-    if not (tree / MANIFEST).is_file():
-        return f"{tree} is no published tree; give what `gitboot run` or `gitboot render` has written with --out"
-    servers = tree / "ops" / "servers"
-    hint = did_you_mean(
-        name, sorted(each.stem for each in servers.glob("*.json")), f"{servers} has those that there are"
-    )
-    return f"there is no server {name!r} in {tree}; {hint}"
+        output.write(text if output.format == "text" else document(items=found))
 
 
 def _entries(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
-    """Each entry with all paths that it stands at, the first ones first."""
+    """Each entry with all paths that it stands at, the first ones first, and how often and to whom it is given."""
     by_content: dict[tuple[str, str], list[str]] = {}
     for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
         turn = turn_of(turns, at)[0]
         if turn is not None and turn.content is not None and turn.role is Role.ENTRY:
-            by_content.setdefault((turn.content, _how(turn)), []).append(path.removeprefix(BOOT))
-    return [
-        {"paths": paths, "given": how, "entry": _text(state, tree, content)}
-        for (content, how), paths in by_content.items()
-    ]
-
-
-def _how(turn: Turn) -> str:
-    """How often it is given, and to whom."""
-    if turn.writes is None:
-        return "to whoever asks"
-    return "once, to the machine" if turn.writes.once else "to the machine, at each boot"
-
-
-def _text(state: PublishedServer, tree: Path, content: str) -> str:
-    text = state.contents.get(content)
-    return text if text is not None else (tree / state.stored[content]).read_text()
-
-
-def _as_text(found: list[dict[str, Any]]) -> str:
-    return "\n".join(f"# given {each['given']}: {', '.join(each['paths'])}\n{each['entry']}" for each in found)
+            how = "to whoever asks"
+            if turn.writes is not None:
+                how = "once, to the machine" if turn.writes.once else "to the machine, at each boot"
+            by_content.setdefault((turn.content, how), []).append(path.removeprefix(BOOT))
+    found = []
+    for (content, how), paths in by_content.items():
+        text = state.contents.get(content)
+        text = text if text is not None else (tree / state.stored[content]).read_text()
+        found.append({"paths": paths, "given": how, "entry": text})
+    return found
 
 
 @click.command()
@@ -320,10 +293,7 @@ def _check_own(out: Path, fleet: Path) -> None:
     if not out.is_dir():
         return
     is_fleet = (out / ".git").exists() or out.samefile(fleet)
-    others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - _TREE)
+    others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - {"boot", "ops"})
     if is_fleet or (others and not (out / MANIFEST).exists()):
         what = "is a fleet's work tree" if is_fleet else f"holds what is not gitboot's: {some(others, 3)}"
         raise UsageError(f"{out} {what}; give --out a directory that is new, empty, or was rendered into before")
-
-
-_TREE: Final = frozenset({"boot", "ops"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.options import OutputOption, output_option
-from gitboot.cli.terminal import Stop, stopped_by_signal, tell
+from gitboot.cli.terminal import stopped_by_signal, tell
 from gitboot.errors import UsageError
 from gitboot.jsonio import document
 from gitboot.status.events import Event
@@ -69,29 +69,32 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
             files = [
                 (stack.enter_context(LogFile(log, spool)), SentVersions(log, spool)) for log in dict.fromkeys(logs)
             ]
-            for _ in _passes(stop):
+            is_last = False
+            while not is_last:
+                is_last = stop is None or stop.is_set  # what was written before that is still read
                 for file, sent in files:
                     with closing(file.lines()) as lines:
                         _observe(lines, spool, written, outcomes, asked, sent)
                     sent.write()
                 asked.leave()
+                if stop is not None and not is_last:
+                    stop.wait(_POLL_S)
+    counts = {name: outcomes.pop(name, 0) for name in (_OBSERVED, _UNCLEAR, _UNKNOWN, _BACKWARDS)}
+    ignored = dict(sorted(outcomes.items()))
+    lines_read = sum(ignored.values()) + counts[_OBSERVED] + counts[_UNCLEAR] + counts[_UNKNOWN]
+    text = f"{lines_read} lines read, {counts[_OBSERVED]} observed"
+    text += f", {counts[_UNCLEAR]} by clients that may be machines" if counts[_UNCLEAR] else ""
+    text += f", {counts[_UNKNOWN]} for entries that are not there" if counts[_UNKNOWN] else ""
+    if ignored:
+        text += f"; ignored: {', '.join(f'{number} {reason}' for reason, number in ignored.items())}"
     for output in outputs:
-        output.write(document(**_facts(outcomes)) if output.format == "json" else _as_text(outcomes))
-
-
-def _passes(stop: Stop | None) -> Iterator[None]:
-    """One pass, or one after the other until ``stop``; what was written before that is still read."""
-    yield
-    while stop is not None and not stop.is_set:
-        stop.wait(_POLL_S)
-        yield
+        output.write(document(read=lines_read, ignored=ignored, **counts) if output.format == "json" else text)
 
 
 _OBSERVED: Final = "observed"
 _BACKWARDS: Final = "backwards"
 _UNCLEAR: Final = "unclear"  # boots that a machine or a monitor fetched
 _UNKNOWN: Final = "unknown"  # entries that are not there: of machines that no document describes, say
-_TOLD_APART: Final = (_OBSERVED, _UNCLEAR, _BACKWARDS, _UNKNOWN)
 
 
 def _observe(
@@ -125,31 +128,3 @@ def _observe(
             message = f"{found.path}: the mirror sent {found.client} an older version than before; it went backwards"
             facts = {"path": found.path, "client": found.client}
             tell(Event(at=found.at, type="MirrorBackwards", message=message, facts=facts, warning=True))
-
-
-def _facts(outcomes: Counter[str]) -> dict[str, object]:
-    return {
-        "read": _read(outcomes),
-        "observed": outcomes[_OBSERVED],
-        "unclear": outcomes[_UNCLEAR],
-        "unknown": outcomes[_UNKNOWN],
-        "backwards": outcomes[_BACKWARDS],
-        "ignored": _ignored(outcomes),
-    }
-
-
-def _as_text(outcomes: Counter[str]) -> str:
-    reasons = [f"{count} {reason}" for reason, count in _ignored(outcomes).items()]
-    ignored = f"; ignored: {', '.join(reasons)}" if reasons else ""
-    unknown = f", {outcomes[_UNKNOWN]} for entries that are not there" if outcomes[_UNKNOWN] else ""
-    unclear = f", {outcomes[_UNCLEAR]} by clients that may be machines" if outcomes[_UNCLEAR] else ""
-    return f"{_read(outcomes)} lines read, {outcomes[_OBSERVED]} observed{unclear}{unknown}{ignored}"
-
-
-def _read(outcomes: Counter[str]) -> int:
-    """How many lines there were: each had one outcome, but for what is told besides."""
-    return outcomes.total() - outcomes[_BACKWARDS]
-
-
-def _ignored(outcomes: Counter[str]) -> dict[str, int]:
-    return {reason: count for reason, count in sorted(outcomes.items()) if reason not in _TOLD_APART}
