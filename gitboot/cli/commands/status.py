@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,14 +18,13 @@ from gitboot.standard_streams import style
 from gitboot.text import count, did_you_mean, more, one_line, printable
 
 if TYPE_CHECKING:
-    from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines
+    from gitboot.fetchlog.unknown_machines import UnknownMachines
     from gitboot.ledger.store import Store
 
 
 _MOST_PROBLEMS: Final = 10
 _MOST_INSTALLATIONS: Final = 10
 _MOST_SERVERS: Final = 20
-_COUNTED: Final = ("records", "installs", "runs", "installing", "drift", "bmcs")
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -37,7 +36,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     Its conditions say what is the matter, with a reason, a message, and since when.
     """
     from gitboot.cli.instance_client import folders_of, output_of
-    from gitboot.controller.instance.state_directory import read_status, running
+    from gitboot.controller.instance.state_directory import acting_here, read_status, running
     from gitboot.publish.tree_reader import Words, with_stop
     from gitboot.status.instance_status import with_age, written_at
 
@@ -46,7 +45,10 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     if process and (published := output_of(state)) is not None:
         status = newest(status, published)
     status["process"] = process
-    status["lease"] = _lease(state) if status["process"] else None
+    status["lease"] = None
+    with suppress(LedgerError):  # else nobody can say now by which lease the instance acts
+        if process and (lease := acting_here(state)) is not None:
+            status["lease"] = {"number": lease.number, "until": lease.until}
     written = written_at(status)
     age_s = max((datetime.now(UTC) - written).total_seconds(), 0) if written is not None else None
     status = with_age(status, age_s, written)
@@ -86,7 +88,14 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     attempted = str(status["attempted"]["commit"] or "-")
     if problems:
         attempted += f", {count(len(problems), 'problem')}"
-    phases = ", ".join(f"{count} {phase}" for phase, count in status["phases"].items())
+    accepted, signer = status["accepted"], status["accepted"].get("signer")
+    numbers = {
+        name: ", ".join(f"{number} {what}" for what, number in status[name].items())
+        for name in ("phases", "records", "installs", "runs", "installing", "drift", "bmcs")
+        if status.get(name)
+    }
+    phases = numbers.pop("phases", "")
+    planned = f"{status['plannedAt'][:19]}Z" if status["plannedAt"] else "not since the start"
     lines = [
         f"gitboot    {runs}",
         *age,
@@ -95,12 +104,16 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
         *([f"site       {status['site']}"] if status.get("site") else []),
         *([f"branch     {status['branch']}"] if status.get("branch") else []),
         f"applied    {status['applied']['commit'] or '-'}",
-        *_vouched(status["accepted"]),
+        *([f"signed     by {signer['person']} ({signer['key']})"] if signer is not None else []),
+        *(
+            f"heeded     {each['guard']} in {each['commit'][:12]}: {each['by']}"
+            for each in accepted.get("acknowledged", ())
+        ),
         f"attempted  {attempted}",
         f"servers    {sum(status['phases'].values())}{': ' if phases else ''}{phases}",
-        *(f"{name:9}  {_counts(status[name])}" for name in _COUNTED if status.get(name)),
+        *(f"{name:9}  {text}" for name, text in numbers.items()),
         *([f"underway   {status['progress']['message']}"] if process and status.get("progress") else []),
-        f"planned    {_to_the_second(status['plannedAt']) if status['plannedAt'] else 'not since the start'}",
+        f"planned    {planned}",
         f"next       {status['nextTransition'] or 'no change without a commit'}",
     ]
     installations = status.get("installations", [])
@@ -111,7 +124,12 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     if held := status["attempted"].get("held"):
         lines.append(f"held       by {', '.join(held['guards'])}")
         lines += _limited([wrapped(f"{name} may be reinstalled", "    ") for name in held.get("reinstalls", ())])
-    lines += _limited([_withheld(each) for each in status["attempted"].get("withheld", ())])
+    withheld = []
+    for each in status["attempted"].get("withheld", ()):
+        by = ", ".join(commit[:12] for commit in each["by"])
+        boots = each["boots"] or "its disk"
+        withheld.append(wrapped(f"withheld   {each['server']} boots {boots}; its install boot is not in {by}"))
+    lines += _limited(withheld)
     lines += [
         f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:_MOST_PROBLEMS]
     ]
@@ -120,35 +138,10 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     return "\n".join([*lines, "", *_conditions(status["conditions"], state)])
 
 
-def _withheld(server: dict[str, Any]) -> str:
-    """Return what a server boots while gitboot withholds its install boot."""
-    by = ", ".join(commit[:12] for commit in server["by"])
-    boots = server["boots"] or "its disk"
-    return wrapped(f"withheld   {server['server']} boots {boots}; its install boot is not in {by}")
-
-
 def _limited(lines: list[str]) -> list[str]:
     """Return the first lines about servers, and how many there are besides."""
     left = more(len(lines) - _MOST_SERVERS, "server")
     return [*lines[:_MOST_SERVERS], *([f"    {left}; `gitboot status -o json` lists them all"] if left else [])]
-
-
-def _lease(state: Path) -> dict[str, Any] | None:
-    """By which lease the instance on ``state`` acts; None: by none, or nobody can say now."""
-    from gitboot.controller.instance.state_directory import acting_here
-
-    with suppress(LedgerError):
-        if (lease := acting_here(state)) is not None:
-            return {"number": lease.number, "until": lease.until}
-    return None
-
-
-def _vouched(accepted: dict[str, Any]) -> Iterator[str]:
-    """Who has signed the accepted commit, and who let pass what was held on the way to it."""
-    if (signer := accepted.get("signer")) is not None:
-        yield f"signed     by {signer['person']} ({signer['key']})"
-    for each in accepted.get("acknowledged", ()):
-        yield f"heeded     {each['guard']} in {each['commit'][:12]}: {each['by']}"
 
 
 def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
@@ -161,7 +154,7 @@ def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
             style(each["type"], fg=None if each["status"] else "red"),
             "true" if each["status"] else "false",
             each["reason"],
-            _to_the_second(each["since"]),
+            f"{each['since'][:19]}Z",
             each["message"] if each["status"] else "",
         )
         for each in found
@@ -175,14 +168,6 @@ def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
     yield table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, below=below)
 
 
-def _counts(found: dict[str, int]) -> str:
-    return ", ".join(f"{count} {what}" for what, count in found.items())
-
-
-def _to_the_second(instant: str) -> str:
-    return f"{instant[:19]}Z"
-
-
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
 @click.option("--server", metavar="NAME", help="Only what happened to this server.")
@@ -190,15 +175,18 @@ def _to_the_second(instant: str) -> str:
 def events_command(state: Path, server: str | None, outputs: tuple[OutputOption, ...]) -> None:
     """Print what the instance on STATE did, a line each: commits, publications, evidence, every override."""
     from gitboot.controller.instance.state_directory import LEDGER, has_ledger, never_ran
+    from gitboot.ledger import server_tables
     from gitboot.ledger.open_ledger import open_ledger
 
     if not has_ledger(state):
         raise never_ran(state)
     with open_ledger(state / LEDGER) as ledger:
-        if server is not None:
-            _check_known(ledger, server)
+        names = {machine.name for machine in server_tables.read_machines(ledger).values()} if server is not None else ()
+        if server is not None and server not in names and not any(True for _ in _read(ledger, server)):
+            hint = did_you_mean(server, names, "none is near")
+            raise UsageError(f"nothing was ever known of a server {server!r}; {hint}")
         for output in outputs:
-            output.write_lines(map(_LINES[output.format], _read(ledger, server)))
+            output.write_lines(_line(event, output.format) for event in _read(ledger, server))
 
 
 def _read(ledger: Store, server: str | None) -> Iterator[dict[str, Any]]:
@@ -207,26 +195,10 @@ def _read(ledger: Store, server: str | None) -> Iterator[dict[str, Any]]:
     return (event for event in instance_tables.read_events(ledger) if server is None or event.get("server") == server)
 
 
-def _check_known(ledger: Store, server: str) -> None:
-    """Raise `UsageError` for a server of which nothing was ever heard, under this name."""
-    from gitboot.ledger import server_tables
-
-    names = {machine.name for machine in server_tables.read_machines(ledger).values()}
-    if server not in names and not any(True for _ in _read(ledger, server)):
-        raise UsageError(
-            f"nothing was ever known of a server {server!r}; {did_you_mean(server, names, 'none is near')}"
-        )
-
-
-def _json(event: Mapping[str, Any]) -> str:
-    return json.dumps(event, sort_keys=True)
-
-
-def _text(event: Mapping[str, Any]) -> str:
+def _line(event: Mapping[str, Any], format: str) -> str:
+    if format == "json":
+        return json.dumps(event, sort_keys=True)
     return printable(f"{event['at']} {event['type']:<18} {one_line(str(event['message']))}")
-
-
-_LINES: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {"json": _json, "text": _text}
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -260,21 +232,18 @@ def _as_text_unknown_machines(found: UnknownMachines) -> str:
     if not found.machines and not found.unkept:
         return "every machine that asked for a boot is described by a document"
     header = ["MAC", "UUID", "SERIAL", "FROM", "LAST (UTC)", "TIMES", "SERVER"]
-    rows = [_row(each) for each in found.machines]
+    rows = []
+    for each in found.machines:
+        mac = each.macs[0].replace("-", ":") if each.macs else "-"
+        who = f"{mac} +{len(each.macs) - 1}" if len(each.macs) > 1 else mac
+        words = (each.uuid or "-", each.serial or "-", each.client)
+        rows.append((who, *words, f"{each.last:%m-%d %H:%M}", str(each.times), each.server or "-"))
     if not any(each.server for each in found.machines):  # most often none has a document
         header, rows = header[:-1], [row[:-1] for row in rows]
     found_in = [wrapped(str(each.inventory), "    ") if each.inventory else "" for each in found.machines]
     text = table(header, rows, shortened=(2,), below=found_in) if rows else ""
     if found.unkept:
         requests = count(found.unkept, "request")
-        told = f"There was no room for the machines of {requests} more; gitboot unknown-machines --forget makes it."
-        text += "\n" + wrapped(told)
+        notice = f"There was no room for the machines of {requests} more; gitboot unknown-machines --forget makes it."
+        text += "\n" + wrapped(notice)
     return text.strip("\n")
-
-
-def _row(machine: UnknownMachine) -> tuple[str, ...]:
-    mac = machine.macs[0].replace("-", ":") if machine.macs else "-"
-    who = f"{mac} +{len(machine.macs) - 1}" if len(machine.macs) > 1 else mac
-    last = f"{machine.last:%m-%d %H:%M}"
-    words = (machine.uuid or "-", machine.serial or "-", machine.client)
-    return (who, *words, last, str(machine.times), machine.server or "-")
