@@ -146,7 +146,9 @@ def advance_stream(
     name = None if no_commit else branch or f"gitboot/rollout-{where}"
     done = _propose(fleet, change, name, dry_run=dry_run) if change is not None else None
     for output in outputs:
-        output.write(document(**facts(found), proposal=facts(done)) if output.format == "json" else _text(found, done))
+        output.write(
+            document(**facts(found), proposal=facts(done)) if output.format == "json" else _as_text(found, done)
+        )
     sys.exit({StepOutcome.WAITS: Exit.WAITS, StepOutcome.STOPPED: Exit.HELD}.get(found.outcome, Exit.FINE))
 
 
@@ -206,7 +208,9 @@ class _Fleet:
         Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
         """
         from gitboot.cli.instance_client import proof_by
+        from gitboot.fleet.resources import Id
         from gitboot.git.snapshots import open_snapshot
+        from gitboot.model.fleet import Evidence
         from gitboot.review.rollout_progress import StepOutcome, advance, applied_in
 
         streams = self.now.repository.streams
@@ -215,8 +219,14 @@ class _Fleet:
             raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
         if (here := streams[stream].spec.rollout) is None:
             return Headway(stream=stream, outcome=StepOutcome.COMPLETE, why="nothing is being rolled out")
-        if not accept_fetched:
-            self._check_evidence()
+        fleet = self.now.repository.fleet
+        if fleet.spec.provisioning.evidence is Evidence.FETCHED and not accept_fetched:
+            name = fleet.metadata.name
+            raise UsageError(
+                f"{self.now.repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
+                "Fetched, and a fetch does not prove that the image is on a disk. Write evidence: Reported and let the "
+                "installers report their end. To advance without proof, add --accept-fetched"
+            )
 
         def applied_at(commit: Revision) -> AppliedRollout:
             found = self.decide(open_snapshot(self.path, commit))
@@ -224,20 +234,6 @@ class _Fleet:
 
         proof = proof_by(informant, applied_at)
         return advance(stream, here, *proof, steps=steps, after=after, at=now(), accept_fetched=accept_fetched)
-
-    def _check_evidence(self) -> None:
-        """Raise `UsageError` if the Fleet's evidence proves only that a server fetched its boot."""
-        from gitboot.fleet.resources import Id
-        from gitboot.model.fleet import Evidence
-
-        fleet = self.now.repository.fleet
-        if fleet.spec.provisioning.evidence is Evidence.FETCHED:
-            name = fleet.metadata.name
-            raise UsageError(
-                f"{self.now.repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
-                "Fetched, and a fetch does not prove that the image is on a disk. Write evidence: Reported and let the "
-                "installers report their end. To advance without proof, add --accept-fetched"
-            )
 
     def change(self, found: Headway) -> _Change:
         """The next step, in place of the present one; raises `InvalidRepository` where the fleet does not bear it."""
@@ -257,20 +253,15 @@ class _Fleet:
                 changed=None,
             )
         )
-        return _Change(origin.path, content, _message(found))
-
-
-def _message(found: Headway) -> str:
-    begun = (
-        f"{count(len(found.begun), 'server')} more fetched the boot, and no completion was reported.\n"
-        if found.begun
-        else ""
-    )
-    return (
-        f"Roll {found.image} out to {found.next} % of {found.stream}\n\n"
-        f"{found.proven} of {count(found.reached, 'server')} that it reaches at {found.percent} % are provisioned "
-        f"with it.\n{begun}"
-    )
+        begun = ""
+        if found.begun:
+            begun = f"{count(len(found.begun), 'server')} more fetched the boot, and no completion was reported.\n"
+        message = (
+            f"Roll {found.image} out to {found.next} % of {found.stream}\n\n"
+            f"{found.proven} of {count(found.reached, 'server')} that it reaches at {found.percent} % are provisioned "
+            f"with it.\n{begun}"
+        )
+        return _Change(origin.path, content, message)
 
 
 def _propose(fleet: _Fleet, change: _Change, branch: str | None, *, dry_run: bool) -> _Proposal:
@@ -302,7 +293,7 @@ _WORDS: Final = {
 }
 
 
-def _text(found: Headway, done: _Proposal | None) -> str:
+def _as_text(found: Headway, done: _Proposal | None) -> str:
     """What comes of it, and below that what was written."""
     at = f" at {found.percent} %" if found.percent is not None else ""
     lines = [f"{found.stream}{at}: {found.outcome.lower()}: {found.why}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -126,7 +126,7 @@ def command(
     report: MirrorReport | None = None
     with growing("files") as (begun, done):
         if tree is None:
-            from gitboot.publish.signed_list_check import compare_with_list
+            from gitboot.publish.signed_list_check import compare_with_list, facts_of
 
             report = compare_with_list(opened, public_keys, now, parallel=parallel, begun=begun, done=done)
             found, files, unread = report.findings, report.files, report.unread
@@ -138,7 +138,11 @@ def command(
     for output in outputs:
         if output.format == "json":
             items = [{"path": each.path, "fault": each.fault, "message": each.message} for each in found]
-            output.write(document(files=files, items=items, unchecked=list(unread), **_facts(report, now)))
+            listed = {}
+            if report is not None:
+                about = facts_of(report.signed, now) if report.signed is not None else None
+                listed = {"list": about, "hidden": report.hidden, "turning": list(report.turning)}
+            output.write(document(files=files, items=items, unchecked=list(unread), **listed))
         else:
             output.write(_as_text(found, files, unread, report, now))
     if found:
@@ -266,19 +270,6 @@ def _opened(
     return FolderMirror(_folder(mirror), tree)
 
 
-def _facts(report: MirrorReport | None, now: datetime) -> dict[str, object]:
-    """Return what JSON shows besides the findings."""
-    from gitboot.publish.signed_list_check import facts_of
-
-    if report is None:
-        return {}
-    return {
-        "list": facts_of(report.signed, now) if report.signed is not None else None,
-        "hidden": report.hidden,
-        "turning": list(report.turning),
-    }
-
-
 def _as_text(
     found: Sequence[MirrorFinding], files: int, unread: Sequence[str], report: MirrorReport | None, now: datetime
 ) -> str:
@@ -288,13 +279,6 @@ def _as_text(
     listed = [table(("FOUND", "PATH", "WHY"), rows), ""] if rows else []
     omitted = [f"{count(len(unread), 'file')} not read, which only machines fetch (--read-entries)"] if unread else []
     return "\n".join((*listed, *_about(report, now), *omitted, f"{count(files, 'file')}: {told}"))
-
-
-def _age(age: timedelta) -> str:
-    """Return a time in its largest whole unit."""
-    seconds = max(0, int(age.total_seconds()))
-    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
-    return next((count(seconds // size, unit) for size, unit in units if seconds >= size), count(seconds, "second"))
 
 
 def _about(report: MirrorReport | None, now: datetime) -> list[str]:
@@ -308,7 +292,10 @@ def _about(report: MirrorReport | None, now: datetime) -> list[str]:
         "Unchecked": "its signatures were not checked: name the public key with --key",
         "Unsigned": "it is unsigned: it shows damage, and does not show who made it",
     }
-    ago = f" ({_age(now - signed.made)} ago)" if signed.made <= now else ""
+    seconds = max(0, int((now - signed.made).total_seconds()))
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"))  # the largest of which one has passed is shown
+    age = next((count(seconds // size, unit) for size, unit in units if seconds >= size), count(seconds, "second"))
+    ago = f" ({age} ago)" if signed.made <= now else ""
     made = f"made {format_instant(signed.made)}{ago} of commit {signed.commit[:12]}"
     lines = [f"list {signed.version}, {made}: {signatures[signature_of(signed)]}"]
     if report.hidden:
