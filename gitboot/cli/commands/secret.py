@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import click
 
@@ -60,25 +60,22 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
     root key, which mirrors need. Each later run replaces the publication key, and is signed by the root key.
     `gitboot run` reads the folder by its setting list-keys: docs/mirrors.md.
     """
-    if signed_list:
-        click.echo(_list_keys(file, root_key, new_root_key).strip())
+    if not signed_list:
+        from gitboot.endpoint.age_encryption import make_key
+
+        if root_key is not None or new_root_key is not None:
+            raise UsageError("--root-key and --new-root-key need --signed-list, whose keys they are")
+        click.echo(make_key(file))
         return
-    if root_key is not None or new_root_key is not None:
-        raise UsageError("--root-key and --new-root-key need --signed-list, whose keys they are")
-    from gitboot.endpoint.age_encryption import make_key
-
-    click.echo(make_key(file))
-
-
-def _list_keys(folder: Path, root_key: Path | None, new_root_key: Path | None) -> str:
-    """Make or replace the keys of a signed list; return the public root key as PEM."""
     from gitboot.publish.list_root import has_root, make_list_keys, replace_list_keys
 
-    if has_root(folder):
-        return replace_list_keys(folder, root_key, new_root_key, now()).decode()
-    if new_root_key is not None:
-        raise UsageError(f"{folder} has no root key to replace: leave out --new-root-key")
-    return make_list_keys(folder, root_key, now()).decode()
+    if has_root(file):
+        public_key = replace_list_keys(file, root_key, new_root_key, now())
+    elif new_root_key is not None:
+        raise UsageError(f"{file} has no root key to replace: leave out --new-root-key")
+    else:
+        public_key = make_list_keys(file, root_key, now())
+    click.echo(public_key.decode().strip())  # PEM
 
 
 @command.command("encrypt", context_settings=_SETTINGS)
@@ -198,24 +195,20 @@ def fetches(
         if output.format == "json":
             output.write(document(items=items))
         else:
-            output.write(table(("SERVER", "SECRET", "ADDRESS", "FETCHES", "FIRST", "LAST", ""), _rows(items)))
-
-
-def _rows(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """A line for each address that fetched a secret, and one for all that are not told apart."""
-    return [
-        (
-            item["server"],
-            item["secret"],
-            each.get("address", "others"),
-            str(each["times"]),
-            each["first"],
-            each["last"],
-            "confirm" if item["unexpected"] else "",
-        )
-        for item in items
-        for each in (*item["addresses"], *([item["others"]] if item["others"] is not None else []))
-    ]
+            rows = [
+                (
+                    item["server"],
+                    item["secret"],
+                    each.get("address", "others"),
+                    str(each["times"]),
+                    each["first"],
+                    each["last"],
+                    "confirm" if item["unexpected"] else "",
+                )
+                for item in items
+                for each in (*item["addresses"], *([item["others"]] if item["others"] is not None else []))
+            ]
+            output.write(table(("SERVER", "SECRET", "ADDRESS", "FETCHES", "FIRST", "LAST", ""), rows))
 
 
 def _confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:

@@ -137,12 +137,11 @@ def command(
                 found = (*opened.cached(), *found)
     for output in outputs:
         if output.format == "json":
-            items = [{"path": each.path, "fault": each.fault, "message": each.message} for each in found]
             listed = {}
             if report is not None:
                 about = facts_of(report.signed, now) if report.signed is not None else None
                 listed = {"list": about, "hidden": report.hidden, "turning": list(report.turning)}
-            output.write(document(files=files, items=items, unchecked=list(unread), **listed))
+            output.write(document(files=files, items=found, unchecked=unread, **listed))
         else:
             output.write(_as_text(found, files, unread, report, now))
     if found:
@@ -183,8 +182,7 @@ def _repair(
         report = repair(store, tree, paths, clock, as_target=is_target, parallel=parallel, begun=begun, done=done)
     for output in outputs:
         if output.format == "json":
-            items = [{"path": each.path, "action": each.action} for each in report.repairs]
-            output.write(document(files=report.files, repairs=items, left=list(report.left)))
+            output.write(document(files=report.files, repairs=report.repairs, left=report.left))
             continue
         rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
         rows += [(style("Left", fg="red"), f"/{path}") for path in report.left]
