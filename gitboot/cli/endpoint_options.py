@@ -164,7 +164,7 @@ def _networks(option: str, given: tuple[str, ...]) -> Iterator[Any]:
             raise UsageError(f"{option}: {error}") from None
 
 
-def arguments_of(access: AccessSettings) -> list[str]:
+def access_arguments(access: AccessSettings) -> list[str]:
     """The same as arguments of a worker, but for where to listen: it gets the socket."""
     settings = {name: getattr(access, name) for name in ("idle_connections", "operators_hosts", "trusted_proxies")}
     found = ["--settings", json.dumps(settings)]

@@ -25,6 +25,7 @@ from gitboot.artifacts.availability import (
 )
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.oci import OciReference, Registries, resolve
+from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, results_cache
 from gitboot.cli.main import Exit
@@ -55,7 +56,6 @@ from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:
     from gitboot.artifacts.local_copies import MirroredArtifact
-    from gitboot.artifacts.signatures import SignatureCheck
 
 
 @click.group()
@@ -163,8 +163,6 @@ def not_vouched_for(
     path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
     """Of the files with these digests, those that no listed key has signed in any image, and why."""
-    from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
-
     fleet = load_fleet(path, rev)
     found: set[Digest] = set()
     faults: dict[Digest, str] = {}
@@ -245,8 +243,6 @@ def signatures(
     Only the keys in --image-keys count, and nothing in the repository says which those are. What cannot be fetched
     counts as not signed. The exit code is 3 where a file is not what a listed key has signed.
     """
-    from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
-
     fleet = load_fleet(path, rev)
     before = {}
     if since is not None:

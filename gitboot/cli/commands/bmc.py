@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -16,7 +16,7 @@ from gitboot.bmc.credentials import FILE, as_file, pair_of
 from gitboot.bmc.worker_pool import connections
 from gitboot.child_processes import raise_limits
 from gitboot.cli.commands.bmc_power import power
-from gitboot.cli.commands.bmc_scan import scan
+from gitboot.cli.commands.bmc_scan import scan_network
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import chosen, looked_at, machines_of, meant_by, request
 from gitboot.cli.main import Exit
@@ -30,6 +30,7 @@ from gitboot.cli.options import (
     state_option,
 )
 from gitboot.cli.terminal import progress, table, wrapped
+from gitboot.controller.bmcs.manual_tasks import Inspection, inspect, shown, subjects
 from gitboot.controller.instance.assembly import Look
 from gitboot.controller.instance.state_directory import running
 from gitboot.controller.operator_requests import ACCEPT, BACK, CERTIFICATE, REPLACE, RESOLVE, RETRY, stop_of
@@ -42,9 +43,6 @@ from gitboot.resolve.plan_at_time import plan
 from gitboot.standard_streams import style
 from gitboot.status.conditions import with_state
 from gitboot.text import count, printable, shell_words, some
-
-if TYPE_CHECKING:
-    from gitboot.controller.bmcs.manual_tasks import Inspection
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
@@ -61,7 +59,7 @@ def command() -> None:
 
 
 command.add_command(power)
-command.add_command(scan)
+command.add_command(scan_network)
 
 
 @command.command("get", context_settings=_SETTINGS)
@@ -284,8 +282,6 @@ def _inspected(
     credentials: Path | None,
     assets: Path | None = None,
 ) -> list[Inspection]:
-    from gitboot.controller.bmcs.manual_tasks import inspect, subjects
-
     def signed(url: str, base_url: str) -> bool | None:
         """Whether what is served has a signature; None: it is not here, or no EFI program."""
         from gitboot.artifacts.boot_loaders import HEAD, is_signed
@@ -316,8 +312,6 @@ def _as_json(found: list[Inspection]) -> str:
 
 
 def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
-    from gitboot.controller.bmcs.manual_tasks import shown
-
     rows = []
     counts: Counter[str] = Counter()
     for one in found:

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -25,14 +25,12 @@ from gitboot.cli.options import (
     state_option,
 )
 from gitboot.cli.terminal import progress, table
+from gitboot.controller.bmcs.manual_tasks import Inspection, Powered, Subject, inspect, subjects, switch
 from gitboot.controller.operator_requests import POWER, POWERED
 from gitboot.errors import UsageError
 from gitboot.jsonio import document
 from gitboot.standard_streams import style
 from gitboot.text import count, printable, some
-
-if TYPE_CHECKING:
-    from gitboot.controller.bmcs.manual_tasks import Inspection, Powered, Subject
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
@@ -68,8 +66,6 @@ def get(
 
     Exit codes: 0 where all have answered, else 8.
     """
-    from gitboot.controller.bmcs.manual_tasks import inspect
-
     at = now()
     subjects = _subjects(servers, selector, state)
     with connections(credentials) as kept, progress("BMCs", len(subjects)) as read:
@@ -150,8 +146,6 @@ def _switch(
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Look, show, ask, leave word in the ledger, and only then send; each machine is looked at once more before."""
-    from gitboot.controller.bmcs.manual_tasks import switch
-
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
     action = PowerAction(what)
@@ -183,8 +177,6 @@ def _switch(
 
 def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
     """The machines that are meant; all that have a BMC where none is named."""
-    from gitboot.controller.bmcs.manual_tasks import subjects
-
     at = now()
     with looked_at(state, at) as instance:
         found_there = subjects(instance.commit, instance.knowledge, instance.keys, at)

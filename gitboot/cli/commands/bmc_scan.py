@@ -5,23 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from gitboot.bmc.scan import Comparison, FoundServer, Probe, addresses, compare, document_for, name_for, scan
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, credentials_option, output_option, rev_option
 from gitboot.cli.terminal import progress, table, wrapped
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
+from gitboot.fleet.identities import BmcAccess, Machine
+from gitboot.fleet.identities import machines as machines_of
 from gitboot.jsonio import document, facts
 from gitboot.model.scalars import SystemUuid
 from gitboot.text import count
-
-if TYPE_CHECKING:
-    from gitboot.bmc.scan import Comparison, FoundServer, Probe
-    from gitboot.fleet.identities import Machine
 
 
 @click.command("scan", context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -68,7 +66,7 @@ if TYPE_CHECKING:
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where anything is not as documents say.")
 @output_option("text", "json")
 @evaluator_command
-def scan(
+def scan_network(
     places: tuple[str, ...],
     credentials: Path | None,
     name: str,
@@ -90,12 +88,9 @@ def scan(
     Exit codes: 0; 8 where something answered and could not be read; with --detailed-exitcode 2 where a machine is
     swapped, moved, missing, unknown, or has other network cards than its document says.
     """
-    from gitboot.bmc.scan import addresses, compare
-
     machines: list[Machine] = []
     if path is not None:
         from gitboot.cli.evaluated_fleet import load_fleet
-        from gitboot.fleet.identities import machines as machines_of
 
         machines = list(machines_of(load_fleet(path, rev)).values())
     asked = addresses(list(_listed(places)), ports)
@@ -137,9 +132,7 @@ def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify
     """What answers, in the order of addresses."""
     from gitboot.bmc.credentials import CredentialDirectory
     from gitboot.bmc.redfish.client import BmcConnection
-    from gitboot.bmc.scan import scan as look_at
     from gitboot.bmc.worker_pool import connections
-    from gitboot.fleet.identities import BmcAccess
 
     if credentials is None:
         raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
@@ -154,7 +147,7 @@ def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify
             return driver
 
         with progress("addresses", len(asked)) as advance:
-            answers = list(look_at(asked, connect, parallel=parallel, each=lambda: advance(1)))
+            answers = list(scan(asked, connect, parallel=parallel, each=lambda: advance(1)))
     return sorted((each for each in answers if each.found or each.why_not), key=lambda each: order[each.address])
 
 
@@ -168,8 +161,6 @@ def _write(
     verify: bool,
 ) -> dict[FoundServer, Path]:
     """Write a document for each machine that has none, as far as what it shows is enough."""
-    from gitboot.bmc.scan import document_for, name_for
-
     written: dict[FoundServer, Path] = {}
     names = set(taken)
     for each in found:

@@ -20,6 +20,7 @@ from gitboot.cli.main import Exit
 from gitboot.cli.options import FiniteRange, OutputOption, fleet_argument, output_option, this_second
 from gitboot.cli.terminal import progress, table, wrapped
 from gitboot.errors import HostUnreachable
+from gitboot.http_client import SLOWEST_DOWNLOAD, HttpClient, host_of
 from gitboot.importers.boot_comparison import SHAPES, Asker, Contrast, Likeness, OldBoot, boot_of, contrasted, elsewhere
 from gitboot.jsonio import document
 from gitboot.model.boot_policy import NetworkBoot
@@ -29,7 +30,6 @@ from gitboot.text import count
 
 if TYPE_CHECKING:
     from gitboot.fleet.resources import FleetRepository
-    from gitboot.http_client import HttpClient
 
 _MOST_BYTES: Final = 1 << 20  # of one answer
 _LARGEST: Final = 1 << 32  # of one file that machines boot
@@ -92,7 +92,6 @@ def command(
     6 where the old system did not answer.
     """
     from gitboot.cli.evaluated_fleet import planned_fleet
-    from gitboot.http_client import HttpClient, host_of
 
     host_of(old)
     client = HttpClient(ca_bundle=ca_bundle, connections_per_host=parallel)
@@ -201,8 +200,6 @@ def _asked(client: HttpClient, old: str, shape: str, asker: Asker, timeout_s: fl
 
 def _digest(client: HttpClient, url: str, timeout_s: float) -> str:
     """The sha256 of a file; that of nothing where it is not there."""
-    from gitboot.http_client import SLOWEST_DOWNLOAD
-
     found, size = sha256(), 0
     headers = {"Accept": "*/*"}
     with client.stream("GET", url, headers=headers, deadline_s=timeout_s, rate=SLOWEST_DOWNLOAD) as answer:

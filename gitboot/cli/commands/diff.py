@@ -40,6 +40,7 @@ from gitboot.jsonio import format_instant
 from gitboot.review import review
 from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
+from gitboot.review.formats.markdown import as_markdown, as_problems, commit_marker, failed_review, marker
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
 from gitboot.standard_streams import style
@@ -145,7 +146,6 @@ def _written(format: str, result: Review, path: Path, range: str) -> str:
     from gitboot.git.history import head_commit
     from gitboot.git.snapshots import folder_around
     from gitboot.review.formats.json import as_json
-    from gitboot.review.formats.markdown import as_markdown, as_problems
 
     prefix = prefix_of(path)
     match format:
@@ -196,7 +196,6 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
     not write notes. Run it in a job that runs no code of the branch.
     """
     from gitboot.http_client import HttpClient
-    from gitboot.review.formats.markdown import failed_review, marker
 
     client = HttpClient(allow_token_over_http=allow_token_over_http)
     kind = _GitLabThread if os.environ.get("GITLAB_CI") else _GitHubThread
@@ -225,8 +224,6 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
 
     gitboot follows no symlink, be it the file or its folder, and reads only a regular file.
     """
-    from gitboot.review.formats.markdown import commit_marker, marker
-
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

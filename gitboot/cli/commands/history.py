@@ -6,20 +6,18 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command, results_cache
 from gitboot.cli.options import OutputOption, output_option, path_option
 from gitboot.errors import UsageError
+from gitboot.evaluator.decision_history import Changed, Lineage, Skipped
+from gitboot.git.history import History, open_history
 from gitboot.jsonio import document, facts
+from gitboot.review.decision_changes import Change, EffectKind, ServerEffect
 from gitboot.standard_streams import style
-
-if TYPE_CHECKING:
-    from gitboot.evaluator.decision_history import Changed, Skipped
-    from gitboot.git.history import History
-    from gitboot.review.decision_changes import Change, ServerEffect
 
 _IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
 
@@ -37,8 +35,6 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
     First parents only, the newest first, from --rev or HEAD. A server that was renamed is followed by its UUID. The
     results are cached in $XDG_CACHE_HOME/gitboot/cache.sqlite, which you can delete.
     """
-    from gitboot.git.history import open_history
-
     history = open_history(path, rev)
     entries = _entries(history, server, number)
     if not entries:
@@ -54,7 +50,6 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
 def _entries(history: History, server: str, number: int | None) -> list[Changed | Skipped]:
     """What the commits changed for the server, to the ``number``-th that did."""
     from gitboot.cli.evaluated_fleet import HistoryEvaluator
-    from gitboot.evaluator.decision_history import Changed, Lineage
 
     entries: list[Changed | Skipped] = []
     with evaluation_limits() as begun:
@@ -67,8 +62,6 @@ def _entries(history: History, server: str, number: int | None) -> list[Changed 
 
 
 def _entry(entry: Changed | Skipped) -> dict[str, Any]:
-    from gitboot.evaluator.decision_history import Changed
-
     commit = facts(entry.commit)
     if isinstance(entry, Changed):
         return {"commit": commit, **facts(entry.effect), "problem": None}
@@ -78,7 +71,6 @@ def _entry(entry: Changed | Skipped) -> dict[str, Any]:
 def _as_text(entries: Sequence[Changed | Skipped]) -> str:
     """A line a commit, and one below it for each field; one for all invalid commits in a row."""
     from gitboot.cli.terminal import table, wrapped
-    from gitboot.evaluator.decision_history import Changed, Skipped
 
     lines: list[str] = []
     for _, group in groupby(entries, key=lambda each: isinstance(each, Changed)):
@@ -105,8 +97,6 @@ def _skipped(entries: Sequence[Skipped]) -> str:
 
 def _rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
     """The fields of a commit that changed; of a server that came or went, what it boots."""
-    from gitboot.review.decision_changes import EffectKind
-
     if effect.kind is not EffectKind.CHANGED:
         yield effect.kind.lower(), "", effect.server
     images = {change.field.removesuffix("image") for change in effect.changes if change.field.endswith(".boot.image")}

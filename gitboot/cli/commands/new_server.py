@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,11 +11,10 @@ from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import credentials_option, path_option
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
+from gitboot.importers.fleet_files import NewServer, new_document
 from gitboot.model.scalars import Malformed, byte_orders, parse_lookup_mac, parse_lookup_uuid, parse_mac, parse_name
+from gitboot.model.server import Architecture, Firmware
 from gitboot.text import shell_words
-
-if TYPE_CHECKING:
-    from gitboot.importers.fleet_files import NewServer
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
@@ -68,7 +66,6 @@ def server(
     Parked: nothing is booted or set by it. Nothing is overwritten, and no machine is described twice.
     """
     from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.importers.fleet_files import NewServer, new_document
 
     fleet = load_fleet(path, None)
     new, about = NewServer(macs={}), "A new server."
@@ -111,8 +108,6 @@ def server(
 
 def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
     from gitboot.controller.reconcile_inputs import read_unknown
-    from gitboot.importers.fleet_files import NewServer
-    from gitboot.model.server import Architecture, Firmware
 
     mac = parse_mac(seen)
     machine = next((each for each in read_unknown(state).machines if mac in each.macs), None)
@@ -135,7 +130,6 @@ def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
 def _behind(address: str, asked_as: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:
     from gitboot.bmc.scan import addresses
     from gitboot.cli.commands.bmc_scan import scanned
-    from gitboot.importers.fleet_files import NewServer
 
     answers = scanned(addresses([address], [443]), credentials, asked_as, verify=verify, parallel=1)
     found = [each for answer in answers for each in answer.found]

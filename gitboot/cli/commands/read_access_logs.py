@@ -7,20 +7,18 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from gitboot.cli.options import OutputOption, output_option
 from gitboot.cli.terminal import stopped_by_signal, tell
 from gitboot.errors import UsageError
+from gitboot.fetchlog.access_logs import Ignored, LogFile, SentVersions, read
+from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.fetchlog.unknown_machines import UnknownAsked, UnknownMachine
 from gitboot.jsonio import document
 from gitboot.status.events import Event
-
-if TYPE_CHECKING:
-    from gitboot.fetchlog.access_logs import SentVersions
-    from gitboot.fetchlog.spool import SpoolFile
-    from gitboot.fetchlog.unknown_machines import UnknownAsked
 
 _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")
@@ -47,10 +45,6 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     If a line does not show whether a machine fetched a boot, the line is counted as unclear. It proves no installation.
     However, a one-time boot that writes a disk is used up by it, so that no server is installed a second time.
     """
-    from gitboot.fetchlog.access_logs import LogFile, SentVersions
-    from gitboot.fetchlog.spool import SpoolFile
-    from gitboot.fetchlog.unknown_machines import UnknownAsked
-
     if _STDIN in logs and len(logs) > 1:
         raise UsageError("standard input (-) is read alone")
     if not follow and (missing := [str(log) for log in logs if log != _STDIN and not log.is_file()]):
@@ -105,10 +99,6 @@ def _observe(
     asked: UnknownAsked,
     sent: SentVersions | None,
 ) -> None:
-    from gitboot.fetchlog.access_logs import Ignored, read
-    from gitboot.fetchlog.spool import line_of
-    from gitboot.fetchlog.unknown_machines import UnknownMachine
-
     for line in lines:
         found = read(line)
         if isinstance(found, Ignored):

@@ -7,23 +7,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
 from gitboot.cli.evaluator_child import Begun, evaluation_limits, evaluator_command
+from gitboot.cli.instance_client import Informant, informant_at, proof_by
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, now, output_option, path_option, token_over_http_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
+from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
+from gitboot.fleet.yaml import rewritten
+from gitboot.git.branch_writer import check_branch, is_proposed, propose
+from gitboot.git.snapshots import WORKTREE, folder_around, open_snapshot
 from gitboot.jsonio import document, facts
+from gitboot.model.fleet import Evidence
+from gitboot.resolve.fleet_decisions import Decided
+from gitboot.review.rollout_progress import AppliedRollout, Headway, StepOutcome, advance, applied_in
 from gitboot.text import count, did_you_mean
-
-if TYPE_CHECKING:
-    from gitboot.cli.instance_client import Informant
-    from gitboot.resolve.fleet_decisions import Decided
-    from gitboot.review.rollout_progress import AppliedRollout, Headway
 
 _PERCENT: Final = ("spec", "rollout", "percent")
 _SETTINGS: Final = {"auto_envvar_prefix": "GITBOOT"}
@@ -128,11 +131,6 @@ def advance_stream(
     exit code is 0. The commit is made upon HEAD or --rev, on a branch of its own, and what is checked out is not
     touched. Where that branch is there already, nothing is written.
     """
-    from gitboot.cli.instance_client import informant_at
-    from gitboot.git.branch_writer import check_branch
-    from gitboot.git.snapshots import WORKTREE, folder_around
-    from gitboot.review.rollout_progress import StepOutcome
-
     if branch is not None:
         check_branch(branch)
     if rev is not None and no_commit:
@@ -191,7 +189,6 @@ class _Fleet:
     @classmethod
     def open(cls, path: Path, rev: str, begun: Begun) -> _Fleet:
         from gitboot.cli.evaluated_fleet import FleetEvaluator
-        from gitboot.git.snapshots import open_snapshot
 
         evaluator, snapshot = FleetEvaluator(now()), open_snapshot(path, rev)
 
@@ -207,12 +204,6 @@ class _Fleet:
 
         Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
         """
-        from gitboot.cli.instance_client import proof_by
-        from gitboot.fleet.resources import Id
-        from gitboot.git.snapshots import open_snapshot
-        from gitboot.model.fleet import Evidence
-        from gitboot.review.rollout_progress import StepOutcome, advance, applied_in
-
         streams = self.now.repository.streams
         if stream not in streams:
             hint = did_you_mean(stream, streams, "gitboot images lists those that there are")
@@ -237,9 +228,6 @@ class _Fleet:
 
     def change(self, found: Headway) -> _Change:
         """The next step, in place of the present one; raises `InvalidRepository` where the fleet does not bear it."""
-        from gitboot.fleet.resources import Id
-        from gitboot.fleet.yaml import rewritten
-
         origin = self.now.repository.origins[Id("ImageStream", found.stream)]
         before = self.snapshot.read(origin.blob)
         content = rewritten(before, origin.document, _PERCENT, str(found.next))
@@ -266,8 +254,6 @@ class _Fleet:
 
 def _propose(fleet: _Fleet, change: _Change, branch: str | None, *, dry_run: bool) -> _Proposal:
     """Write a step: as a commit on a branch, or into the work tree."""
-    from gitboot.git.branch_writer import is_proposed, propose
-
     files = {change.file: change.content}
     done = _Proposal(made=_Done.NOTHING, file=change.file, message=change.message, branch=branch)
     if branch is not None and (is_there := is_proposed(fleet.path, branch, files)) is not None:

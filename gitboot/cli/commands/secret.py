@@ -13,6 +13,7 @@ from gitboot.cli.instance_client import chosen, looked_at, meant_by, request
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, fleet_argument, now, output_option, said, selector_option, state_option
 from gitboot.controller.operator_requests import SECRET_FETCHES
+from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.fleet.documents import NotSealed, sealed
@@ -61,8 +62,6 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
     `gitboot run` reads the folder by its setting list-keys: docs/mirrors.md.
     """
     if not signed_list:
-        from gitboot.endpoint.age_encryption import make_key
-
         if root_key is not None or new_root_key is not None:
             raise UsageError("--root-key and --new-root-key need --signed-list, whose keys they are")
         click.echo(make_key(file))
@@ -92,21 +91,18 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file to write: NAME.age.",
 )
-def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None, file: Path) -> None:
+def encrypt_secret(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None, file: Path) -> None:
     """Encrypt SECRET, a file or standard input, for a fleet.
 
     All of its bytes count, a line end at its end too.
     """
-    from gitboot.endpoint.age_encryption import Keys
-    from gitboot.endpoint.age_encryption import encrypt as encrypted
-
     if to_keys is not None:
         keys = Keys(to_keys)
         keys.check()
         recipients += keys.recipients()
     if not recipients:
         raise UsageError("give --to or --to-keys: a secret is encrypted to somebody")
-    content = encrypted(secret.read(), recipients)
+    content = encrypt(secret.read(), recipients)
     try:
         sealed(content)
     except NotSealed as error:
@@ -130,7 +126,6 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
     are: neither a review nor an instance can tell without them.
     """
     from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.endpoint.age_encryption import Keys, Unopened
 
     keys = Keys(secret_keys)
     keys.check()

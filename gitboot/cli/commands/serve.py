@@ -20,6 +20,7 @@ from gitboot.cli.configuration_file import config_option, handed_settings
 from gitboot.cli.endpoint_options import (
     AccessSettings,
     _clock,
+    access_arguments,
     access_of,
     access_options,
     arguments_of_forwarding,
@@ -34,7 +35,6 @@ from gitboot.cli.endpoint_options import (
     shared_ledger_options,
     why_not_shared,
 )
-from gitboot.cli.endpoint_options import arguments_of as access_arguments
 from gitboot.cli.options import accept_filesystem_option, reject_old_variables, secret_keys_option
 from gitboot.cli.terminal import Stop, log_format_option, stopped_by_signal, tell, tell_what_is_logged
 from gitboot.errors import UsageError

@@ -13,13 +13,18 @@ import click
 
 from gitboot.cli.options import OutputOption, output_option, state_option
 from gitboot.cli.terminal import table, wrapped
+from gitboot.controller.instance.state_directory import LEDGER, acting_here, has_ledger, never_ran, read_status, running
 from gitboot.errors import LedgerError, UsageError
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.ledger.open_ledger import open_ledger
+from gitboot.ledger.store import Store
 from gitboot.standard_streams import style
+from gitboot.status.conditions import with_state
+from gitboot.status.instance_status import with_age, written_at
 from gitboot.text import count, did_you_mean, more, one_line, printable
 
 if TYPE_CHECKING:
     from gitboot.fetchlog.unknown_machines import UnknownMachines
-    from gitboot.ledger.store import Store
 
 
 _MOST_PROBLEMS: Final = 10
@@ -36,9 +41,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     Its conditions say what is the matter, with a reason, a message, and since when.
     """
     from gitboot.cli.instance_client import folders_of, output_of
-    from gitboot.controller.instance.state_directory import acting_here, read_status, running
     from gitboot.publish.tree_reader import Words, with_stop
-    from gitboot.status.instance_status import with_age, written_at
 
     status = read_status(state)
     process = running(state)
@@ -146,8 +149,6 @@ def _limited(lines: list[str]) -> list[str]:
 
 def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
     """A table, what does not hold first, with its message below it in whole sentences, and the line that ends it."""
-    from gitboot.status.conditions import with_state
-
     found = sorted(conditions, key=lambda each: (each["status"], each["type"]))
     rows = [
         (
@@ -174,10 +175,6 @@ def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
 @output_option("json", "text")
 def events_command(state: Path, server: str | None, outputs: tuple[OutputOption, ...]) -> None:
     """Print what the instance on STATE did, a line each: commits, publications, evidence, every override."""
-    from gitboot.controller.instance.state_directory import LEDGER, has_ledger, never_ran
-    from gitboot.ledger import server_tables
-    from gitboot.ledger.open_ledger import open_ledger
-
     if not has_ledger(state):
         raise never_ran(state)
     with open_ledger(state / LEDGER) as ledger:
@@ -190,8 +187,6 @@ def events_command(state: Path, server: str | None, outputs: tuple[OutputOption,
 
 
 def _read(ledger: Store, server: str | None) -> Iterator[dict[str, Any]]:
-    from gitboot.ledger import instance_tables
-
     return (event for event in instance_tables.read_events(ledger) if server is None or event.get("server") == server)
 
 
@@ -212,7 +207,6 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     entry goes once a document has the machine, or 30 days after it asked last. There is room for 1,000, and for 64 of
     one network address; what is kept is never pushed out.
     """
-    from gitboot.controller.instance.state_directory import has_ledger, never_ran
     from gitboot.controller.reconcile_inputs import forget_unknown, read_unknown
     from gitboot.endpoint.api import seen_facts
 

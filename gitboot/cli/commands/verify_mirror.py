@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -18,13 +18,15 @@ from gitboot.cli.terminal import growing, table
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.jsonio import document, format_instant
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault, MirrorFinding, WebMirror, compared, expected
+from gitboot.publish.mirror_repair import BucketStore, FolderStore, HostStore, MirrorStore, mirror_files, repair
+from gitboot.publish.signed_list_check import MirrorReport, compare_with_list, facts_of, signature_of
+from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, parse_keys
+from gitboot.publish.targets.folder import RsyncStore
+from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
+from gitboot.render.paths import BOOT
 from gitboot.standard_streams import style
 from gitboot.text import count
-
-if TYPE_CHECKING:
-    from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, WebMirror
-    from gitboot.publish.mirror_repair import MirrorStore
-    from gitboot.publish.signed_list_check import MirrorReport
 
 _STORES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
 
@@ -104,10 +106,6 @@ def command(
     take. If the tree is published anew meanwhile, gitboot compares again. A web server does not list files of servers
     that are gone: compare its folder. The exit code is 8 if something is wrong, and 6 if something could not be read.
     """
-    from gitboot.publish.mirror_comparison import MirrorFault, compared, expected
-    from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP
-    from gitboot.render.paths import BOOT
-
     if program_folder is not None:
         _write_program(program_folder, mirror, source, keys)
         return
@@ -126,8 +124,6 @@ def command(
     report: MirrorReport | None = None
     with growing("files") as (begun, done):
         if tree is None:
-            from gitboot.publish.signed_list_check import compare_with_list, facts_of
-
             report = compare_with_list(opened, public_keys, now, parallel=parallel, begun=begun, done=done)
             found, files, unread = report.findings, report.files, report.unread
         else:
@@ -150,8 +146,6 @@ def command(
 
 def _write_program(out: Path, mirror: str, source: str | None, keys: tuple[str, ...]) -> None:
     """Write the mirror's program, its public key and its units into a folder."""
-    from gitboot.publish.mirror_repair import mirror_files
-
     if source is None or not keys:
         raise UsageError("--write-program needs --from, which the mirror copies, and --key, which it trusts")
     digits = "".join(f"{key.hex()}\n" for each in keys for key in _public_keys(each))
@@ -171,8 +165,6 @@ def _repair(
     as_target: bool,
 ) -> None:
     """Repair a mirror, and write what was done."""
-    from gitboot.publish.mirror_repair import repair
-
     if tree is None:
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
     with ExitStack() as stack, growing("files") as (begun, done):
@@ -195,9 +187,6 @@ def _repair(
 
 def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
     """Open the files of a mirror for writing."""
-    from gitboot.publish.mirror_repair import FolderStore
-    from gitboot.render.paths import BOOT
-
     if mirror.startswith(_STORES):
         return _target_store(mirror, stack)
     if "://" in mirror and not mirror.startswith("file://"):
@@ -216,8 +205,6 @@ def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
     from tempfile import TemporaryDirectory
 
     from gitboot.bmc.credentials import read_credentials
-    from gitboot.publish.mirror_repair import BucketStore, HostStore
-    from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
 
     address = parse_target(mirror)
     assert isinstance(address, BucketAddress | RsyncAddress)  # noqa: S101 - by its scheme
@@ -229,7 +216,6 @@ def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
         from gitboot.publish.targets.s3 import Bucket  # obstore is an extra
 
         return BucketStore(address.name, Bucket(address, key))
-    from gitboot.publish.targets.folder import RsyncStore
 
     return HostStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
 
@@ -243,8 +229,6 @@ def _folder(mirror: str) -> Path:
 
 def _public_keys(text: str) -> list[bytes]:
     """Return the public keys that an option names."""
-    from gitboot.publish.signed_list_reader import parse_keys
-
     try:
         if len(text) == 64 and not Path(text).exists():
             return parse_keys(text)
@@ -259,8 +243,6 @@ def _opened(
     mirror: str, tree: Path | None, ca_bundle: Path | None, parallel: int, read_entries: bool
 ) -> FolderMirror | WebMirror:
     import secrets
-
-    from gitboot.publish.mirror_comparison import FolderMirror, WebMirror
 
     if "://" in mirror and not mirror.startswith("file://"):
         nonce = secrets.token_hex(8)
@@ -281,8 +263,6 @@ def _as_text(
 
 def _about(report: MirrorReport | None, now: datetime) -> list[str]:
     """Return the lines about a list, and about what was not compared."""
-    from gitboot.publish.signed_list_check import signature_of
-
     if report is None or (signed := report.signed) is None:
         return []
     signatures = {
