@@ -289,6 +289,12 @@ class OutputOption:
         write_output_file(self.file, (f"{line}\n".encode(errors="backslashreplace") for line in lines))
 
 
+def write_outputs(outputs: Iterable[OutputOption], **formats: Callable[[], str]) -> None:
+    """Write each output as the function for its format says it."""
+    for output in outputs:
+        output.write(formats[output.format]())
+
+
 def output_option(*formats: str) -> Callable[[Command], Command]:
     """-o FORMAT[=FILE], several times; the first of ``formats`` is the default."""
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ from gitboot.cli.options import (
     output_option,
     prefix_of,
     registry_options,
+    write_outputs,
 )
 from gitboot.cli.terminal import progress, table, wrapped
 from gitboot.errors import AssetError, InvalidRepository, UsageError
@@ -150,11 +152,11 @@ def download(
             raise AssetError(f"{error.filename}: {error.strerror}") from error
     rows = [(str(each.outcome), each.path, each.source, each.message or "-") for each in done]
     rows += [("pruned", path, "-", "-") for path in pruned]
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(items=done, pruned=pruned))
-        else:
-            output.write(table(("OUTCOME", "PATH", "FROM", "WHY"), rows) if rows else "")
+    write_outputs(
+        outputs,
+        json=partial(document, items=done, pruned=pruned),
+        text=partial(table, ("OUTCOME", "PATH", "FROM", "WHY"), rows) if rows else str,
+    )
     if any(each.outcome is Mirroring.FAILED for each in done):
         context.exit(Exit.PARTIAL)
 
@@ -258,8 +260,7 @@ def signatures(
     with TemporaryDirectory(prefix="gitboot-") as scratch:
         check = SignatureCheck(fetchers, ImageKeys(image_keys, Path(scratch)), base_url)
         problems = tuple(sorted(_problems(fleet, images, check, required=required)))
-    for output in outputs:
-        output.write(FORMATS[output.format](problems, prefix_of(path)))
+    write_outputs(outputs, **{name: partial(write, problems, prefix_of(path)) for name, write in FORMATS.items()})
     if any(output.format == "text" for output in outputs):
         click.echo(f"{path}: {count(len(images), 'image')}, {counted(problems)}", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):
@@ -387,12 +388,12 @@ def resolve_image(
         cname=cname,
         architecture=Architecture(architecture) if architecture is not None else None,
     )
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(image=str(found.image), architectures=found.architectures))
-        else:
-            text = yaml.safe_dump({"architectures": found.architectures}, sort_keys=False, width=1000)
-            output.write(f"# {found.image}\n{text}")
+    text = f"# {found.image}\n{yaml.safe_dump({'architectures': found.architectures}, sort_keys=False, width=1000)}"
+    write_outputs(
+        outputs,
+        json=partial(document, image=str(found.image), architectures=found.architectures),
+        yaml=partial(str, text),
+    )
 
 
 @command.command()
@@ -442,8 +443,7 @@ def verify(
     asked = opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
     fetchers, results = fetchers_of(decisions.base_url, assets, asked), ReadResults(results_cache())
     seen = looked_at(fetchers, found, results, read=not head, parallel=parallel)
-    for output in outputs:
-        output.write(_as_json(found, seen) if output.format == "json" else _as_text(found, seen))
+    write_outputs(outputs, json=partial(_as_json, found, seen), text=partial(_as_text, found, seen))
     if any(_unbootable(each, seen[each.file]) is not None for each in found):
         context.exit(Exit.PARTIAL)
     context.exit(Exit.FINE if all(each.is_there for each in seen.values()) else Exit.SOURCE)

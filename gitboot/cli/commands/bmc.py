@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ from gitboot.cli.options import (
     reason_option,
     selector_option,
     state_option,
+    write_outputs,
 )
 from gitboot.cli.terminal import progress, table, wrapped
 from gitboot.controller.bmcs.manual_tasks import Inspection, inspect, shown, subjects
@@ -86,12 +88,8 @@ def get(
     Exit codes: 0 where all have answered, else 8.
     """
     found = _inspected(servers, selector, state, credentials)
-    for output in outputs:
-        output.write(
-            _as_text(found, state, in_full=bool(servers))
-            if output.format == "text"
-            else document(items=[one.facts() for one in found])
-        )
+    text = partial(_as_text, found, state, in_full=bool(servers))
+    write_outputs(outputs, text=text, json=partial(_as_json, found))
     if any(one.seen is None for one in found):
         sys.exit(Exit.PARTIAL)
 
@@ -132,10 +130,7 @@ def diff(
     found = [
         one for one in _inspected(servers, selector, state, credentials, assets) if not one.is_settled or one.warnings
     ]
-    for output in outputs:
-        output.write(
-            _as_diff(found, state) if output.format == "text" else document(items=[one.facts() for one in found])
-        )
+    write_outputs(outputs, text=partial(_as_diff, found, state), json=partial(_as_json, found))
     if any(one.seen is None for one in found):
         sys.exit(Exit.PARTIAL)
     if detailed_exitcode and not all(one.is_settled for one in found):

@@ -23,6 +23,7 @@ from gitboot.cli.options import (
     reason_option,
     selector_option,
     state_option,
+    write_outputs,
 )
 from gitboot.cli.terminal import progress, table
 from gitboot.controller.bmcs.manual_tasks import Inspection, Powered, Subject, inspect, subjects, switch
@@ -70,8 +71,7 @@ def get(
     subjects = _subjects(servers, selector, state)
     with connections(credentials) as kept, progress("BMCs", len(subjects)) as read:
         found = sorted(inspect(subjects, kept, at, read=read), key=lambda one: one.subject.name)
-    for output in outputs:
-        output.write(_as_text(found) if output.format == "text" else _as_json(found))
+    write_outputs(outputs, text=partial(_as_text, found), json=partial(_as_json, found))
     if any(one.seen is None for one in found):
         sys.exit(Exit.PARTIAL)
 
@@ -169,8 +169,8 @@ def _switch(
             items = [{name: one.facts()[name] for name in recorded} for one in sent.values()]
             request(state, POWERED, {"action": what, "items": items, "reason": reason})
             found = [sent.get(one.subject.uuid, one) for one in found]
-    for output in outputs:
-        output.write(_as_table(found) if output.format == "text" else document(items=[one.facts() for one in found]))
+    listed = partial(document, items=[one.facts() for one in found])
+    write_outputs(outputs, text=partial(_as_table, found), json=listed)
     if any(one.failed for one in found):
         sys.exit(Exit.PARTIAL)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ import click
 from gitboot.bmc.scan import Comparison, FoundServer, Probe, addresses, compare, document_for, name_for, scan
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, credentials_option, output_option, rev_option
+from gitboot.cli.options import OutputOption, credentials_option, output_option, rev_option, write_outputs
 from gitboot.cli.terminal import progress, table, wrapped
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
@@ -99,16 +100,14 @@ def scan_network(
     failed = [each for each in answers if each.why_not is not None]
     compared = compare(found, machines, asked, [each.address for each in failed])
     written = _write(out, found, compared, {each.name for each in machines}, name, verify=not no_verify)
-    for output in outputs:
-        if output.format == "text":
-            output.write(_as_text(answers, compared, written, len(asked)))
-            continue
-        items = []
-        for each in found:
-            file = str(written[each]) if each in written else None
-            items.append({**facts(each), "server": compared.servers.get(each), "document": file})
-        unread = [{"address": each.address, "why": each.why_not} for each in failed]
-        output.write(document(items=items, unread=unread, differences=compared.differences))
+    files = {each: str(file) for each, file in written.items()}
+    items = [{**facts(each), "server": compared.servers.get(each), "document": files.get(each)} for each in found]
+    unread = [{"address": each.address, "why": each.why_not} for each in failed]
+    write_outputs(
+        outputs,
+        text=partial(_as_text, answers, compared, written, len(asked)),
+        json=partial(document, items=items, unread=unread, differences=compared.differences),
+    )
     if failed:
         sys.exit(Exit.PARTIAL)
     if compared.differences and detailed_exitcode:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,7 @@ import click
 
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
-from gitboot.cli.options import FiniteRange, OutputOption, fleet_argument, output_option, this_second
+from gitboot.cli.options import FiniteRange, OutputOption, fleet_argument, output_option, this_second, write_outputs
 from gitboot.cli.terminal import progress, table, wrapped
 from gitboot.errors import HostUnreachable
 from gitboot.http_client import SLOWEST_DOWNLOAD, HttpClient, host_of
@@ -118,8 +119,7 @@ def command(
     finally:
         pool.shutdown(cancel_futures=True)
     found.sort(key=lambda each: each.server)
-    for output in outputs:
-        output.write(_FORMATS[output.format](found))
+    write_outputs(outputs, **{name: partial(write, found) for name, write in _FORMATS.items()})
     verdicts = {each.verdict for each in found}
     if verdicts & {Likeness.DIFFERS, Likeness.MISSING, Likeness.NOTHING}:
         sys.exit(Exit.CHANGES)

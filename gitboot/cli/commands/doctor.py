@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,14 @@ import click
 from gitboot.cli.configuration_file import config_of
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reject_old_variables
+from gitboot.cli.options import (
+    OutputOption,
+    credentials_option,
+    now,
+    output_option,
+    reject_old_variables,
+    write_outputs,
+)
 from gitboot.errors import HeldByAnother
 from gitboot.jsonio import document
 from gitboot.standard_streams import style
@@ -57,8 +65,8 @@ def command(
     found = tuple(
         replace(each, hint=each.hint and filled(each.hint, given)) for each in _findings(state, output, credentials)
     )
-    for each in outputs:
-        each.write(document(items=found) if each.format == "json" else "\n".join(map(_as_text, found)))
+    text = partial("\n".join, [_as_text(each) for each in found])
+    write_outputs(outputs, json=partial(document, items=found), text=text)
     if any(each.health == "wrong" for each in found):
         sys.exit(Exit.PARTIAL)
 

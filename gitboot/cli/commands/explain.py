@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +13,7 @@ import click
 
 from gitboot.cli.evaluated_fleet import planned_fleet, records_option
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.options import OutputOption, at_option, fleet_options, output_option, this_second
+from gitboot.cli.options import OutputOption, at_option, fleet_options, output_option, this_second, write_outputs
 from gitboot.cli.terminal import table, wrapped
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
@@ -79,8 +80,7 @@ def command(
         return
     if subject in _KINDS:
         schema_text = texts["any.json" if subject == "Any" else f"{subject}.json"]
-        for output in outputs:
-            output.write(schema_text if output.format == "json" else _fields_as_text(subject, field))
+        write_outputs(outputs, json=partial(str, schema_text), text=partial(_fields_as_text, subject, field))
         return
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
@@ -93,12 +93,12 @@ def command(
     if field is not None:
         found = _narrowed(found, field)
     blame = open_blame(path, rev)
-    for output in outputs:
-        if output.format == "json":
-            reasons = [{**facts(each), "commit": _commit(each, blame)} for each in found.reasons]
-            output.write(document(**{**facts(found), "reasons": reasons}))
-        else:
-            output.write(_as_text(found, blame))
+    write_outputs(outputs, json=partial(_as_json, found, blame), text=partial(_as_text, found, blame))
+
+
+def _as_json(found: Explanation, blame: Blame | None) -> str:
+    reasons = [{**facts(each), "commit": _commit(each, blame)} for each in found.reasons]
+    return document(**{**facts(found), "reasons": reasons})
 
 
 def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
@@ -116,11 +116,9 @@ def _explain_code(text: str, outputs: tuple[OutputOption, ...]) -> None:
     code = next((each for each in Code if each.value == text), None)
     if code is None:
         raise UsageError(f"there is no problem code {text}; they begin with GB1001")
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(code=code, headline=code.headline, why=code.why, hint=code.fix))
-        else:
-            output.write(f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n")
+    text = f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n"
+    listed = partial(document, code=code, headline=code.headline, why=code.why, hint=code.fix)
+    write_outputs(outputs, json=listed, text=partial(str, text))
 
 
 def _fields_as_text(kind: str, field: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,7 @@ from typing import Any, Final
 import click
 
 from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command, results_cache
-from gitboot.cli.options import OutputOption, output_option, path_option
+from gitboot.cli.options import OutputOption, output_option, path_option, write_outputs
 from gitboot.errors import UsageError
 from gitboot.evaluator.decision_history import Changed, Lineage, Skipped
 from gitboot.git.history import History, open_history
@@ -39,10 +40,8 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
     entries = _entries(history, server, number)
     if not entries:
         raise UsageError(f"no commit that led to {rev or 'HEAD'} decided anything for a server {server!r}")
-    for output in outputs:
-        output.write(
-            document(server=server, items=list(map(_entry, entries))) if output.format == "json" else _as_text(entries)
-        )
+    listed = partial(document, server=server, items=list(map(_entry, entries)))
+    write_outputs(outputs, json=listed, text=partial(_as_text, entries))
     if history.shallow:
         click.echo("a shallow clone: what came before is not known; git fetch --unshallow brings it", err=True)
 

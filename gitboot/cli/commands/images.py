@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,7 @@ import click
 
 from gitboot.cli.evaluated_fleet import planned_fleet, records_option
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_option, this_second
+from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_option, this_second, write_outputs
 from gitboot.cli.terminal import table
 from gitboot.jsonio import document, facts
 from gitboot.standard_streams import style
@@ -43,11 +44,11 @@ def command(
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
     found = images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(**facts(found), revision=fleet.decisions.revision))
-        else:
-            output.write("\n\n".join(_tables(found)))
+    write_outputs(
+        outputs,
+        json=partial(document, **facts(found), revision=fleet.decisions.revision),
+        text=partial("\n\n".join, list(_tables(found))),
+    )
 
 
 def _tables(found: Images) -> Iterator[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from gitboot.cli.options import (
     output_option,
     selector_option,
     this_second,
+    write_outputs,
 )
 from gitboot.cli.terminal import source, table, wrapped
 from gitboot.errors import UsageError
@@ -114,24 +117,22 @@ def _write_plans(
     if not items and chosen is not None:
         among = f" among {', '.join(names)}" if names else ""
         raise UsageError(f"no server{among} has the labels {selector}; the fleet has {len(fleet.decisions.servers)}")
-    for output in outputs:
-        if output.format == "text":
-            rows = [
-                (
-                    item["server"],
-                    item["phase"] or "-",
-                    item["image"] or "local disk" if item["phase"] else "no plan",
-                    item["method"] or "-",
-                    source(item),
-                    item["nextTransition"] or "-",
-                )
-                for item in items
-            ]
-            header = ("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE")
-            output.write(table(header, rows, below=_installations(items)) if items else "")
-        else:
-            found = document(revision=fleet.decisions.revision, items=items)
-            output.write(found if output.format == "json" else _as_yaml(found))
+    rows = [
+        (
+            item["server"],
+            item["phase"] or "-",
+            item["image"] or "local disk" if item["phase"] else "no plan",
+            item["method"] or "-",
+            source(item),
+            item["nextTransition"] or "-",
+        )
+        for item in items
+    ]
+    text = partial(
+        table, ("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows, below=_installations(items)
+    )
+    listed = partial(document, revision=fleet.decisions.revision, items=items)
+    write_outputs(outputs, text=text if items else str, json=listed, yaml=partial(_as_yaml, listed))
     if not items:
         click.echo("the fleet has no server", err=True)
     tell_already_made({item["server"]: item["alreadyMade"] for item in items})
@@ -164,28 +165,26 @@ def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple
         # The plan changes, or an installation is no longer shown.
         ends = progress.until if progress is not None else None
         instant = min(filter(None, (transition(decision, instant, record), ends)), default=None)
-    for output in outputs:
-        if output.format == "text":
-            rows = [
-                (
-                    str(item["from"]),
-                    str(item["phase"] or "no plan"),
-                    str(item["image"] or ("local disk" if item["phase"] else "-")),
-                    source(item),
-                    str(item["why"]),
-                )
-                for item in items
-            ]
-            output.write(table(("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows, below=_installations(items)))
-        else:
-            found_items = document(server=server, items=items)
-            output.write(found_items if output.format == "json" else _as_yaml(found_items))
+    rows = [
+        (
+            str(item["from"]),
+            str(item["phase"] or "no plan"),
+            str(item["image"] or ("local disk" if item["phase"] else "-")),
+            source(item),
+            str(item["why"]),
+        )
+        for item in items
+    ]
+    text = partial(table, ("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows, below=_installations(items))
+    listed = partial(document, server=server, items=items)
+    write_outputs(outputs, text=text, json=listed, yaml=partial(_as_yaml, listed))
 
 
-def _as_yaml(text: str) -> str:
+def _as_yaml(listed: Callable[[], str]) -> str:
     """Return JSON as YAML; unchanged, as JSON is YAML, if YAML could not be printed as it is."""
     import yaml
 
+    text = listed()
     found = str(yaml.safe_dump(json.loads(text), sort_keys=True, allow_unicode=True, width=100))
     return found if printable_lines(found) == found else text
 
@@ -223,8 +222,7 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
     found = _entries(state, tree, at or now())
     text = "\n".join(f"# given {each['given']}: {', '.join(each['paths'])}\n{each['entry']}" for each in found)
-    for output in outputs:
-        output.write(text if output.format == "text" else document(items=found))
+    write_outputs(outputs, text=partial(str, text), json=partial(document, items=found))
 
 
 def _entries(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,15 @@ import click
 
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import chosen, decision_of, go_on, looked_at, meant_by, request, yes_option
-from gitboot.cli.options import OutputOption, now, output_option, reason_option, selector_option, state_option
+from gitboot.cli.options import (
+    OutputOption,
+    now,
+    output_option,
+    reason_option,
+    selector_option,
+    state_option,
+    write_outputs,
+)
 from gitboot.controller.condition_rules import why_in_doubt
 from gitboot.controller.instance.assembly import Look, begun
 from gitboot.controller.learn.ledger_trust import Beginning
@@ -65,11 +74,8 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
         items = [item for item in _items(instance) if names is None or item["server"] in names]
         doubt = why_in_doubt(instance.knowledge, instance.commit.decisions)
         site = instance.commit.site
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(items=items, site=site))
-        else:
-            output.write(_as_text(items, doubt[1] if doubt is not None else None, site))
+    text = partial(_as_text, items, doubt[1] if doubt is not None else None, site)
+    write_outputs(outputs, json=partial(document, items=items, site=site), text=text)
 
 
 @records_command.command("begin", context_settings=_SETTINGS)

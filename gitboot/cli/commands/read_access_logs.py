@@ -6,12 +6,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import click
 
-from gitboot.cli.options import OutputOption, output_option
+from gitboot.cli.options import OutputOption, output_option, write_outputs
 from gitboot.cli.terminal import stopped_by_signal, tell
 from gitboot.errors import UsageError
 from gitboot.fetchlog.access_logs import Ignored, LogFile, SentVersions, read
@@ -81,8 +82,8 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     text += f", {counts[_UNKNOWN]} for entries that are not there" if counts[_UNKNOWN] else ""
     if ignored:
         text += f"; ignored: {', '.join(f'{number} {reason}' for reason, number in ignored.items())}"
-    for output in outputs:
-        output.write(document(read=lines_read, ignored=ignored, **counts) if output.format == "json" else text)
+    listed = partial(document, read=lines_read, ignored=ignored, **counts)
+    write_outputs(outputs, json=listed, text=partial(str, text))
 
 
 _OBSERVED: Final = "observed"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +15,7 @@ import click
 from gitboot.cli.evaluator_child import Begun, evaluation_limits, evaluator_command
 from gitboot.cli.instance_client import Informant, informant_at, proof_by
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, now, output_option, path_option, token_over_http_option
+from gitboot.cli.options import OutputOption, now, output_option, path_option, token_over_http_option, write_outputs
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.fleet.resources import Id
@@ -143,10 +144,8 @@ def advance_stream(
     where = "-".join(filter(None, (*folder_around(path).split("/"), stream, str(found.next))))
     name = None if no_commit else branch or f"gitboot/rollout-{where}"
     done = _propose(fleet, change, name, dry_run=dry_run) if change is not None else None
-    for output in outputs:
-        output.write(
-            document(**facts(found), proposal=facts(done)) if output.format == "json" else _as_text(found, done)
-        )
+    listed = partial(document, **facts(found), proposal=facts(done))
+    write_outputs(outputs, json=listed, text=partial(_as_text, found, done))
     sys.exit({StepOutcome.WAITS: Exit.WAITS, StepOutcome.STOPPED: Exit.HELD}.get(found.outcome, Exit.FINE))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,7 +12,16 @@ import click
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import chosen, looked_at, meant_by, request
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, fleet_argument, now, output_option, said, selector_option, state_option
+from gitboot.cli.options import (
+    OutputOption,
+    fleet_argument,
+    now,
+    output_option,
+    said,
+    selector_option,
+    state_option,
+    write_outputs,
+)
 from gitboot.controller.operator_requests import SECRET_FETCHES
 from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
 from gitboot.errors import UsageError
@@ -136,11 +146,11 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
             keys.open(sealed(data))
         except Unopened as error:
             closed[name] = str(error)
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(items=[{"path": name, "closed": closed.get(name)} for name in files]))
-        else:
-            output.write("".join(f"{name}: {why}\n" for name, why in closed.items()))
+    write_outputs(
+        outputs,
+        json=partial(document, items=[{"path": name, "closed": closed.get(name)} for name in files]),
+        text=partial("".join, [f"{name}: {why}\n" for name, why in closed.items()]),
+    )
     click.echo(f"{count(len(files), 'secret')}, {len(closed)} closed to these keys", err=True)
     if closed:
         sys.exit(Exit.INVALID)
@@ -186,24 +196,21 @@ def fetches(
         if each is not None and (names is None or name in names)
         for facts in each.facts()
     ]
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(items=items))
-        else:
-            rows = [
-                (
-                    item["server"],
-                    item["secret"],
-                    each.get("address", "others"),
-                    str(each["times"]),
-                    each["first"],
-                    each["last"],
-                    "confirm" if item["unexpected"] else "",
-                )
-                for item in items
-                for each in (*item["addresses"], *([item["others"]] if item["others"] is not None else []))
-            ]
-            output.write(table(("SERVER", "SECRET", "ADDRESS", "FETCHES", "FIRST", "LAST", ""), rows))
+    rows = [
+        (
+            item["server"],
+            item["secret"],
+            each.get("address", "others"),
+            str(each["times"]),
+            each["first"],
+            each["last"],
+            "confirm" if item["unexpected"] else "",
+        )
+        for item in items
+        for each in (*item["addresses"], *([item["others"]] if item["others"] is not None else []))
+    ]
+    text = partial(table, ("SERVER", "SECRET", "ADDRESS", "FETCHES", "FIRST", "LAST", ""), rows)
+    write_outputs(outputs, json=partial(document, items=items), text=text)
 
 
 def _confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:

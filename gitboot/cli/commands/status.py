@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.options import OutputOption, output_option, state_option
+from gitboot.cli.options import OutputOption, output_option, state_option, write_outputs
 from gitboot.cli.terminal import table, wrapped
 from gitboot.controller.instance.state_directory import LEDGER, acting_here, has_ledger, never_ran, read_status, running
 from gitboot.errors import LedgerError, UsageError
@@ -56,9 +57,8 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     age_s = max((datetime.now(UTC) - written).total_seconds(), 0) if written is not None else None
     status = with_age(status, age_s, written)
     status["conditions"] = with_stop(status["conditions"], Words(*folders_of(state)).now)
-    for output in outputs:
-        text = _as_text(status, state) if output.format == "text" else json.dumps(status, indent=2, sort_keys=True)
-        output.write(text)
+    listed = partial(json.dumps, status, indent=2, sort_keys=True)
+    write_outputs(outputs, text=partial(_as_text, status, state), json=listed)
 
 
 def newest(status: dict[str, Any], output: Path) -> dict[str, Any]:
@@ -215,11 +215,8 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     if forget:
         forget_unknown(state)
     found = read_unknown(state)
-    for output in outputs:
-        if output.format == "json":
-            output.write(json.dumps(seen_facts(found), indent=2, sort_keys=True))
-        else:
-            output.write(_as_text_unknown_machines(found))
+    listed = partial(json.dumps, seen_facts(found), indent=2, sort_keys=True)
+    write_outputs(outputs, json=listed, text=partial(_as_text_unknown_machines, found))
 
 
 def _as_text_unknown_machines(found: UnknownMachines) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, output_option
+from gitboot.cli.options import OutputOption, output_option, write_outputs
 from gitboot.cli.terminal import growing, table
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
@@ -131,15 +131,15 @@ def command(
             found, files, unread = compared(look, opened, parallel=parallel, begun=begun, done=done)
             if (tree / BOOT / SIGNED / TIMESTAMP).exists():
                 found = (*opened.cached(), *found)
-    for output in outputs:
-        if output.format == "json":
-            listed = {}
-            if report is not None:
-                about = facts_of(report.signed, now) if report.signed is not None else None
-                listed = {"list": about, "hidden": report.hidden, "turning": list(report.turning)}
-            output.write(document(files=files, items=found, unchecked=unread, **listed))
-        else:
-            output.write(_as_text(found, files, unread, report, now))
+    listed = {}
+    if report is not None:
+        about = facts_of(report.signed, now) if report.signed is not None else None
+        listed = {"list": about, "hidden": report.hidden, "turning": list(report.turning)}
+    write_outputs(
+        outputs,
+        json=partial(document, files=files, items=found, unchecked=unread, **listed),
+        text=partial(_as_text, found, files, unread, report, now),
+    )
     if found:
         context.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
 
@@ -172,15 +172,15 @@ def _repair(
         is_target = as_target or mirror.startswith(_STORES)
         clock = partial(datetime.now, UTC)
         report = repair(store, tree, paths, clock, as_target=is_target, parallel=parallel, begun=begun, done=done)
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(files=report.files, repairs=report.repairs, left=report.left))
-            continue
-        rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
-        rows += [(style("Left", fg="red"), f"/{path}") for path in report.left]
-        left = f", {len(report.left)} left that {'is' if len(report.left) == 1 else 'are'} not published"
-        total = f"{count(report.files, 'file')}: {len(report.repairs)} repaired{left if report.left else ''}"
-        output.write("\n".join((*([table(("DONE", "PATH"), rows), ""] if rows else []), total)))
+    rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
+    rows += [(style("Left", fg="red"), f"/{path}") for path in report.left]
+    left = f", {len(report.left)} left that {'is' if len(report.left) == 1 else 'are'} not published"
+    total = f"{count(report.files, 'file')}: {len(report.repairs)} repaired{left if report.left else ''}"
+    write_outputs(
+        outputs,
+        json=partial(document, files=report.files, repairs=report.repairs, left=report.left),
+        text=partial("\n".join, (*([table(("DONE", "PATH"), rows), ""] if rows else []), total)),
+    )
     if report.left:
         context.exit(Exit.PARTIAL)
 
