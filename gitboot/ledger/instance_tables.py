@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.errors import Orders
-from gitboot.jsonio import Digest, format_instant
+from gitboot.jsonio import Digest, facts, format_instant
 from gitboot.ledger import server_tables
 from gitboot.ledger.schema import Database
 from gitboot.ledger.store import Store, Transaction, open_database
@@ -216,7 +216,7 @@ def store_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], pla
     """Store which artifacts are there and which are not, as the instance at ``place`` sees them."""
     known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
     known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
-    items = [{**file.facts(), "presence": each.presence, "message": each.message} for file, each in known]
+    items = [{**facts(file), "presence": each.presence, "message": each.message} for file, each in known]
     _put(tx, "artifacts", server_tables.json_of({"place": place, "items": items}) if items else None)
 
 
@@ -474,9 +474,9 @@ def _facts(event: Event) -> dict[str, Any]:
 
 def read_events(store: Store) -> Iterator[dict[str, Any]]:
     """Everything that was written down, oldest first, as JSON values."""
-    for at, type, message, facts in store.rows("SELECT at, type, message, facts FROM events ORDER BY id"):
+    for at, type, message, others in store.rows("SELECT at, type, message, facts FROM events ORDER BY id"):
         with store.reading():
-            yield {"at": at, "type": type, "message": message, **server_tables.json_value(facts)}
+            yield {"at": at, "type": type, "message": message, **server_tables.json_value(others)}
 
 
 def accepted_commits(store: Store) -> tuple[str, ...]:

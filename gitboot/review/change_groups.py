@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gitboot.fleet.resources import FleetRepository, Id
-from gitboot.jsonio import Digest
+from gitboot.jsonio import Digest, facts
 from gitboot.model.server import Architecture
 from gitboot.resolve.policy_selection import Pool, pools
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
@@ -243,10 +243,10 @@ def _facts(decision: Decision | None) -> Mapping[str, Any] | None:
     digests = [(boot.user_data.digest, "DIGEST") for boot in decision.boots if boot.user_data is not None]
     macs = [(spelt, "MAC") for mac in decision.macs for spelt in (mac, mac.replace("-", ":"))]
     replacements = (*digests, (decision.uuid, "UUID"), *macs, (decision.server, "SERVER"))
-    facts = decision.facts()
-    facts["maintenances"] = {each["name"]: each for each in facts["maintenances"]}
-    own = {name: facts.pop(name, None) for name in _OWN}
-    return {**_general(facts, replacements), **own}
+    fields = facts(decision)
+    fields["maintenances"] = {each["name"]: each for each in fields["maintenances"]}
+    own = {name: fields.pop(name, None) for name in _OWN}
+    return {**_general(fields, replacements), **own}
 
 
 def _general(value: Any, replacements: tuple[tuple[str, str], ...]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
 from gitboot.fleet.resources import FleetRepository, Id
-from gitboot.jsonio import Digest, digest
+from gitboot.jsonio import Digest, digest, facts
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Site
 from gitboot.model.scalars import SystemUuid
@@ -483,7 +483,7 @@ def all_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dic
         if was is not None and is_now is not None and was.digest == is_now.digest:
             continue
         kind = EffectKind.ADDED if was is None else EffectKind.REMOVED if is_now is None else EffectKind.CHANGED
-        changes = _changes("", was.facts() if was else {}, is_now.facts() if is_now else {})
+        changes = _changes("", facts(was) or {}, facts(is_now) or {})
         found[uuid] = ServerEffect(server=last.server, kind=kind, changes=tuple(changes))
     return found
 

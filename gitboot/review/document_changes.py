@@ -9,7 +9,7 @@ from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
 from typing import Any, Final, NamedTuple
 
 from gitboot.fleet.resources import FleetRepository, Id, Resource
-from gitboot.jsonio import Digest, digest
+from gitboot.jsonio import Digest, digest, facts
 from gitboot.model.fields import written
 from gitboot.model.fleet import FleetSpec, OneTimeBoots, Output
 from gitboot.resolve.server_decision import Decision, Decisions, Host
@@ -105,7 +105,7 @@ def _unknown(decisions: Decisions | None) -> dict[str, object] | None:
     boots = decisions.unknown
     return {
         "notFound": decisions.unknown_not_found,
-        "boots": {arch: boot.facts() for arch, boot in sorted(boots.items())} if boots is not None else None,
+        "boots": facts(dict(sorted(boots.items()))) if boots is not None else None,
     }
 
 

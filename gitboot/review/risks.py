@@ -8,6 +8,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
+from gitboot.jsonio import facts
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.server_decision import Boot, Decision, PolicyDecision
@@ -47,7 +48,7 @@ def _sources(boot: Boot, fact: str) -> list[tuple[str, object]]:
     """Return one fact of each file of a boot: its url, or its sha256."""
     return [
         (name, [each[fact] for each in found] if isinstance(found, list) else found[fact])
-        for name, found in boot.files.facts().items()
+        for name, found in facts(boot.files).items()
     ]
 
 

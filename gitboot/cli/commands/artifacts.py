@@ -480,7 +480,7 @@ def _as_json(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]
     items = []
     for each in found:
         sighting = seen[each.file]
-        items.append({**facts(each), **each.file.facts(), **facts(sighting), "unbootable": _unbootable(each, sighting)})
+        items.append({**facts(each), **facts(each.file), **facts(sighting), "unbootable": _unbootable(each, sighting)})
         del items[-1]["file"]
     return document(items=items)
 
