@@ -18,6 +18,8 @@ import click
 
 from gitboot.cli.main import Exit
 from gitboot.cli.options import evaluation_options, kept
+from gitboot.errors import InvalidRepository, LedgerError, SourceError
+from gitboot.files import is_on_network
 
 if TYPE_CHECKING:
     from gitboot.disk_cache import DiskCache
@@ -113,7 +115,6 @@ def evaluation_limits() -> Iterator[Begun]:
         with uncollected():
             yield lambda _: None
         return
-    from gitboot.errors import InvalidRepository, LedgerError, SourceError
     from gitboot.evaluator.protocol import exceeded
 
     begun(0)
@@ -145,7 +146,6 @@ def open_cache(state: Path | None) -> DiskCache:
     that the locks of SQLite take there depends on the server.
     """
     from gitboot.disk_cache import DiskCache
-    from gitboot.files import is_on_network
 
     if state is not None:
         from gitboot.controller.instance import state_directory

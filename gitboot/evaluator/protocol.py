@@ -17,7 +17,7 @@ import msgspec
 
 from gitboot.child_processes import Spent, encode
 from gitboot.fleet.identities import Machine, Moves
-from gitboot.jsonio import decoder, digest
+from gitboot.jsonio import decoder, digest, facts
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Architecture
@@ -242,6 +242,6 @@ def bytes_of(said: Decision) -> bytes:
 def verified_decision(data: bytes) -> Decision:
     """Return a decision from an evaluator. Raises ValueError if its digest is not that of its content."""
     found = decision(data)
-    if found.digest != digest(found.facts()):
+    if found.digest != digest(facts(found)):
         raise ValueError(f"the decision of {found.server} has another digest than its content")
     return found

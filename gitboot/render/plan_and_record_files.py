@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import facts, format_instant
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.paths import ContentType, File, Files
 from gitboot.resolve.provisioning_record import Record, exported, shard_of
@@ -62,9 +62,9 @@ def document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
     """The decision, the plan, and their digests."""
     return {
         "apiVersion": "gitboot.dev/v1alpha1",
-        "decision": decision.facts(),
+        "decision": facts(decision),
         "decisionDigest": decision.digest,
-        "plan": plan.facts() if plan else None,
+        "plan": facts(plan),
         "digest": plan.digest if plan else None,
         "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
     }
@@ -93,7 +93,7 @@ def summary(
         "method": boot.method if boot else None,
         "kernelArguments": list(boot.kernel_arguments) if boot else [],
         "files": dict(sorted(files.items())),
-        "override": plan.override.facts() if plan and plan.override else None,
+        "override": facts(plan.override) if plan else None,
         "digest": plan.digest if plan else None,
         "decisionDigest": decision.digest,
         "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,

@@ -13,7 +13,7 @@ from msgspec.json import decode
 
 from gitboot.fleet.documents import sealed
 from gitboot.fleet.resources import Id, Resource
-from gitboot.jsonio import Digest, canonical
+from gitboot.jsonio import Digest, canonical, facts
 from gitboot.model.boot_image import Artifact, Artifacts
 from gitboot.model.boot_policy import NetworkBoot, Taint, UserData
 from gitboot.model.fields import written
@@ -285,7 +285,7 @@ class Context:
         """Return what does not depend on the server."""
         source, plain = self._source, self._plain.of
         seen: dict[str, Any] = {
-            "image": {**plain(source.image), "artifacts": self._boot.files.facts()},
+            "image": {**plain(source.image), "artifacts": facts(self._boot.files)},
             "profile": plain(source.profile),
             "phase": str(source.phase),
             "node_labels": _in_order(self._boot.node_labels),

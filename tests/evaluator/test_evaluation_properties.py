@@ -27,6 +27,7 @@ from gitboot.evaluator.process import told
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git import history as source_history
 from gitboot.git.history import CommitSummary
+from gitboot.jsonio import facts
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
@@ -253,7 +254,7 @@ def in_full(commit: Commit) -> tuple[object, ...]:
     return (
         commit.revision,
         commit.fleet,
-        [(name, decision, decision.digest, decision.facts()) for name, decision in decisions.servers.items()],
+        [(name, decision, decision.digest, facts(decision)) for name, decision in decisions.servers.items()],
         list(decisions.networks.items()),
         (decisions.base_url, decisions.outputs, decisions.evidence, list(decisions.sites.items())),
         (decisions.unknown, decisions.unknown_not_found, decisions.warnings, decisions.dated),

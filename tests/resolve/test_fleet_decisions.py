@@ -9,6 +9,7 @@ import pytest
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.fleet.validation import load, load_revision
+from gitboot.jsonio import facts
 from gitboot.resolve.fleet_decisions import decide, decide_all, decide_loaded
 from gitboot.resolve.plan_at_time import plan, transition
 from gitboot.resolve.policy_selection import in_rollout
@@ -796,7 +797,7 @@ def test_only_who_can_be_seen_off_waits_for_that() -> None:
     assert len(has_bmc) == len(waits) and has_bmc != list(waits)
     assert codes(*has_bmc) == []
     found = decided(*has_bmc).servers["web01"].policy
-    assert found is not None and str(found.wait_for) == "PowerOff" and found.facts()["waitFor"] == "PowerOff"
+    assert found is not None and str(found.wait_for) == "PowerOff" and facts(found)["waitFor"] == "PowerOff"
 
 
 @for_each("power", ["On", "Restart", "GracefulRestart"])
@@ -809,7 +810,7 @@ def test_a_maintenances_power_is_decided_as_it_is_written(power: str, per: str |
         .maintenances
     )
     assert (found.power, found.max_unavailable, found.max_unavailable_per) == (power, "10%", per)
-    assert ("maxUnavailablePer" in found.facts()) is (per is not None)
+    assert ("maxUnavailablePer" in facts(found)) is (per is not None)
 
 
 @pytest.mark.parametrize(

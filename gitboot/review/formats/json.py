@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
-from gitboot.jsonio import facts, format_instant
+from gitboot.jsonio import facts
 from gitboot.model.fields import Field, structure
 from gitboot.model.json_schema import _DIALECT, KINDS, any_document, schema, structure_schema
 from gitboot.problems import Problem
-from gitboot.review.change_groups import ChangeCause, Group, Outlier
-from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
-from gitboot.review.document_changes import AccessChange, DocumentChange, Fate, FieldChange, ImageChange
+from gitboot.review.change_groups import Group
+from gitboot.review.decision_changes import Changes
+from gitboot.review.document_changes import DocumentChange, Fate, FieldChange
 from gitboot.review.formats import phrases
-from gitboot.review.guards import Area, Trip, trailer
-from gitboot.review.guards import Verdict as GuardsVerdict
+from gitboot.review.guards import trailer
 from gitboot.review.rendered_diffs import RenderedDiff
-from gitboot.review.review import ImageClaim, Review
-from gitboot.review.risks import Effect, Risk
+from gitboot.review.review import Review
+from gitboot.review.risks import Risk
 
 Verdict = Literal["unchanged", "fine", "held", "invalid"]
 
@@ -281,57 +281,61 @@ class DiffFacts:
 
 
 def as_json(review: Review) -> str:
-    return json.dumps(facts(diff_facts(review)), indent=2, sort_keys=True)
-
-
-def diff_facts(review: Review) -> DiffFacts:
-    """All of a review as JSON has it."""
+    """Return a review as the JSON that `gitboot diff -o json` prints."""
     changes, verdict = review.changes, review.verdict
-    return DiffFacts(
+    found = DiffFacts(
         api_version="gitboot.dev/v1alpha1",
-        base=SideFacts(named=review.base.named, revision=review.base.revision),
-        head=SideFacts(named=review.head.named, revision=review.head.revision),
+        base=_described(SideFacts, review.base),
+        head=_described(SideFacts, review.head),
         verdict=review.outcome.value,
         digest=verdict.digest if verdict else None,
         compared_with_nothing=changes is not None and changes.first,
         counts=_counts(changes) if changes else None,
-        areas=tuple(map(_area, changes.areas)) if changes else (),
+        areas=tuple(_described(AreaFacts, each, area=str(each)) for each in changes.areas) if changes else (),
         limits=facts(verdict.limits) if verdict else None,
-        trips=tuple(_trip(trip, verdict) for trip in verdict.trips) if verdict else (),
+        trips=tuple(
+            _described(TripFacts, each, acknowledgement=trailer(verdict.digest, each.guard)) for each in verdict.trips
+        )
+        if verdict
+        else (),
         steps=tuple(StepFacts(commit=each.commit, acknowledgements=each.lines) for each in review.steps),
-        unheeded=tuple(UnheededFacts(commit=each.commit, line=each.line, why=each.why) for each in review.unheeded),
+        unheeded=tuple(_described(UnheededFacts, each) for each in review.unheeded),
         unknown_servers=_rendered(review.unknown.rendered) if review.unknown else None,
-        shared=tuple(map(_field, review.shared.fields)) if review.shared else None,
-        access=tuple(map(_access, changes.access)) if changes else (),
-        images=tuple(map(_image, changes.images)) if changes else (),
-        claims=tuple(map(_claim, review.claims)),
+        shared=_fields(review.shared.fields) if review.shared else None,
+        access=tuple(_described(AccessFacts, each) for each in changes.access) if changes else (),
+        images=tuple(_described(ImageFacts, each, image=each.name, servers=each.in_use) for each in changes.images)
+        if changes
+        else (),
+        claims=tuple(
+            _described(ClaimFacts, each, author=each.writer, **_coordinates(each.place)) for each in review.claims
+        ),
         groups=tuple(map(_group, review.groups)),
         servers=_servers(review.groups),
         documents=tuple(map(_document, review.documents_only)),
         bmcs=changes.moved_bmcs if changes else (),
-        credentials=tuple(map(_credentials, changes.bmcs)) if changes and not changes.first else (),
+        credentials=tuple(
+            CredentialFacts(server=each.server, old=phrases.access(each.old), new=phrases.access(each.new))
+            for each in changes.bmcs
+        )
+        if changes and not changes.first
+        else (),
         signers=tuple(
-            SignerFacts(commit=commit, person=signer.person, key=signer.key, forge=signer.is_forge)
-            for commit, signer in review.signers
+            _described(SignerFacts, signer, commit=commit, forge=signer.is_forge) for commit, signer in review.signers
         ),
-        problems=tuple(map(_problem, review.head.problems)),
-        base_problems=tuple(map(_problem, review.base.problems)) if review.base.decisions is None else (),
+        problems=_problems(review.head.problems),
+        base_problems=_problems(review.base.problems) if review.base.decisions is None else (),
         reproduce=review.command,
     )
+    return json.dumps(facts(found), indent=2, sort_keys=True)
 
 
-def _access(change: AccessChange) -> AccessFacts:
-    old, new = (tuple(each) if isinstance(each, list) else each for each in (change.old, change.new))
-    return AccessFacts(field=change.field, old=old, new=new, widens=change.widens)
+Described = TypeVar("Described")
 
 
-def _claim(claim: ImageClaim) -> ClaimFacts:
-    path, line, column = claim.place
-    return ClaimFacts(image=claim.image, path=path, line=line, column=column, author=claim.writer)
-
-
-def _credentials(change: BmcChange) -> CredentialFacts:
-    return CredentialFacts(server=change.server, old=phrases.access(change.old), new=phrases.access(change.new))
+def _described(kind: type[Described], value: object, **others: Any) -> Described:
+    """Return the description of a value: the fields that ``others`` lacks are those of the value."""
+    names = (each.name for each in fields(cast(Any, kind)) if each.name not in others)
+    return kind(**{name: getattr(value, name) for name in names}, **others)
 
 
 def _counts(changes: Changes) -> CountFacts:
@@ -346,120 +350,70 @@ def _counts(changes: Changes) -> CountFacts:
     )
 
 
-def _area(area: Area) -> AreaFacts:
-    return AreaFacts(
-        area=str(area),
-        size=area.size,
-        changed=area.changed,
-        less=area.less,
-        removed=area.removed,
-        added=area.added,
-        reinstalled=area.reinstalled,
-    )
-
-
-def _trip(trip: Trip, verdict: GuardsVerdict) -> TripFacts:
-    return TripFacts(
-        guard=trip.guard,
-        what=trip.what,
-        number=trip.number,
-        limit=trip.limit,
-        of=trip.of,
-        percent=trip.percent,
-        area=trip.area,
-        acknowledged=trip.acknowledged,
-        by=trip.by,
-        acknowledgement=trailer(verdict.digest, trip.guard),
-    )
-
-
-def _image(change: ImageChange) -> ImageFacts:
-    return ImageFacts(image=change.name, fate=change.fate.value, servers=change.in_use)
-
-
 def _group(group: Group) -> GroupFacts:
-    return GroupFacts(
-        causes=tuple(map(_cause, group.causes)),
-        risks=tuple(group.risks),
-        effects=tuple(map(_effect, group.effects)),
+    causes = (
+        _described(
+            CauseFacts,
+            each,
+            cause=str(each),
+            documents=each.number,
+            fields=tuple(field.dotted for field in each.fields),
+            **_coordinates(each.place),
+        )
+        for each in group.causes
+    )
+    return _described(
+        GroupFacts,
+        group,
+        causes=tuple(causes),
+        effects=tuple(_described(EffectFacts, each) for each in group.effects),
         reinstalls=tuple(map(phrases.reason, group.reinstalls)),
         unknown=tuple(map(phrases.unknown, group.unknown)),
         servers=group.names,
         example=group.names[0],
-        own=group.own,
-        outlier=_outlier(group.outlier) if group.outlier is not None else None,
-        fields=tuple(map(_field, group.fields)),
+        outlier=_described(OutlierFacts, group.outlier) if group.outlier is not None else None,
+        fields=_fields(group.fields),
         rendered=_rendered(group.rendered) if group.rendered is not None else None,
     )
 
 
-def _outlier(found: Outlier) -> OutlierFacts:
-    return OutlierFacts(than=found.than, lines=found.lines, missing=found.missing)
+def _coordinates(place: tuple[str, int, int] | None) -> dict[str, str | int | None]:
+    return dict(zip(("path", "line", "column"), place or (None, None, None), strict=True))
 
 
-def _cause(cause: ChangeCause) -> CauseFacts:
-    path, line, column = cause.place or (None, None, None)
-    return CauseFacts(
-        cause=str(cause),
-        fate=cause.fate.value,
-        documents=cause.number,
-        fields=tuple(field.dotted for field in cause.fields),
-        path=path,
-        line=line,
-        column=column,
-    )
-
-
-def _effect(effect: Effect) -> EffectFacts:
-    return EffectFacts(
-        when=effect.when,
-        maintenance=effect.maintenance,
-        start=format_instant(effect.start) if effect.start else None,
-        end=format_instant(effect.end) if effect.end else None,
-    )
-
-
-def _field(field: FieldChange) -> FieldFacts:
-    return FieldFacts(field=field.dotted, old=field.old, new=field.new)
+def _fields(changes: Iterable[FieldChange]) -> tuple[FieldFacts, ...]:
+    return tuple(_described(FieldFacts, each, field=each.dotted) for each in changes)
 
 
 def _rendered(diffs: Iterable[RenderedDiff]) -> tuple[RenderedFacts, ...]:
-    return tuple(RenderedFacts(boot=each.boot, file=each.file, lines=tuple(each.lines)) for each in diffs)
+    return tuple(_described(RenderedFacts, each) for each in diffs)
 
 
 def _servers(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
-    found = (_server(change, number) for number, group in enumerate(groups) for change in group.servers)
-    return tuple(sorted(found, key=lambda each: each.server))
-
-
-def _server(change: ServerChange, group: int) -> ServerFacts:
-    old, new = change.pair
-    return ServerFacts(
-        server=change.name,
-        before=change.old.server if change.old else None,
-        fate=change.fate.value,
-        risks=tuple(risk for risk in Risk if risk in change.risks),
-        group=group,
-        old=old,
-        new=new,
+    found = (
+        _described(
+            ServerFacts,
+            change,
+            server=change.name,
+            before=change.old.server if change.old else None,
+            risks=tuple(risk for risk in Risk if risk in change.risks),
+            group=number,
+            old=change.old.digest if change.old else None,
+            new=change.new.digest if change.new else None,
+        )
+        for number, group in enumerate(groups)
+        for change in group.servers
     )
+    return tuple(sorted(found, key=lambda each: each.server))
 
 
 def _document(change: DocumentChange) -> DocumentFacts:
     name = change.id.name if change.id.kind == "file" else str(change.id)
-    return DocumentFacts(document=name, fate=change.fate.value, fields=tuple(field.dotted for field in change.fields))
+    return _described(DocumentFacts, change, document=name, fields=tuple(field.dotted for field in change.fields))
 
 
-def _problem(problem: Problem) -> ProblemFacts:
-    return ProblemFacts(
-        path=problem.path,
-        line=problem.line,
-        column=problem.column,
-        code=problem.code,
-        severity=problem.severity.value,
-        message=problem.message,
-        hint=problem.hint,
-    )
+def _problems(problems: Iterable[Problem]) -> tuple[ProblemFacts, ...]:
+    return tuple(_described(ProblemFacts, each) for each in problems)
 
 
 @cache
@@ -489,8 +443,9 @@ def main(arguments: list[str]) -> int:
     """``DIR`` writes the schemas there; ``--check DIR`` says which differ."""
     directory = Path(arguments[-1])
     if "--check" in arguments:
-        differ = [name for name, text in schemas().items() if _read(directory / name) != text]
-        extra = sorted({path.name for path in directory.glob("*.json")} - schemas().keys())
+        there = {path.name: path.read_text() for path in directory.glob("*.json")}
+        differ = [name for name, text in schemas().items() if there.get(name) != text]
+        extra = sorted(there.keys() - schemas().keys())
         for name in differ + extra:
             hint = f"python -m gitboot.review.formats.json {directory}"
             sys.stdout.write(f"{directory / name} is not what the models say: {hint}\n")
@@ -499,10 +454,6 @@ def main(arguments: list[str]) -> int:
     for name, text in schemas().items():
         (directory / name).write_text(text)
     return 0
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text() if path.exists() else None
 
 
 if __name__ == "__main__":
