@@ -216,11 +216,11 @@ _NICE: Final = 10  # machines are answered first
 def _encoder() -> Encoder:
     from msgspec.msgpack import Encoder  # only here: an endpoint sends no frames
 
-    return Encoder()
+    return Encoder(enc_hook=os.fspath)  # paths are text; all else that msgpack lacks is a TypeError
 
 
 def encode(value: object) -> bytes:
-    """Return a value as msgpack."""
+    """Return a value as msgpack, for `gitboot.jsonio.decoder`."""
     return _encoder().encode(value)
 
 

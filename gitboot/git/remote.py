@@ -9,12 +9,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
+import msgspec
 import pygit2
 from pygit2.enums import CredentialType
 
@@ -25,21 +26,25 @@ from gitboot.git.repository import Transfer, note_work, objects_of, steps, words
 from gitboot.text import one_line
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Password:
+class Password(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """HTTP basic authentication over TLS."""
 
-    password: str = field(repr=False)  # or a token
+    password: str  # or a token
     user: str = "git"  # what forges that take a token expect no particular name in
 
+    def __repr__(self) -> str:
+        return f"Password(user={self.user!r})"
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SshKey:
+
+class SshKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Authentication by key, and the host keys to expect."""
 
     private_key: Path
     known_hosts: Path  # as ssh reads it
-    passphrase: str = field(default="", repr=False)
+    passphrase: str = ""
+
+    def __repr__(self) -> str:
+        return f"SshKey(private_key={self.private_key!r})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

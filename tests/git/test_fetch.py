@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -18,10 +19,10 @@ from hypothesis import strategies as st
 from gitboot.child_processes import Child, encode
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.fleet.revision import Revision
-from gitboot.git import fetch as sending
+from gitboot.git.__main__ import carry_out
 from gitboot.git.branch_writer import OwnedBranch
 from gitboot.git.clone import Source
-from gitboot.git.fetch import FetchProcess
+from gitboot.git.fetch import FetchProcess, InThisProcess, Order, order
 from gitboot.git.remote import Password, Remote, SshKey
 from tests.helpers.configuration import configured
 from tests.helpers.fleets import SEED, server
@@ -316,20 +317,27 @@ def test_a_remote_comes_as_it_was_sent(
         timeout_s=seconds + 1,
         max_bytes=max_bytes,
     )
-    sent = sending.order(encode(sending.order_of("fetch", remote, Path("/state"), None, 1)))
-    assert sending.remote_of(sent) == remote
+    sent = Order(work="fetch", remote=remote, folder=Path("/state"))
+    assert order(encode(sent)) == sent
 
 
 def test_credentials_are_not_shown() -> None:
     remote = Remote(url="https://git.example.net/x", credentials=Password(password="s3cret"))
     key = SshKey(private_key=Path("id"), known_hosts=Path("known_hosts"), passphrase="s3cret")
     for each in (remote, Remote(url="ssh://git@git.example.net/x", credentials=key)):
-        assert "s3cret" not in repr(sending.order_of("fetch", each, Path("/state"), None, 1))
+        assert "s3cret" not in repr(Order(work="fetch", remote=each, folder=Path("/state")))
 
 
 @pytest.mark.parametrize("kind", [SourceError, SourceRefused, SourceTooLarge, UsageError, CorruptClone])
-def test_an_error_comes_as_it_was_raised(kind: type[SourceError]) -> None:
-    sent = sending.report(encode(sending.failed(kind("what is wrong"))))
-    assert isinstance(sent, sending.Failed)
-    found = sending.raised(sent)
-    assert (type(found), str(found)) == (kind, "what is wrong")
+def test_an_error_comes_as_it_was_raised(
+    kind: type[SourceError], state: Path, fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise kind("what is wrong")
+
+    monkeypatch.setattr(InThisProcess, "carry_out", fail)
+    report = carry_out(Order(work="head", remote=Remote(url="/fleet"), folder=state))
+    monkeypatch.setattr(Child, "answers", lambda *_: [encode(report)])
+    with pytest.raises(kind, match="^what is wrong$") as caught:
+        fetcher.read_head(Remote(url="/fleet"), state)
+    assert type(caught.value) is kind
