@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -214,8 +215,7 @@ def make_spool(spool: Path) -> None:
         raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
 
 
-def _clock() -> datetime:
-    return datetime.now(UTC)
+_clock: Final = partial(datetime.now, UTC)
 
 
 def shared_ledger_options(command: Command) -> Command:

@@ -66,18 +66,24 @@ from gitboot.endpoint.connections import (
     file_reply,
     names,
     part_of,
-    refused,
 )
 from gitboot.endpoint.recorder import Recorder, why_not_ready
 from gitboot.endpoint.served_files import Moving, PublishedTree, without_document
 from gitboot.endpoint.webhooks import PUSHED
-from gitboot.fetchlog.log_entries import MOST_LOG_BYTES, Outcome, WhyNot, in_general, last_lines, parse_query
+from gitboot.fetchlog.log_entries import (
+    MOST_LOG_BYTES,
+    Outcome,
+    WhyNot,
+    in_general,
+    last_lines,
+    network_of,
+    parse_query,
+)
 from gitboot.fetchlog.unknown_machines import (
     MOST_BYTES,
     UnknownAsked,
     UnknownMachine,
     inventoried,
-    network_of,
     parse_sent,
     unknown_of,
 )
@@ -522,7 +528,7 @@ class UnknownMachines:
         try:
             self._note(inventoried(parse_sent(bytes(content)), path, asking.client, asking.at))
         except ValueError as error:
-            return refused(str(error))
+            return file_reply(f"{error}\n".encode(), ContentType.TEXT, UNCACHED, status=400)
         return HEARD
 
     def _counts(self, asking: Asking, role: Role) -> bool:

@@ -22,7 +22,7 @@ from typing import Final, Self, TypeVar
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.fetchlog.log_entries import Observation, Outcome
+from gitboot.fetchlog.log_entries import Observation, Outcome, network_of
 from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,
     MOST_FETCHES,
@@ -35,7 +35,6 @@ from gitboot.fetchlog.one_time_boots import (
     claims_in,
     is_lease,
     joined,
-    network_of,
     secret_of,
 )
 from gitboot.fetchlog.spool import Spool, Writer, aside, files, forgotten, identity, next_batch, spent, try_out

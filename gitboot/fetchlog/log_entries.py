@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from ipaddress import ip_address
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
@@ -323,6 +324,7 @@ def _list(value: Any) -> list[Any]:
 
 
 _MOST_FIELDS: Final = 100  # of a query
+_IPV6_NETWORK: Final = 64  # bits
 # User-Agents, from the beginning.
 _LOADERS: Final = re.compile(r"(?:iPXE|gPXE|GRUB|UefiHttpBoot|Syslinux|PXELINUX|U-Boot|petitboot)\b", re.IGNORECASE)
 _SYSTEMS: Final = re.compile("Ignition/|Cloud-Init/|Go-http-client/")  # the last is Talos
@@ -374,6 +376,21 @@ def has_identity(query: Mapping[str, str]) -> bool:
 def is_machine(agent: str, query: Mapping[str, str]) -> bool:
     """Return whether a request for a boot script has what a machine sends. A bare GET may be a monitor's."""
     return is_loader(agent) or (has_identity(query) and not is_tool(agent))
+
+
+@lru_cache(maxsize=4096)
+def network_of(client: str | None) -> str:
+    """Return what counts as one client: its address, or for IPv6 its /64 network, as a host chooses the rest itself.
+
+    RFC 4291. A client whose address is not known is named as it was recorded.
+    """
+    try:
+        address = ip_address((client or "").partition("%")[0])  # fe80::1%eth0: which interface it came by
+    except ValueError:
+        return client or ""
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or ip_network((address, _IPV6_NETWORK), strict=False))
+    return str(address)
 
 
 def parse_query(text: str) -> dict[str, str]:

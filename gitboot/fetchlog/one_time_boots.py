@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import lru_cache
-from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -26,7 +24,6 @@ OTHERS: Final = "others"  # stands for every address beyond MOST_ADDRESSES
 _USER_DATA: Final = "user-data/"
 _REPORT: Final = "reports/"
 _ENCRYPTED: Final = "secrets/"
-_IPV6_NETWORK: Final = 64  # RFC 4291: an interface chooses the other half itself
 
 
 def secret_of(path: str) -> str | None:
@@ -53,16 +50,6 @@ def described(secret: str) -> str:
     """Return what messages call a secret."""
     group, _, name = secret.partition("/")
     return f"the secret {name}" if f"{group}/" == _ENCRYPTED else f"the user data {name}"
-
-
-@lru_cache(maxsize=4096)
-def network_of(client: str) -> str:
-    """Return the address of a client; of an IPv6 address its /64 network, within which a host may have any address."""
-    try:
-        address = ip_address(client)
-    except ValueError:  # a client whose address nobody knows
-        return client
-    return str(ip_network((address, _IPV6_NETWORK), strict=False)) if isinstance(address, IPv6Address) else client
 
 
 class AddressFetches(NamedTuple):

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from functools import lru_cache, reduce
-from ipaddress import IPv6Address, ip_address, ip_network
+from functools import reduce
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
-from gitboot.fetchlog.log_entries import instant_of
+from gitboot.fetchlog.log_entries import instant_of, network_of
 from gitboot.files import write_whole
 from gitboot.jsonio import canonical, format_instant
 from gitboot.model.scalars import (
@@ -196,18 +195,6 @@ def _joined(one: UnknownMachine, other: UnknownMachine) -> UnknownMachine:
         times=one.times + other.times,
         inventory=later.inventory or one.inventory or other.inventory,
     )
-
-
-@lru_cache(maxsize=4096)
-def network_of(client: str | None) -> str:
-    """Return what counts as one client: its address; in IPv6 its /64 network, which a client has for itself."""
-    try:
-        address = ip_address((client or "").partition("%")[0])  # fe80::1%eth0: which interface it came by
-    except ValueError:
-        return ""
-    if isinstance(address, IPv6Address):
-        return str(address.ipv4_mapped or ip_network((address, 64), strict=False))
-    return str(address)
 
 
 # As JSON

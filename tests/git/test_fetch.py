@@ -338,6 +338,6 @@ def test_an_error_comes_as_it_was_raised(
     monkeypatch.setattr(InThisProcess, "carry_out", fail)
     report = carry_out(Order(work="head", remote=Remote(url="/fleet"), folder=state))
     monkeypatch.setattr(Child, "answers", lambda *_: [encode(report)])
-    with pytest.raises(kind, match="^what is wrong$") as caught:
+    with pytest.raises(kind, match=r"^what is wrong$") as caught:
         fetcher.read_head(Remote(url="/fleet"), state)
     assert type(caught.value) is kind
