@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from http.client import HTTPException, HTTPResponse, IncompleteRead
 from ipaddress import ip_address
 from pathlib import Path
@@ -307,6 +307,16 @@ def check_credentials(url: str, what: str = "the token", *, allow_token_over_htt
             f"http://{parts.netloc} would get {what} unencrypted; use https, or --allow-token-over-http on a network "
             "that you trust"
         )
+
+
+@cache
+def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext:
+    """Return the TLS context that all hosts share which trust one ``ca``, as PEM; None: what this machine trusts."""
+    context = ssl.create_default_context(cadata=ca)
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def trusted_certificates(ca_bundle: Path | None) -> ssl.SSLContext:

@@ -90,7 +90,7 @@ class Connections:
         return BmcConnection(bmc.address, found.credentials, system=bmc.system, tls=tls, reach=reach)
 
     def _tls(self, server: str, bmc: BmcAccess, trust: Trust) -> ssl.SSLContext:
-        from gitboot.bmc.redfish.transport import tls_context
+        from gitboot.http_client import tls_context
 
         if trust.certificate(bmc) is not None:
             return tls_context(verify=False)

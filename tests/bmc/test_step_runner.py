@@ -13,10 +13,10 @@ import pytest
 from gitboot.bmc.credentials import Credentials, read_credentials
 from gitboot.bmc.override_state import Enabled, OverrideRecord, State, Wanted
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.redfish.transport import tls_context
 from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import LedgerError, UsageError
+from gitboot.http_client import tls_context
 from gitboot.model.scalars import SystemUuid
 from tests.helpers.bmcs import (
     ALWAYS,

@@ -27,8 +27,9 @@ from gitboot.bmc.reboot_detection import Marks
 from gitboot.bmc.redfish.client import MEANING, BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS
 from gitboot.bmc.redfish.resources import Resource, observe, read_clock
-from gitboot.bmc.redfish.transport import Reach, tls_context
+from gitboot.bmc.redfish.transport import Reach
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError, LeaseLost
+from gitboot.http_client import tls_context
 from gitboot.model.scalars import SystemUuid
 from tests.helpers.cases import for_each
 from tests.helpers.redfish_double.certificates import Authority
