@@ -370,14 +370,9 @@ class AnswerStream:
                 raise HostUnreachable(f"{self._host} answers more than {max_bytes:,} bytes")
         return content
 
-    @property
-    def is_at_end(self) -> bool:
-        """Whether the whole body was read, as far as its length is known."""
-        return self._answer.length_remaining == 0
-
     def close(self) -> None:
         """Keep the connection if the body was read, else end it: the rest may be gigabytes."""
-        if self.is_at_end:
+        if self._answer.length_remaining == 0:
             self._answer.drain_conn()
         else:
             self._answer.close()
@@ -430,7 +425,11 @@ class HttpClient:
         with self.stream(
             method, url, headers=sent, credentials=credentials, body=content, deadline_s=deadline_s
         ) as answer:
-            return _whole_answer(answer.status, answer.headers, answer.read_whole(max_bytes))
+            status, after = answer.status, answer.headers.get("Retry-After") or ""
+            content, found = answer.read_whole(max_bytes), None
+        with suppress(ValueError, RecursionError):
+            found = json.loads(content)
+        return WebAnswer(status=status, json=found, retry_after_s=int(after[:6]) if after.isdecimal() else None)
 
     @contextmanager
     def stream(
@@ -581,12 +580,3 @@ def _reason(error: BaseException, limits: RequestLimits) -> str:
             case OSError(strerror=str(words)):
                 return words
     return str(causes[-1]).rpartition(">: ")[2].strip() or type(causes[-1]).__name__
-
-
-def _whole_answer(status: int, headers: Mapping[str, str], content: bytes) -> WebAnswer:
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        found = None
-    after = headers.get("Retry-After") or ""
-    return WebAnswer(status=status, json=found, retry_after_s=int(after[:6]) if after.isdecimal() else None)

@@ -191,6 +191,7 @@ class Answers:
         etag = f'"{version.content}"'.encode() if delivery.has_etag and guarded is None else None
         reply = file_reply(content, version.content_type, UNCACHED, etag)
         fallback = writes.fallback if writes is not None else None
+        is_entry, local_disk = version.role in (Role.ENTRY, Role.OFFER), located.state.plan["decision"].get("localDisk")
         return Answer(
             counts_as=Answered.ENTRY if guarded is not None else Answered.FILE,
             reply=HEARD if version.role is Role.REPORT else in_parts(reply) if delivery.in_parts else reply,
@@ -201,7 +202,7 @@ class Answers:
             instead=self._content(located, fallback) if fallback is not None else None,
             hop=self._content(located, writes.hop) if writes is not None and writes.hop is not None else None,
             content_type=version.content_type,
-            entry=_entry(located, asked.path) if version.role in (Role.ENTRY, Role.OFFER) else None,
+            entry=Entry(asked.path, located.state.server, local_disk) if is_entry else None,
             file=located.file,
             signature=located.signature,
             since=version.since,
@@ -339,10 +340,6 @@ def _unplanned(located: Located, asked: Asked, reply: Reply, file: str, found: S
         file=file,
         signature=found,
     )
-
-
-def _entry(located: Located, path: str) -> Entry:
-    return Entry(path, located.state.server, located.state.plan["decision"].get("localDisk"))
 
 
 def _past(until: datetime | None, *shown: datetime | None) -> datetime | None:

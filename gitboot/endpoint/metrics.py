@@ -261,9 +261,20 @@ def of_status(status: Mapping[str, Any]) -> Iterator[Metric]:
     yield _metric(PROBLEMS, problems)
     for family, key in _COUNTED.items():
         yield _metric(family, {(each,): count for each, count in status.get(key, {}).items()})
-    yield from _of_installations(status)
-    yield from _of_stages(status.get("stages", {}))
-    yield from _of_conditions(status["conditions"])
+    yield _metric(INSTALLING, {tuple(each.split("/")): count for each, count in status.get("installing", {}).items()})
+    if instants := [datetime.fromisoformat(each["at"]) for each in status.get("installations", ())]:
+        yield _one(INSTALLING_STEP_AT, min(instants).timestamp())
+    stages = dict(status.get("stages", {}))
+    whole = stages.pop("reconcile", None)
+    yield _histogram(RECONCILE, {(): whole} if whole is not None else {})
+    yield _histogram(STAGE, {(name,): each for name, each in stages.items()})
+    own = [each for each in status["conditions"] if "/" not in each["type"]]
+    holds = {(each["type"], str(word).lower()): each["status"] is word for each in own for word in (True, False)}
+    yield _metric(CONDITION, holds)
+    yield _metric(CONDITION_REASON, {(each["type"], each["reason"]): 1 for each in own})
+    of_bmcs = (each for each in status["conditions"] if "/" in each["type"] and not each["status"])
+    none = {(reason,): 0 for reason in REMEDIES[BMC]}
+    yield _metric(BMC_CONDITIONS, {**none, **Counter((each["reason"],) for each in of_bmcs)})
     for family, key in _INSTANTS.items():
         if (at := status.get(key)) is not None:
             yield _one(family, datetime.fromisoformat(at).timestamp())
@@ -284,30 +295,6 @@ _INSTANTS: Final = {
     PLANNED_AT: "plannedAt",
     NEXT_TRANSITION: "nextTransition",
 }
-
-
-def _of_installations(status: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield how many servers are at an installation, and since when nothing new was seen of the oldest one."""
-    counts = {tuple(each.split("/")): count for each, count in status.get("installing", {}).items()}
-    yield _metric(INSTALLING, counts)
-    if instants := [datetime.fromisoformat(each["at"]) for each in status.get("installations", ())]:
-        yield _one(INSTALLING_STEP_AT, min(instants).timestamp())
-
-
-def _of_conditions(conditions: list[dict[str, Any]]) -> Iterator[Metric]:
-    """The instance's own conditions, and how many BMCs have which: of those there is one for each server."""
-    own = [each for each in conditions if "/" not in each["type"]]
-    of_bmcs = Counter((each["reason"],) for each in conditions if "/" in each["type"] and not each["status"])
-    holds = {(each["type"], str(word).lower()): each["status"] is word for each in own for word in (True, False)}
-    yield _metric(CONDITION, holds)
-    yield _metric(CONDITION_REASON, {(each["type"], each["reason"]): 1 for each in own})
-    yield _metric(BMC_CONDITIONS, {**{(reason,): 0 for reason in REMEDIES[BMC]}, **of_bmcs})
-
-
-def _of_stages(stages: Mapping[str, Any]) -> Iterator[Metric]:
-    whole = stages.get("reconcile")
-    yield _histogram(RECONCILE, {(): whole} if whole is not None else {})
-    yield _histogram(STAGE, {(name,): each for name, each in stages.items() if name != "reconcile"})
 
 
 def _histogram(family: Family, values: Mapping[L, Mapping[str, Any]]) -> Metric:

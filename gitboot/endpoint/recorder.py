@@ -71,7 +71,10 @@ class Recording:
         giver does not read this spool. A fetch of a secret that is one of many by its client is counted, and recorded
         within a minute.
         """
-        if giver is not None and giver != await self._identity():
+        if giver is not None and self.giver is None:  # the spool was not looked at yet
+            with suppress(TimeoutError, Unrecordable):
+                await self._asked("", lambda: None)
+        if giver not in (None, self.giver):
             return False
         if (counted := self.repeated.take(observation, time.monotonic())) is None:
             return True
@@ -98,12 +101,6 @@ class Recording:
             _logger.error("a fetch of %s could not be recorded: %s", observation.server, error)
         self.intents.withhold(observation)
         return False
-
-    async def _identity(self) -> str | None:
-        if self.giver is None:  # it was not looked at yet
-            with suppress(TimeoutError, Unrecordable):
-                await self._asked("", lambda: None)
-        return self.giver
 
     async def given(self, server: str, offer: str, report: str | None) -> Given | None:
         """How a boot was given; None: it was not. Raises `Unrecordable` where that is not known in time."""
@@ -422,11 +419,6 @@ def why_not_ready(tree: PublishedTree, records: Recorder | None) -> str | None:
         return "the tree is prepared for a host that does not act yet" if tree.terms.prepared else _NOTHING
     if (doubt := tree.clock.doubt) is not None:
         return f"{doubt}: no boot that writes a disk is given"
-    return _why_not_given(tree, records)
-
-
-def _why_not_given(tree: PublishedTree, records: Recorder | None) -> str | None:
-    """Why another endpoint would give a boot that is made once, and this one does not."""
     terms = tree.terms
     if records is None:
         if terms.giver is None or terms.sends_on:
