@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -78,8 +79,12 @@ class SecretFetches:
     @property
     def seen(self) -> tuple[int, int]:
         """How many addresses have fetched it, and how many times. The addresses of ``others`` count as one."""
-        every = (*self.addresses.values(), *((self.others,) if self.others is not None else ()))
-        return len(every), sum(each.times for each in every)
+        return len(self.every), sum(each.times for each in self.every)
+
+    @property
+    def every(self) -> list[AddressFetches]:
+        """The fetches by each address, and those by ``others``."""
+        return [*self.addresses.values(), *filter(None, [self.others])]
 
     @property
     def is_unexpected(self) -> bool:
@@ -111,12 +116,12 @@ class InstallationFetches:
 
     @property
     def is_unexpected(self) -> bool:
-        return any(each.is_unexpected for name, each in self.secrets.items() if not is_report(name))
+        return any(each.is_unexpected for each in self.fetched.values())
 
     @property
     def last(self) -> datetime:
         """When any of them was fetched last."""
-        return max(each.last for secret in self.secrets.values() for each in _every(secret))
+        return max(each.last for secret in self.secrets.values() for each in secret.every)
 
     def has_fetched(self, address: str, secret: str) -> bool:
         """Whether an address has fetched a secret, or for user data any file of that, in this installation."""
@@ -142,12 +147,6 @@ class InstallationFetches:
             }
             for name, each in sorted(self.fetched.items())
         ]
-
-
-def _every(secret: SecretFetches) -> Iterator[AddressFetches]:
-    yield from secret.addresses.values()
-    if secret.others is not None:
-        yield secret.others
 
 
 class Given(NamedTuple):
@@ -334,13 +333,9 @@ def claims_in(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ...]
 
     ``fetch_log`` is where the fetches of the other host belong: the spool that is read today.
     """
-    files = [file for folder in folders for file in (folder / _INSTANCE_FILE, *_host_files(folder))]
-    found = ((file, _sites_in(file)) for file in dict.fromkeys(files))
+    places = [(folder / _INSTANCE_FILE, *(aside(folder) / name for name in _HOST_FILES)) for folder in folders]
+    found = ((file, _sites_in(file)) for file in dict.fromkeys(chain.from_iterable(places)))
     return tuple(SoleClaim(str(file), sites, str(fetch_log)) for file, sites in found if sites is not None)
-
-
-def _host_files(folder: Path) -> list[Path]:
-    return [aside(folder) / name for name in _HOST_FILES]
 
 
 def _sites_in(file: Path) -> tuple[str, ...] | None:
