@@ -80,6 +80,13 @@ def here() -> Iterator[Site]:
         yield made
 
 
+@pytest.fixture
+def url(here: Site) -> Iterator[str]:
+    """An endpoint over the site."""
+    with here.serve() as found:
+        yield found
+
+
 # Once given
 
 
@@ -94,12 +101,11 @@ def test_e2_what_was_given_turns_by_itself_without_an_instance(here: Site) -> No
 
 
 @pytest.mark.parametrize("closing", [DATA, f"/ignition/{UUID}"])
-def test_what_the_system_asks_for_ends_what_was_given(here: Site, closing: str) -> None:
+def test_what_the_system_asks_for_ends_what_was_given(closing: str, url: str) -> None:
     """Its own path does; a document that anybody may ask for by a UUID does not."""
-    with here.serve() as url:
-        assert GIVEN in get(url + ENTRY).text
-        assert get(url + closing, headers={"user-agent": "Ignition/2.15"}).status_code == 200
-        assert (DISK if closing == DATA else GIVEN) in get(url + GRUB).text
+    assert GIVEN in get(url + ENTRY).text
+    assert get(url + closing, headers={"user-agent": "Ignition/2.15"}).status_code == 200
+    assert (DISK if closing == DATA else GIVEN) in get(url + GRUB).text
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -150,15 +156,14 @@ QUIET = planned(*SEED, policy("web", "{matchLabels: {role: web}}", "kernelArgume
     ],
 )
 def test_e31_only_a_number_or_a_person_makes_another_boot_of_what_was_given(
-    here: Site, minutes: int, fleet: Fleet, expected: str
+    here: Site, minutes: int, fleet: Fleet, expected: str, url: str
 ) -> None:
     """It was fetched between the instance's look into the spool and its publication."""
-    with here.serve() as url:
-        assert GIVEN in get(url + ENTRY).text
-        here.now += timedelta(minutes=minutes)
-        assert (GIVEN if minutes == 0 else DISK) in get(url + ENTRY).text
-        here.publish(fleet, commit="2")
-        assert expected in get(url + ENTRY).text
+    assert GIVEN in get(url + ENTRY).text
+    here.now += timedelta(minutes=minutes)
+    assert (GIVEN if minutes == 0 else DISK) in get(url + ENTRY).text
+    here.publish(fleet, commit="2")
+    assert expected in get(url + ENTRY).text
 
 
 def test_several_workers_share_what_was_given(here: Site) -> None:
@@ -247,22 +252,19 @@ def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
         assert httpx_client.get(f"{url}/readyz").status_code == 200
 
 
-def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site) -> None:
-    with here.serve() as url:
-        assert httpx_client.get(f"{url}/readyz").text == "ready\n"
-        assert "gitboot_recording 1.0" in httpx_client.get(f"{url}/metrics").text
-        (away := here.spool.with_name("away")).mkdir()
-        here.spool.rename(away / "spool")
-        assert "(NotRecorded)" in get(url + ENTRY).text
-        found = httpx_client.get(f"{url}/readyz")
-        assert found.status_code == 503
-        assert f"nothing can be recorded: {here.spool} cannot be written: No such file" in found.text
-        assert {"gitboot_recording 0.0", "gitboot_ready 0.0"} <= set(
-            httpx_client.get(f"{url}/metrics").text.splitlines()
-        )
-        (away / "spool").rename(here.spool)
-        eventually(lambda: httpx_client.get(f"{url}/readyz").status_code == 200)
-        assert GIVEN in get(url + ENTRY).text
+def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site, url: str) -> None:
+    assert httpx_client.get(f"{url}/readyz").text == "ready\n"
+    assert "gitboot_recording 1.0" in httpx_client.get(f"{url}/metrics").text
+    (away := here.spool.with_name("away")).mkdir()
+    here.spool.rename(away / "spool")
+    assert "(NotRecorded)" in get(url + ENTRY).text
+    found = httpx_client.get(f"{url}/readyz")
+    assert found.status_code == 503
+    assert f"nothing can be recorded: {here.spool} cannot be written: No such file" in found.text
+    assert {"gitboot_recording 0.0", "gitboot_ready 0.0"} <= set(httpx_client.get(f"{url}/metrics").text.splitlines())
+    (away / "spool").rename(here.spool)
+    eventually(lambda: httpx_client.get(f"{url}/readyz").status_code == 200)
+    assert GIVEN in get(url + ENTRY).text
 
 
 def test_a_fetch_that_cannot_be_recorded_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -328,17 +330,16 @@ def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forg
         assert GIVEN in get(url + ENTRY).text
 
 
-def test_a_spool_that_was_lost_is_another_and_nothing_is_written_where_nobody_reads(here: Site) -> None:
-    with here.serve() as url:
-        assert GIVEN in get(url + ENTRY).text
-        here.observed()
-        shutil.rmtree(here.spool)
-        assert "(NotRecorded)" in get(url + ENTRY).text
-        here.spool.mkdir()
-        assert "(AnotherGiver)" in get(url + ENTRY).text, "the tree names the one that was lost"
-        here.publish(FLEET, commit="2")
-        assert GIVEN in get(url + ENTRY).text
-        assert [each.path for each in here.observed()] == [f"boot{ENTRY}"]
+def test_a_spool_that_was_lost_is_another_and_nothing_is_written_where_nobody_reads(here: Site, url: str) -> None:
+    assert GIVEN in get(url + ENTRY).text
+    here.observed()
+    shutil.rmtree(here.spool)
+    assert "(NotRecorded)" in get(url + ENTRY).text
+    here.spool.mkdir()
+    assert "(AnotherGiver)" in get(url + ENTRY).text, "the tree names the one that was lost"
+    here.publish(FLEET, commit="2")
+    assert GIVEN in get(url + ENTRY).text
+    assert [each.path for each in here.observed()] == [f"boot{ENTRY}"]
 
 
 def test_e35_terms_that_name_no_spool_or_are_damaged_or_of_another_format_have_nothing_given(here: Site) -> None:
@@ -697,11 +698,10 @@ def test_the_addresses_of_this_host_are_its_own() -> None:
         pytest.param("?uuid=nonsense&serial=ABC1234", True, id="a serial number where the document has none"),
     ],
 )
-def test_e25_another_machine_is_given_the_fallback(here: Site, query: str, given: bool) -> None:
-    with here.serve() as url:
-        text = get(url + ENTRY + query).text
-        assert (GIVEN if given else DISK) in text
-        assert len(here.observed()) == given
+def test_e25_another_machine_is_given_the_fallback(here: Site, query: str, given: bool, url: str) -> None:
+    text = get(url + ENTRY + query).text
+    assert (GIVEN if given else DISK) in text
+    assert len(here.observed()) == given
 
 
 # What comes next
@@ -973,11 +973,10 @@ def test_finding_c5_a_status_is_as_old_as_its_instance_is_silent_whatever_the_cl
         assert "StatusCurrent" in _conditions(url)
 
 
-def test_a_tree_that_no_instance_has_left_a_status_in_has_no_stale_one(here: Site) -> None:
-    with here.serve() as url:
-        here.now += timedelta(hours=5)
-        assert httpx_client.get(f"{url}/api/v1/status").json()["ageSeconds"] is None
-        assert "StatusCurrent" not in _conditions(url)
+def test_a_tree_that_no_instance_has_left_a_status_in_has_no_stale_one(here: Site, url: str) -> None:
+    here.now += timedelta(hours=5)
+    assert httpx_client.get(f"{url}/api/v1/status").json()["ageSeconds"] is None
+    assert "StatusCurrent" not in _conditions(url)
 
 
 def test_an_endpoint_reads_the_newer_status_of_its_instance(here: Site, tmp_path: Path) -> None:

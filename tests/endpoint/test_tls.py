@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -432,8 +431,3 @@ def test_an_end_does_not_wait_for_who_has_yet_to_agree(made: Site, pair: Pair) -
         found.process.send_signal(signal.SIGTERM)
         assert silent.recv(1) == b""
         assert found.process.wait(120) == 0
-
-
-def test_a_url_says_how_to_ask(made: Site, pair: Pair) -> None:
-    with served(made) as found:
-        assert urlsplit(operators_of(found)).scheme == "http"

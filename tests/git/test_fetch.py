@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from gitboot.child_processes import Child, encode
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLarge, UsageError
-from gitboot.fleet.revision import Revision
 from gitboot.git.__main__ import carry_out
 from gitboot.git.branch_writer import OwnedBranch
 from gitboot.git.clone import Source
@@ -60,6 +59,11 @@ def started() -> Iterator[FetchProcess]:
 def fetcher(forking: None, started: FetchProcess) -> FetchProcess:
     """A fetcher that is forked."""
     return started
+
+
+@pytest.fixture
+def source(work: Work, state: Path, fetcher: FetchProcess) -> Source:
+    return Source(Remote(url=str(work.path)), state, fetcher)
 
 
 @pytest.fixture
@@ -173,8 +177,7 @@ def test_credentials_come_by_a_pipe_alone(work: Work, tmp_path: Path, state: Pat
     assert Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[-3:-1] == [b"gitboot.git", b"%d" % os.getpid()]
 
 
-def test_one_process_fetches_again_and_again(work: Work, state: Path, fetcher: FetchProcess) -> None:
-    source = Source(Remote(url=str(work.path)), state, fetcher)
+def test_one_process_fetches_again_and_again(work: Work, state: Path, fetcher: FetchProcess, source: Source) -> None:
     source.fetch()
     (child,) = fetchers(os.getpid())
     second = work.commit({"fleet.yaml": "second"})
@@ -210,8 +213,9 @@ def test_a_fetch_that_dies_has_failed_leaves_nothing_and_the_next_one_goes_on(
         assert (source.has(first), source.fetch()) == (True, second)
 
 
-def test_one_that_died_while_nobody_asked_is_not_missed(work: Work, state: Path, fetcher: FetchProcess) -> None:
-    source = Source(Remote(url=str(work.path)), state, fetcher)
+def test_one_that_died_while_nobody_asked_is_not_missed(
+    work: Work, state: Path, fetcher: FetchProcess, source: Source
+) -> None:
     source.fetch()
     (child,) = fetchers(os.getpid())
     os.kill(child, signal.SIGKILL)
@@ -220,9 +224,8 @@ def test_one_that_died_while_nobody_asked_is_not_missed(work: Work, state: Path,
 
 
 def test_an_answer_that_was_not_waited_for_is_nobody_elses(
-    work: Work, state: Path, fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch
+    work: Work, state: Path, fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch, source: Source
 ) -> None:
-    source = Source(Remote(url=str(work.path)), state, fetcher)
     first = source.fetch()
     with monkeypatch.context() as patch:
         patch.setattr(Child, "answers", interrupted)
@@ -268,13 +271,6 @@ def test_a_clone_is_made_anew_beside_a_fetch_that_hangs(work: Work, state: Path,
         ]
         with pytest.raises(SourceError, match="this instance ends"):
             source.fetch()
-
-
-def test_an_accepted_commit_that_is_nowhere_is_told_apart(work: Work, state: Path, fetcher: FetchProcess) -> None:
-    source = Source(Remote(url=str(work.path)), state, fetcher)
-    with pytest.raises(SourceRefused, match=f"the accepted commit {'1' * 40} is not at"):
-        source.restore(Revision("1" * 40))
-    assert source.latest() == work.head
 
 
 def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
