@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.endpoint.served_files import PublishedTree
@@ -30,7 +30,6 @@ from gitboot.fetchlog.one_time_boots import (
     Given,
     GivenBoots,
     NotTaken,
-    SpoolElsewhere,
     Unrecordable,
     claims_in,
     is_lease,
@@ -41,6 +40,9 @@ from gitboot.fetchlog.spool import Spool, Writer, aside, files, forgotten, ident
 from gitboot.render.paths import Role, kind_of
 from gitboot.status.events import Event
 from gitboot.text import in_one_line
+
+if TYPE_CHECKING:
+    from gitboot.ledger.shared_fetchlog import SharedFetches
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -192,7 +194,7 @@ def _retrieve(written: asyncio.Future[None]) -> None:
 class ForwardedRecording:
     """Records as `Recording` does: one-time boots in the shared fetch log, all else in this host's spool."""
 
-    def __init__(self, own: Recording, shared: SpoolElsewhere, deadline_s: float) -> None:
+    def __init__(self, own: Recording, shared: SharedFetches, deadline_s: float) -> None:
         self._own, self._shared, self._deadline_s, self.intents = own, shared, deadline_s, own.intents
 
     @property
@@ -468,7 +470,7 @@ class Forwarder:
     the database has taken the lines. Then the rest of the file counts as sent, and sending goes on at its end.
     """
 
-    def __init__(self, folder: Path, shared: SpoolElsewhere) -> None:
+    def __init__(self, folder: Path, shared: SharedFetches) -> None:
         self._folder, self._shared = folder, shared
         self._places: dict[str, int] = {}  # by file: how many bytes of it have arrived
         self._stopping = threading.Event()

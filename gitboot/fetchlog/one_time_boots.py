@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from gitboot.fetchlog.log_entries import Observation, that_use_up
-from gitboot.fetchlog.spool import ForwardedBatch, Writer, aside, files, parse, whole_lines, writer_of
+from gitboot.fetchlog.spool import aside, files, parse, whole_lines, writer_of
 from gitboot.jsonio import format_instant
 from gitboot.render.paths import FAILED, Role, kind_of, means
 from gitboot.resolve.provisioning_record import FETCH_GRACE
@@ -271,57 +271,6 @@ class NotTaken(Exception):
 def is_lease(giver: str) -> bool:
     """Return whether a tree names the lease of a shared ledger as its giver, and not the identity of a spool."""
     return "/" in giver
-
-
-class SpoolElsewhere(Protocol):
-    """A shared fetch log. Its methods may be called from any thread."""
-
-    @property
-    def name(self) -> str:
-        """The name that messages give it."""
-
-    @property
-    def giver(self) -> str | None:
-        """The identity under which one-time boots may be served now; None: they may not."""
-
-    @property
-    def forgotten(self) -> int:
-        """How many times entries had been deleted at the last question."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why the last question had no answer."""
-
-    def given(self, server: str, offer: str, report: str | None) -> Given | None:
-        """Return how a boot was served, by any host. Raises `Unrecordable`."""
-
-    def reported(self, server: str, token: str) -> bool:
-        """Return whether an installer has reported since its boot was served last. Raises `Unrecordable`."""
-
-    def record(self, observation: Observation, giver: str | None, is_given_up: Callable[[], bool]) -> None:
-        """Write a fetch durably before it is answered from a tree that names this ``giver``.
-
-        Raises `Unrecordable` if the fetch may not have been written. Writes nothing if the caller has given up before
-        the database takes it.
-        """
-
-    def close(self) -> None:
-        """Close the connections."""
-
-    def ping(self) -> None:
-        """Ask a question if the last one failed, or is some seconds old."""
-
-    def take(self, batch: ForwardedBatch, there: Collection[str]) -> int:
-        """Take a batch if it is the next one of its writer; return the byte at which the next one has to begin.
-
-        ``there`` are the files that the batch's spool has. Raises `NotTaken`.
-        """
-
-    def go_back(self, writer: Writer, place: int) -> None:
-        """Let the next batch of a writer begin at ``place``, if more than that was taken of its file.
-
-        Raises `NotTaken`.
-        """
 
 
 _INSTANCE_FILE: Final = Path(".forwarded", "soles")  # in the instance's spool: the host's spool, by site
