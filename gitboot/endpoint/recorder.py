@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -472,7 +472,7 @@ class Forwarder:
 
     def __init__(self, folder: Path, shared: SharedFetches) -> None:
         self._folder, self._shared = folder, shared
-        self._places: dict[str, int] = {}  # by file: how many bytes of it have arrived
+        self._places: Counter[str] = Counter()  # by file: how many bytes of it have arrived, as far as this one knows
         self._stopping = threading.Event()
         self._thread = BackgroundThread(self._run, name="forwarder")
 
@@ -510,31 +510,24 @@ class Forwarder:
             writer = Writer(spool, path.stem)
             self._go_back_to_end(path, writer)
             # Of a file that this process does not know, the database is asked even if there is nothing to send.
-            while (batch := next_batch(path, writer, self._place(path))).lines or path.name not in self._places:
+            while (batch := next_batch(path, writer, self._places[path.name])).lines or path.name not in self._places:
                 self._places[path.name] = self._shared.take(batch, names)
                 self._go_back_to_end(path, writer)
         for path in spent(self._folder, self._places):
             path.unlink(missing_ok=True)
-        self._places = {path.name: self._place(path) for path in there if path.exists()}
+        self._places = Counter({path.name: self._places[path.name] for path in there if path.exists()})
 
     def _go_back_to_end(self, path: Path, writer: Writer) -> None:
         """Go on at the end of a file that is shorter than the part of it that was sent."""
-        place = self._place(path)
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            return
-        if place > size:
-            self._shared.go_back(writer, size)
-            self._places[path.name] = size
-            _logger.warning(
-                "%s has %d bytes, and gitboot has sent %d bytes of it. It sends what is appended from now on.",
-                *(path, size, place),
-            )
-
-    def _place(self, path: Path) -> int:
-        """Return how many bytes of a file have arrived, as far as this process knows."""
-        return self._places.get(path.name, 0)
+        place = self._places[path.name]
+        with suppress(FileNotFoundError):
+            if place > (size := path.stat().st_size):
+                self._shared.go_back(writer, size)
+                self._places[path.name] = size
+                _logger.warning(
+                    "%s has %d bytes, and gitboot has sent %d bytes of it. It sends what is appended from now on.",
+                    *(path, size, place),
+                )
 
 
 def _lock(folder: Path) -> int | None:

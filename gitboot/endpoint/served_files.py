@@ -337,9 +337,12 @@ class ComparedClock:
         """Why no boot that writes a disk is given by this clock; None: it is right, as far as can be told."""
         if self.off is not None:
             return f"the clock is {self.off.total_seconds():+.0f} s off the instance's"
-        if self._is_unproven():
-            return "the clock is not compared with the instance's yet, which is silent or behind"
-        return None
+        # Whether it may be ahead, and nothing has shown yet that it is not.
+        if self._written is None or self._is_compared or self._clock() - self._written <= _MOST_OFF:
+            return None
+        if self.up.seconds - self._began_s >= STALE_S or self._keeping() is Keeping.SYNCHRONISED:
+            return None
+        return "the clock is not compared with the instance's yet, which is silent or behind"
 
     def see(self, written: object) -> None:
         """Take note of the other's time, as it was written; what is none tells nothing."""
@@ -381,12 +384,6 @@ class ComparedClock:
         """Compare it with what it has shown itself before."""
         behind = self._clock() - self._newest if self._newest is not None else timedelta()
         self._set(behind if behind < -_MOST_OFF else None)
-
-    def _is_unproven(self) -> bool:
-        """Whether it may be ahead, and nothing has shown yet that it is not."""
-        if self._written is None or self._is_compared or self._clock() - self._written <= _MOST_OFF:
-            return False
-        return self.up.seconds - self._began_s < STALE_S and self._keeping() is not Keeping.SYNCHRONISED
 
     def _set(self, off: timedelta | None) -> None:
         if off is not None and self.off is None:
