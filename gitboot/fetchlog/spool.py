@@ -140,10 +140,6 @@ class _Entry(NamedTuple):
     written: Future[None]
 
 
-class _Call(NamedTuple):
-    run: Callable[[], None]
-
-
 class Spool:
     """Records fetches from any thread, many with one sync: `record` at once, its future when it stands durably.
 
@@ -153,7 +149,7 @@ class Spool:
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder
         self._file = SpoolFile(folder, most_bytes)
-        self._queue: SimpleQueue[_Entry | _Call | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Entry | Callable[[], None] | None] = SimpleQueue()
         self._thread = BackgroundThread(self._run, name="spool", first_pause_s=_RESTART_S)
         self._thread.start()
 
@@ -174,7 +170,7 @@ class Spool:
                 except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
                     done.set_exception(error)
 
-        self._queue.put(_Call(run))
+        self._queue.put(run)
         return done
 
     def close(self) -> None:
@@ -195,7 +191,7 @@ class Spool:
             if ends:
                 return
 
-    def _take(self, waiting: list[_Entry | _Call]) -> None:
+    def _take(self, waiting: list[_Entry | Callable[[], None]]) -> None:
         """Write the lines that wait with one sync, and then make the calls."""
         entries = [each for each in waiting if isinstance(each, _Entry)]
         entries = [each for each in entries if each.written.set_running_or_notify_cancel()]
@@ -211,10 +207,10 @@ class Spool:
             else:
                 entry.written.set_result(None)
         for each in waiting:
-            if isinstance(each, _Call):
-                each.run()
+            if not isinstance(each, _Entry):
+                each()
 
-    def _more(self, first: _Entry | _Call) -> tuple[list[_Entry | _Call], bool]:
+    def _more(self, first: _Entry | Callable[[], None]) -> tuple[list[_Entry | Callable[[], None]], bool]:
         """All that waits by now, and whether the end is asked for."""
         waiting = [first]
         while len(waiting) < _MOST_AT_ONCE and not self._queue.empty():
