@@ -425,7 +425,7 @@ def test_t4_what_is_missing_and_was_not_left_out_is_damage(work: Work, state: Pa
 
 
 @pytest.mark.usefixtures("few_bytes")
-def test_t4_a_clone_that_lacks_what_was_left_out_is_one_to_recover_from(
+def test_t4_an_accepted_commit_that_the_remote_dropped_is_taken_from_the_old_clone_without_what_was_left_out(
     work: Work, tmp_path: Path, state: Path
 ) -> None:
     bare = work.bare(tmp_path / "bare.git")
@@ -441,6 +441,7 @@ def test_t4_a_clone_that_lacks_what_was_left_out_is_one_to_recover_from(
     assert (source.accepted(), text(source, accepted)) == (accepted, "accepted")
     with pytest.raises(Oversized):
         text(source, accepted, "large.yaml")
+    assert source.is_rewind(accepted, source.fetch())
 
 
 def test_t4_large_files_that_are_alike_are_not_compared(work: Work, state: Path, source: Source) -> None:
@@ -652,6 +653,7 @@ def overwrite_index(git: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
+    "nothing": shutil.rmtree,
     "an empty directory": empty,
     "no HEAD": lambda git: (git / "HEAD").unlink(),
     "garbage in config": lambda git: (git / "config").write_text("[[["),
@@ -690,37 +692,6 @@ def test_a_damaged_clone_is_told_and_restored(work: Work, state: Path, damage: s
     assert text(source, accepted) == "first"
     assert len(source.snapshot(accepted).blobs) == 21
     assert sorted(path.name for path in state.iterdir()) == ["repository.git"]
-
-
-def test_a_clone_that_was_deleted_is_restored(work: Work, state: Path, source: Source) -> None:
-    accepted = source.fetch()
-    source.accept(accepted)
-    latest = work.commit({"fleet.yaml": "second"})
-    shutil.rmtree(state)
-    source = follow(work.path, state)
-    assert (source.accepted(), source.latest()) == (None, None)
-    with pytest.raises(CorruptClone):
-        source.snapshot(accepted)
-    source.restore(accepted)
-    assert (source.accepted(), source.latest(), text(source, accepted)) == (accepted, latest, "first")
-
-
-def test_an_accepted_commit_that_the_remote_dropped_is_taken_from_the_old_clone(
-    work: Work, tmp_path: Path, state: Path
-) -> None:
-    bare = work.bare(tmp_path / "bare.git")
-    accepted = work.commit({"fleet.yaml": "accepted"})
-    work.git("push", "--quiet", "origin", "main")
-    source = follow(bare, state)
-    source.accept(source.fetch())
-    work.git("push", "--quiet", "--force", "origin", "HEAD~1:main")
-    subprocess.run(["git", "gc", "--quiet", "--prune=now"], cwd=bare, env=ENVIRONMENT, check=True)
-    (state / "repository.git/refs/gitboot/accepted").write_text("?")
-
-    source.restore(accepted)
-
-    assert (source.accepted(), text(source, accepted)) == (accepted, "accepted")
-    assert source.is_rewind(accepted, source.fetch())
 
 
 def test_an_accepted_commit_that_is_nowhere_is_an_operators_matter(work: Work, source: Source) -> None:
