@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NewType, TypeVar
 
@@ -137,9 +138,16 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
     def make() -> Callable[[bytes], Any]:
         from msgspec.msgpack import Decoder
 
-        return Decoder(kind).decode
+        return Decoder(kind, dec_hook=_path_of).decode
 
     return _later(make)
+
+
+def _path_of(kind: type, text: object) -> Path:
+    """Return a path, which `gitboot.child_processes.encode` writes as text."""
+    if kind is not Path or not isinstance(text, str):
+        raise NotImplementedError(f"a message has no {kind.__name__}")
+    return Path(text)
 
 
 def json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:

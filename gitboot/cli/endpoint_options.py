@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -209,8 +210,7 @@ def make_spool(spool: Path) -> None:
         raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
 
 
-def _clock() -> datetime:
-    return datetime.now(UTC)
+_clock: Final = partial(datetime.now, UTC)
 
 
 # --ledger and --ledger-password, for a command that serves on a host without the instance.

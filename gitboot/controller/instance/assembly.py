@@ -52,7 +52,6 @@ from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, Shared
 from gitboot.controller.reconcile_pass import Components
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
-from gitboot.endpoint.served_files import status_file
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.evaluator.cache import Results
 from gitboot.evaluator.client import Evaluation
@@ -290,7 +289,7 @@ class _Reports:
             "links": project.links() if project is not None else None,
             "branch": source.reference,
         }
-        tree.write_status(status_file(self.left.write({**status.facts(), **said})), at)
+        tree.write_status(canonical(self.left.write({**status.facts(), **said})) + b"\n", at)
         if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
             with suppress(OSError):  # it says less then, and is trusted less
                 write_mark(spooled, identity, changes)

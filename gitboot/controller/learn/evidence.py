@@ -28,14 +28,13 @@ from gitboot.controller.learn.provisioning import (
 )
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.fetchlog.log_entries import Observation, Outcome, with_outcomes
+from gitboot.fetchlog.log_entries import Observation, Outcome, network_of, with_outcomes
 from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,
     InstallationFetches,
     SecretFetches,
     described,
     is_report,
-    network_of,
     secret_of,
 )
 from gitboot.ledger.server_tables import Pending
