@@ -68,7 +68,7 @@ def check_acceptable(decisions: Decisions, fleet: FleetSpec, now: datetime) -> N
         raise InvalidRepository(problems, fleet=fleet)
 
 
-_INSTALLING: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+INSTALLING: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
 
 
 def provisioned_token(uuid: SystemUuid, provision: int, image: str) -> str:
@@ -444,7 +444,7 @@ class Decision:
     @property
     def installation(self) -> Boot | None:
         """The boot by which its policy wants something installed; None: nothing is installed once."""
-        return self.policy.boot if self.policy is not None and self.policy.network_boot in _INSTALLING else None
+        return self.policy.boot if self.policy is not None and self.policy.network_boot in INSTALLING else None
 
     def data_folder(self, token: Digest) -> str | None:
         """Where a system finds its user data, below the base URL, by the offer of its boot: no other looks there."""
