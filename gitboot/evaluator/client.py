@@ -265,6 +265,8 @@ class _Conversation:
                     case protocol.NewResults(kind=kind, values=values) if self._cache is not None:
                         self._results.add(kind, values)
                 yield answer
+                if isinstance(answer, protocol.ServerParts) and self._cache is not None:
+                    self._results.verify(answer.servers)  # `assembled` has taken them
         except TimeoutError:
             self._is_late = True
             self._process.kill()
