@@ -253,8 +253,11 @@ class _Conversation:
             for frame in self._process.answers(self._left_s):
                 answer = protocol.answer(frame)
                 match answer:
-                    case protocol.Begun(files=None):
-                        self._begin()
+                    case protocol.Begun(files=None):  # the base and the commit each have limits of their own
+                        self._commits += 1
+                        if self._commits > _MOST_COMMITS:
+                            raise ValueError("more commits than gitboot asked for")
+                        self._began, self._wall_s, self._files = time.monotonic(), self._question.allowance.wall_s(0), 0
                     case protocol.Begun(files=int() as files):
                         self._wall_s, self._files = self._question.allowance.wall_s(files), files
                         self._read(0, files + 1)  # one more step, in which the servers are decided
@@ -270,13 +273,6 @@ class _Conversation:
         except TimeoutError:
             self._is_late = True
             self._process.kill()
-
-    def _begin(self) -> None:
-        """Restart the time limit. The base and the commit each have one."""
-        self._commits += 1
-        if self._commits > _MOST_COMMITS:
-            raise ValueError("more commits than gitboot asked for")
-        self._began, self._wall_s, self._files = time.monotonic(), self._question.allowance.wall_s(0), 0
 
     def _end(self) -> InvalidRepository | _Killed:
         """Return an error that tells how the process ended."""
@@ -308,8 +304,10 @@ class _Assembly:
     def take(self, servers: tuple[protocol.ServerPart, ...]) -> None:
         for server in servers:
             name = server.name
-            if self._is_as_before(server):
-                continue
+            others = (server.decision, server.machine, server.network, server.labels)
+            if self._base is not None and all(each is None for each in others):
+                if server.written == self._base.written.get(name):
+                    continue  # the part has only the explanation of the base
             self._touched.append(name)
             if server.decision is not None:
                 self._decisions[name] = protocol.verified_decision(server.decision)
@@ -321,13 +319,6 @@ class _Assembly:
                 self._labels[name] = labels
             if (written := server.written) is not None:
                 self._written[name] = written
-
-    def _is_as_before(self, server: protocol.ServerPart) -> bool:
-        """Return whether the part has only an explanation, which is the one of the base."""
-        others = (server.decision, server.machine, server.network, server.labels)
-        if self._base is None or any(each is not None for each in others):
-            return False
-        return server.written == self._base.written.get(server.name)
 
     def commit(self, revision: Revision, result: protocol.CommitEnd) -> Commit:
         base, gone = self._base, result.gone
