@@ -305,9 +305,9 @@ class _Assembly:
         for server in servers:
             name = server.name
             others = (server.decision, server.machine, server.network, server.labels)
-            if self._base is not None and all(each is None for each in others):
-                if server.written == self._base.written.get(name):
-                    continue  # the part has only the explanation of the base
+            before = self._base.written if self._base is not None else None
+            if before is not None and server.written == before.get(name) and all(each is None for each in others):
+                continue  # as in the base
             self._touched.append(name)
             if server.decision is not None:
                 self._decisions[name] = protocol.verified_decision(server.decision)
