@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import lru_cache
@@ -244,42 +244,33 @@ def identity_of(kind: Kind, value: str) -> str:
     return f"{kind}/{value}"
 
 
-class _TableLines:
-    """Lines of the table, told by one expression that has a group for each."""
-
-    def __init__(self, kinds: tuple[PathKind, ...], expression_of: Callable[[PathKind], str]) -> None:
-        self._kinds = kinds
-        groups = (f"(?P<k{number}>{expression_of(kind)})" for number, kind in enumerate(kinds))
-        self._expression = re.compile("|".join(groups))
-
-    def of(self, path: str) -> PathKind | None:
-        """The first that a path is of."""
-        found = self._expression.fullmatch(path)
-        return self._kinds[int(found.lastgroup[1:])] if found is not None and found.lastgroup is not None else None
+def _any_of(expressions: Iterable[str]) -> re.Pattern[str]:
+    """Return an expression that has a group for each line of a table."""
+    return re.compile("|".join(f"({each})" for each in expressions))
 
 
 _RECENT: Final = 1024  # paths: what of one server is rendered, and published, asks for each of its own several times
-_CANONICAL: Final = _TableLines(TABLE, lambda kind: BOOT + kind.expression)
+_CANONICAL: Final = _any_of(BOOT + kind.expression for kind in TABLE)
 _ANY_SPELLING: Final = tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
 
 
+@lru_cache(maxsize=_RECENT)
 def kind_of(path: str) -> PathKind | None:
     """Which line of the table a path of the tree is; None for what is not one server's, or turns never."""
-    return _CANONICAL.of(path)
+    found = _CANONICAL.fullmatch(path)
+    return TABLE[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
-def _loosely(kind: PathKind) -> str:
-    """Of any identity, and any token."""
-    return re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text)
-
-
-_LOOSE: Final = _TableLines((IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS), _loosely)
+_NO_ENTRIES: Final = (IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS)
+# Of any identity and any token.
+_LOOSE: Final = _any_of(re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text) for kind in _NO_ENTRIES)
 
 
 @lru_cache(maxsize=_RECENT)
 def means(path: str) -> PathKind | None:
     """What a fetch of ``path`` says that is not the fetch of an entry: a line of the table; None: of an entry."""
-    return _LOOSE.of(path)
+    found = _LOOSE.fullmatch(path)
+    return _NO_ENTRIES[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
 @lru_cache(maxsize=_RECENT)
@@ -353,15 +344,12 @@ def move_order(path: str) -> int:
     if not path.startswith(BOOT) or is_immutable(f"{path}/"):
         return 0
     parts = path.removeprefix(BOOT).split("/")
-    roles = {role for role, pieces in _PIECES if _begin_with(pieces, parts)}
+    roles = {
+        role for role, pieces in _PIECES if len(parts) <= len(pieces) and all(map(re.Pattern.fullmatch, pieces, parts))
+    }
     if not roles:
         return 4
     return 3 if roles <= _BOOTING else 1 if roles.isdisjoint(_BOOTING) else 2
-
-
-def _begin_with(pieces: tuple[re.Pattern[str], ...], parts: list[str]) -> bool:
-    pairs = zip(pieces, parts, strict=False)
-    return len(parts) <= len(pieces) and all(piece.fullmatch(part) for piece, part in pairs)
 
 
 def asked_for(path: str) -> Iterator[Asked]:
@@ -373,13 +361,10 @@ def asked_for(path: str) -> Iterator[Asked]:
             except Malformed:
                 continue
             rest = path[found.end(1) :]
-            for each in _orders(kind.kind, value):
+            orders = (value, swapped(SystemUuid(value))) if kind.kind is Kind.UUID else (value,)
+            for each in orders:
                 own = f"{BOOT}{path[: found.start(1)]}{kind.spelt(each)}{rest}"
                 yield Asked(kind, identity_of(kind.kind, value), own)
-
-
-def _orders(kind: Kind, value: str) -> tuple[str, ...]:
-    return (value, swapped(SystemUuid(value))) if kind is Kind.UUID else (value,)
 
 
 _SAYING: Final = (Role.ENTRY, Role.DATA, Role.REPORT)
