@@ -196,26 +196,25 @@ def parse(data: bytes) -> PublishedServer:
 
 
 def _parse_version(facts: Mapping[str, Any]) -> Turn:
+    writes, write = facts.get("writes"), None
+    if writes is not None:
+        write = DiskWrite(
+            once=writes["once"],
+            offer=writes["offer"],
+            fallback=writes["fallback"],
+            hop=writes["hop"],
+            needs=tuple(Need(path, size) for path, size in writes["needs"]),
+            report=writes.get("report"),
+            in_copies=writes.get("inCopies", False),
+        )
     return Turn(
         since=datetime.fromisoformat(facts["since"]) if "since" in facts else None,
         content=facts["content"],
         content_type=facts["type"],
         role=Role(facts["role"]),
         digest=facts.get("digest"),
-        writes=_parse_writes(facts["writes"]) if "writes" in facts else None,
+        writes=write,
         in_window=facts.get("inWindow", False),
-    )
-
-
-def _parse_writes(facts: Mapping[str, Any]) -> DiskWrite:
-    return DiskWrite(
-        once=facts["once"],
-        offer=facts["offer"],
-        fallback=facts["fallback"],
-        hop=facts["hop"],
-        needs=tuple(Need(path, size) for path, size in facts["needs"]),
-        report=facts.get("report"),
-        in_copies=facts.get("inCopies", False),
     )
 
 
@@ -360,14 +359,12 @@ def window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
     changed = {
         path: after.get(path)
         for path, digest in digests.items()
-        if _is_in_clear(path) and (path not in before or before[path].sha256 != digest)
+        if (path not in before or before[path].sha256 != digest)
+        and path.startswith(BOOT)
+        and not is_immutable(path)
+        and name_in_listing(path) == path.removeprefix(BOOT)
     }
     return WindowEnd(since, changed)
-
-
-def _is_in_clear(path: str) -> bool:
-    """Return whether a listing has the path of a file that changes in place, below ``boot/``."""
-    return path.startswith(BOOT) and not is_immutable(path) and name_in_listing(path) == path.removeprefix(BOOT)
 
 
 def versions(lying: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
@@ -399,31 +396,23 @@ def shared_listing(files: Iterable[tuple[str, ListedFile]]) -> Listing:
 
 def render_listing(listing: Listing) -> bytes:
     """Return the listing as canonical JSON. The same listing gives the same bytes."""
+    end: dict[str, object] | None = None
+    texts: dict[str, str] = {}  # that a copy needs to end the open window, by sha256
+    if listing.end is not None:
+        turned = {path.removeprefix(BOOT): file for path, file in listing.end.files.items()}
+        files = {path: [file.sha256, len(file.content)] if file else [None, 0] for path, file in turned.items()}
+        end = {"since": format_instant(listing.end.since), "files": files}
+        texts = {file.sha256: file.content.decode() for file in turned.values() if file is not None}
     document = {
-        "contents": _contents(listing.end),
-        "ends": _end(listing.end),
-        "files": {name_in_listing(path): list(map(_version_listing, each)) for path, each in listing.files.items()},
+        "contents": texts,
+        "ends": end,
+        "files": {
+            name_in_listing(path): [
+                [format_instant(each.since) if each.since is not None else None, each.sha256, each.size]
+                for each in found
+            ]
+            for path, found in listing.files.items()
+        },
         "server": listing.server,
     }
     return canonical(document) + b"\n"
-
-
-def _version_listing(version: FileVersion) -> list[str | int | None]:
-    since = format_instant(version.since) if version.since is not None else None
-    return [since, version.sha256, version.size]
-
-
-def _end(end: WindowEnd | None) -> dict[str, object] | None:
-    if end is None:
-        return None
-    files = {
-        path.removeprefix(BOOT): [file.sha256, len(file.content)] if file is not None else [None, 0]
-        for path, file in end.files.items()
-    }
-    return {"since": format_instant(end.since), "files": files}
-
-
-def _contents(end: WindowEnd | None) -> dict[str, str]:
-    """Return the texts that a copy needs to end the open window, by sha256."""
-    files = end.files.values() if end is not None else ()
-    return {file.sha256: file.content.decode() for file in files if file is not None}
