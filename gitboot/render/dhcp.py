@@ -117,50 +117,36 @@ _VENDOR_CLASS6: Final[Element] = {
 
 
 def _classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[Element]:
-    """Each class after those that its test names; of the last ones a machine is in one at most."""
+    """Yield each class after those that its test names; of the last ones a machine is in one at most."""
     yield {"name": "gitboot_ipxe", "test": version.ipxe}
-    yield from ({"name": f"gitboot_site_{site}"} for site in sorted(decisions.sites))
-    if decisions.sites:
-        members = " or ".join(f"member('gitboot_site_{site}')" for site in sorted(decisions.sites))
-        # KNOWN lets Kea decide this and what names it only when it has looked the reservation up.
-        yield {"name": "gitboot_site", "test": f"member('KNOWN') and ({members})"}
-    loaders = [f"gitboot_loader_{each.lower()}" for each in wanted(decisions)]
-    yield from ({"name": name} for name in loaders)
-    if loaders:
-        members = " or ".join(f"member('{name}')" for name in loaders)
-        yield {"name": "gitboot_loader", "test": f"member('KNOWN') and ({members})"}
+    named = wanted(decisions)
+    of_loaders: list[tuple[Loader | None, str, str]] = [(None, "", "")]  # a part of their names, and of their tests
+    if named:
+        of_loaders = [(None, "", "not member('gitboot_loader') and ")]
+    for each in named:
+        test = f"member('gitboot_loader') and member('gitboot_loader_{each.lower()}') and "
+        of_loaders.append((each, f"{each.lower()}_", test))
+    for kind, values in (("site", sorted(decisions.sites)), ("loader", [each.lower() for each in named])):
+        yield from ({"name": f"gitboot_{kind}_{value}"} for value in values)
+        if values:
+            members = " or ".join(f"member('gitboot_{kind}_{value}')" for value in values)
+            # KNOWN lets Kea decide this and what names it only when it has looked the reservation up.
+            yield {"name": f"gitboot_{kind}", "test": f"member('KNOWN') and ({members})"}
     ipxe = Output.IPXE in decisions.outputs
+    firmware = "not member('gitboot_ipxe') and " if ipxe else ""
     for mirror in mirrors(decisions):
-        name = f"gitboot_site_{mirror.site}_" if mirror.site else "gitboot_"
-        at = _at(mirror, decisions)
+        name, at = "gitboot_", "not member('gitboot_site') and " if decisions.sites else ""
+        if mirror.site is not None:
+            name = f"gitboot_site_{mirror.site}_"
+            at = f"member('gitboot_site') and member('gitboot_site_{mirror.site}') and "
         if ipxe:
             yield {"name": f"{name}script", "test": f"{at}member('gitboot_ipxe')", **version.script(mirror)}
-        firmware = "not member('gitboot_ipxe') and " if ipxe else ""
-        for loader, word, of_loader in _by_loader(decisions):
+        for loader, word, of_loader in of_loaders:
             for offer in offers(decisions, loader):
                 if (given := version.offered(offer, mirror)) is not None:
-                    test = f"{at}{of_loader}{firmware}{_asks(offer.client, version.architecture)}"
+                    types = (f"substring({version.architecture}, 0, 2) == 0x{each:04x}" for each in offer.client.types)
+                    test = f"{at}{of_loader}{firmware}({' or '.join(types)})"
                     yield {"name": name + word + offer.client.name, "test": test, **given}
-
-
-def _by_loader(decisions: Decisions) -> Iterator[tuple[Loader | None, str, str]]:
-    """Those who want no loader by name, then those who want each: a part of their classes' names, and of their test."""
-    yield None, "", "not member('gitboot_loader') and " if wanted(decisions) else ""
-    for each in wanted(decisions):
-        own = f"gitboot_loader_{each.lower()}"
-        yield each, f"{each.lower()}_", f"member('gitboot_loader') and member('{own}') and "
-
-
-def _at(mirror: Mirror, decisions: Decisions) -> str:
-    if mirror.site is not None:
-        return f"member('gitboot_site') and member('gitboot_site_{mirror.site}') and "
-    return "not member('gitboot_site') and " if decisions.sites else ""
-
-
-def _asks(client: Client, option: str) -> str:
-    """Whether the first architecture that a machine names is one of the client's."""
-    tests = " or ".join(f"substring({option}, 0, 2) == 0x{number:04x}" for number in client.types)
-    return f"({tests})"
 
 
 # Reservations: Kea takes none that reserves nothing.
@@ -168,55 +154,50 @@ def _asks(client: Client, option: str) -> str:
 
 @lru_cache(maxsize=2)  # one for each version: most commits change no interface
 def _all_reserved(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
-    elements = (_reserved(each, version.addresses(each)) for each in reservations(hosts))
-    return _listed(element for element in elements if element is not None)
-
-
-def _reserved(reservation: Reservation, addresses: Element) -> Element | None:
-    reserved = dict(addresses)
-    if reservation.hostname is not None:
-        reserved["hostname"] = reservation.hostname
-    classes = [
-        *([f"gitboot_site_{reservation.site}"] if reservation.site is not None else []),
-        *([f"gitboot_loader_{reservation.loader.lower()}"] if reservation.loader is not None else []),
-    ]
-    if classes:
-        reserved["client-classes"] = classes
-    return {"hw-address": reservation.mac, **reserved} if reserved else None
+    elements = []
+    for each in reservations(hosts):
+        reserved = dict(version.addresses(each))
+        if each.hostname is not None:
+            reserved["hostname"] = each.hostname
+        classes = [f"gitboot_site_{each.site}"] if each.site is not None else []
+        classes += [f"gitboot_loader_{each.loader.lower()}"] if each.loader is not None else []
+        if classes:
+            reserved["client-classes"] = classes
+        if reserved:
+            elements.append({"hw-address": each.mac, **reserved})
+    return _listed(elements)
 
 
 _HEADER: Final = """\
 # gitboot: the fleet's reservations and loaders. Read it from dnsmasq's own configuration: conf-file=THIS-FILE
 # It names no range, no interface and no TFTP root; the tags that it sets begin with gitboot_.
+
+# iPXE, whichever way it was started: without this it would be given itself again and again
+dhcp-match=set:gitboot_ipxe,175
+dhcp-userclass=set:gitboot_ipxe,iPXE
+
+# Firmware by its architecture: option 93, of DHCPv6 61
 """
 
 
 def shared_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """``ops/dhcp/dnsmasq.conf``."""
-    lines = "\n".join([*_kinds(), *_loaders(decisions), "", "# Reservations"])
+    kinds = []
+    for client in CLIENTS:
+        for number in client.types:
+            kinds.append(f"dhcp-match=set:gitboot_{client.name},option:client-arch,{number}")
+            if client.ipv6:
+                kinds.append(f"dhcp-match=set:gitboot_{client.name},option6:61,{number >> 8:02x}:{number & 255:02x}")
+    lines = "\n".join([*kinds, *_loaders(decisions), "", "# Reservations"])
     text = f"{_HEADER}{lines}\n{_all_reserved_dnsmasq(decisions.hosts)}"
     yield "ops/dhcp/dnsmasq.conf", File(text.encode(), ContentType.TEXT)
 
 
-def _kinds() -> Iterator[str]:
-    """Who asks, as tags."""
-    yield "\n# iPXE, whichever way it was started: without this it would be given itself again and again"
-    yield "dhcp-match=set:gitboot_ipxe,175"
-    yield "dhcp-userclass=set:gitboot_ipxe,iPXE"
-    yield "\n# Firmware by its architecture: option 93, of DHCPv6 61"
-    for client in CLIENTS:
-        for number in client.types:
-            yield f"dhcp-match=set:gitboot_{client.name},option:client-arch,{number}"
-            if client.ipv6:
-                yield f"dhcp-match=set:gitboot_{client.name},option6:61,{number >> 8:02x}:{number & 255:02x}"
-
-
 def _loaders(decisions: Decisions) -> Iterator[str]:
-    offered = list(offers(decisions))
-    ipxe = Output.IPXE in decisions.outputs
+    ipxe, named = Output.IPXE in decisions.outputs, wanted(decisions)
     firmware = "tag:!gitboot_ipxe," if ipxe else ""
     yield from ("", "# UEFI HTTP boot takes an answer only if that says HTTPClient as well")
-    for offer in offered:
+    for offer in offers(decisions):
         if offer.client.http:
             tags = f"{firmware}tag:gitboot_{offer.client.name}"
             yield f"dhcp-option-force={tags},60,HTTPClient"
@@ -229,15 +210,10 @@ def _loaders(decisions: Decisions) -> Iterator[str]:
             script = _quoted(mirror.url("boot.ipxe"))
             yield f"dhcp-boot={at}tag:gitboot_ipxe,{script}"
             yield f"dhcp-option={at}tag:gitboot_ipxe,option6:bootfile-url,{script}"
-        for loader, tag in _by_loader_dnsmasq(decisions):
+        for loader in (None, *named):  # for those who want no loader by name, and then for those who want each
+            tag = f"tag:gitboot_loader_{loader.lower()}," if loader else "tag:!gitboot_loader," if named else ""
             for offer in offers(decisions, loader):
                 yield from _offered(offer, mirror, f"{at}{firmware}{tag}tag:gitboot_{offer.client.name}")
-
-
-def _by_loader_dnsmasq(decisions: Decisions) -> Iterator[tuple[Loader | None, str]]:
-    """Those who want no loader by name, then those who want each, by their tags."""
-    yield None, "tag:!gitboot_loader," if wanted(decisions) else ""
-    yield from ((each, f"tag:gitboot_loader_{each.lower()},") for each in wanted(decisions))
 
 
 # dnsmasq knows no enterprise number in DHCPv6's vendor class (RFC 8415, 21.16): it writes strings, each behind two
@@ -263,20 +239,18 @@ def _offered(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
 
 @lru_cache(maxsize=1)  # most commits change no interface
 def _all_reserved_dnsmasq(hosts: tuple[Host, ...]) -> str:
-    return "".join(f"{_reserved_dnsmasq(each)}\n" for each in reservations(hosts))
-
-
-def _reserved_dnsmasq(reservation: Reservation) -> str:
-    site, loader = reservation.site, reservation.loader
-    words = (
-        reservation.mac,
-        f"set:gitboot_site,set:gitboot_site_{site}" if site else None,
-        f"set:gitboot_loader,set:gitboot_loader_{loader.lower()}" if loader else None,
-        reservation.ipv4,
-        *(f"[{address}]" for address in reservation.ipv6),
-        reservation.hostname,
-    )
-    return "dhcp-host=" + ",".join(word for word in words if word is not None)
+    lines = []
+    for each in reservations(hosts):
+        words = (
+            each.mac,
+            f"set:gitboot_site,set:gitboot_site_{each.site}" if each.site else None,
+            f"set:gitboot_loader,set:gitboot_loader_{each.loader.lower()}" if each.loader else None,
+            each.ipv4,
+            *(f"[{address}]" for address in each.ipv6),
+            each.hostname,
+        )
+        lines.append(f"dhcp-host={','.join(word for word in words if word is not None)}\n")
+    return "".join(lines)
 
 
 def _quoted(url: str) -> str:
