@@ -118,13 +118,10 @@ _LOADERS: Final = (("ipxe", "#!ipxe\n", ipxe_to_disk), ("grub.cfg", "", grub_to_
 IDLE: Final = "may not boot from this interface"
 
 
-def heading(plan: BootPlan) -> list[str]:
-    """Comment lines without a comment sign; all of it follows from the plan."""
-    lines = [f"gitboot plan {plan.digest}", f"{plan.server}: {plan.phase}, {plan.cause}"]
+def heading(plan: BootPlan) -> str:
+    """Return the comment that begins a boot script; all of it follows from the plan."""
     source = f"Maintenance/{plan.maintenance}" if plan.maintenance else f"BootPolicy/{plan.policy}"
-    if plan.boot is None:
-        lines.append(f"{source} boots the local disk")
-    else:
-        boot = plan.boot
-        lines.append(f"{source}, BootProfile/{boot.profile}, BootImage/{boot.image}, {boot.method}")
-    return lines
+    last = f"{source} boots the local disk"
+    if (boot := plan.boot) is not None:
+        last = f"{source}, BootProfile/{boot.profile}, BootImage/{boot.image}, {boot.method}"
+    return f"# gitboot plan {plan.digest}\n# {plan.server}: {plan.phase}, {plan.cause}\n# {last}\n"

@@ -23,9 +23,8 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     if plan is None:
         text = _tombstone(decision, f"no plan ({decision.lifecycle})")
     else:
-        header = "".join(f"# {line}\n" for line in heading(plan))
         who = f"{plan.server} boots {f'{plan.boot.image} ({plan.phase})' if plan.boot else 'its local disk'}"
-        text = header + _configuration(plan.boot, who, plan.local_disk)
+        text = heading(plan) + _configuration(plan.boot, who, plan.local_disk)
     yield from ((paths.PXELINUX.of(mac), File(text.encode(), ContentType.TEXT)) for mac in decision.macs)
 
 
