@@ -1,3 +1,420 @@
+"""Web-server configuration: nginx and Caddy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from posixpath import normpath
+from typing import Final, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from gitboot.render.emulated_apis import FOR_UNKNOWN, Alias
+from gitboot.render.emulated_apis import TABLE as EMULATED_APIS_TABLE
+from gitboot.render.paths import (
+    ARTIFACT_TYPES,
+    BOOT,
+    BUNDLED,
+    DATA,
+    FIRST_SCRIPT,
+    FOR_A_YEAR,
+    REVALIDATED,
+    TABLE,
+    ContentType,
+    Delivery,
+    File,
+    Kind,
+    PathKind,
+    Role,
+    Stage,
+    publication_stage,
+)
+
+
+def shared(
+    outputs: Collection[str], published: Collection[str], base_urls: Collection[str], monitors: Collection[str]
+) -> Iterator[tuple[str, File]]:
+    """Yield ``ops/serve/``: a configuration for each server, the same for all Fleets that are the same in this.
+
+    ``published`` are the paths of the shared files. Publications place the first scripts last, so that a copy that has
+    one is complete. ``base_urls`` are those under which machines find ``boot/``; their paths lead to it. ``monitors``
+    are the networks that may read the signed list, besides a mirror's own host.
+    """
+    scripts = sorted(path for path in published if publication_stage(path) is Stage.FIRST_SCRIPTS)
+    script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)  # None: nothing shows a whole copy
+    last = script.removeprefix(BOOT) if script is not None else None
+    prefixes = sorted({urlsplit(url).path.rstrip("/") for url in base_urls}, key=lambda path: (-len(path), path))
+    by_cache_control = _grouped((kind.delivery.cache_control, kind) for kind in _LYING)
+    # Kinds of paths that are sent alike; None: the type goes by the name of the file.
+    alike = _grouped(((kind.delivery, None if kind is DATA else str(kind.content_type)), kind) for kind in _LYING)
+    endings = _grouped((type, ending) for ending, type in ARTIFACT_TYPES.items())
+    marks = {
+        "nginx_maps": nginx_maps(outputs),
+        "nginx_prefixes": _nginx_prefixes(prefixes),
+        "nginx_deliveries": "".join(
+            f'    "~^/(?:{_expressions(kinds)})$" "{cache_control}";\n'
+            for cache_control, kinds in by_cache_control.items()
+        ),
+        "nginx_aliases": nginx_locations(outputs),
+        "nginx_files": "".join(_nginx_files(*key, kinds) for key, kinds in alike.items()),
+        "nginx_complete": _NGINX_COMPLETE.replace("@last@", last) if last is not None else "",
+        "caddy_prefixes": _caddy_prefixes(prefixes),
+        "caddy_aliases": caddy(outputs),
+        "caddy_files": "".join(_caddy_files(number, *key, alike[key]) for number, key in enumerate(alike)),
+        "caddy_complete": f"\t\t\tfile /{last}\n" if last is not None else "",
+        "bundled": "|".join(BUNDLED),
+        "bundled_paths": " ".join(f"/o/*/{name}" for name in BUNDLED),
+        "types": "".join(f'        "{type}" {" ".join(each)};\n' for type, each in endings.items()),
+        "type_headers": "".join(
+            f"\t\t@{each[0]} path {' '.join(f'*.{ending}' for ending in each)}\n"
+            f'\t\theader @{each[0]} Content-Type "{type}"\n'
+            for type, each in endings.items()
+        ),
+        "nginx_monitors": "".join(f"        allow {network};\n" for network in sorted(monitors)),
+        "caddy_monitors": "".join(f" {network}" for network in sorted(monitors)),
+        "for_a_year": FOR_A_YEAR,
+        "revalidated": REVALIDATED,
+    }
+    for name, text in (("nginx.conf", _NGINX), ("Caddyfile", _CADDY)):
+        for mark, value in marks.items():
+            text = text.replace(f"@{mark}@", value)
+        yield f"ops/serve/{name}", File(text.encode())
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the values of each key, in their order."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def _expressions(kinds: Iterable[PathKind]) -> str:
+    return "|".join(kind.expression for kind in kinds)
+
+
+_LYING: Final = tuple(
+    kind for kind in TABLE if kind.role is not Role.SEALED
+)  # in a copy; endpoints alone have the other
+
+
+def _spelt(path: str) -> str:
+    """Return a regular expression for a decoded path, with nothing in it that a configuration quotes or expands."""
+    return "".join(
+        each if each.isalnum() or each in "/_-" or not each.isascii() else f"\\x{ord(each):02x}" for each in path
+    )
+
+
+def _decoded(prefix: str) -> str:
+    """Return the path of a base URL as servers compare it: decoded, with single slashes and no dots."""
+    return f"/{normpath(unquote(prefix)).lstrip('/')}"
+
+
+def _nginx_prefixes(prefixes: Sequence[str]) -> str:
+    """Return the lines that take the paths of base URLs off: what is logged begins at ``boot/``.
+
+    If several base URLs lead here, a path of ``boot/`` itself may begin as one of theirs.
+    """
+    if not (found := [_spelt(_decoded(prefix)) for prefix in prefixes if prefix]):
+        return ""
+    line = f'rewrite "^(?:{"|".join(found)})(/.*)$" $1;'
+    lines = [line] if len(prefixes) == 1 else ["if (!-f $request_filename) {", f"    {line}", "}"]
+    return "".join(f"    {each}\n" for each in ("", "# Machines find boot/ below the path of a base URL.", *lines))
+
+
+_BUNDLED_DATA: Final = f"{DATA.expression.rpartition('/')[0]}/(?:{'|'.join(BUNDLED)})"
+
+
+def _nginx_files(delivery: Delivery, type: str | None, kinds: list[PathKind]) -> str:
+    if type is not None:
+        return _nginx_location(_expressions(kinds), delivery, type)
+    of_bundle = _nginx_location(_BUNDLED_DATA, delivery, ContentType.CLOUD_CONFIG)
+    return of_bundle + _nginx_location(DATA.expression, delivery, ContentType.OCTETS, by_ending=True)
+
+
+def _nginx_location(expression: str, delivery: Delivery, type: str, *, by_ending: bool = False) -> str:
+    """Return a location for files of one type; ``by_ending``: of those whose name tells no other."""
+    types = "" if by_ending else "        types {}\n"
+    parts = "" if delivery.in_parts else "        max_ranges 0;\n"
+    etag = "" if delivery.has_etag else NGINX_WITHOUT_ETAG
+    return f'    location ~ "^/(?:{expression})$" {{\n{types}        default_type "{type}";\n{parts}{etag}    }}\n\n'
+
+
+def _caddy_prefixes(prefixes: Sequence[str]) -> str:
+    """Return the directives that do the same in Caddy, which logs what was asked for."""
+    found = [prefix for prefix in prefixes if prefix]
+    lines = ["# Machines find boot/ below the path of a base URL."] if found else []
+    for number, prefix in enumerate(found):
+        own = [] if len(prefixes) == 1 else ["\tnot file {path}"]
+        lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_spelt(_decoded(prefix))}/", *own, "}"]
+        lines += [f"uri @prefix{number} strip_prefix {prefix}"]
+    return "".join(f"\t\t{line}\n" for line in lines) + ("\n" if found else "")
+
+
+def _caddy_files(number: int, delivery: Delivery, type: str | None, kinds: list[PathKind]) -> str:
+    matcher = f"@files{number}"
+    lines = [f"{matcher} path_regexp ^/(?:{_expressions(kinds)})$"]
+    lines += [f'header {matcher} Cache-Control "{delivery.cache_control}"']
+    if not delivery.has_etag:
+        lines += [f"request_header {matcher} -{name}" for name in ("If-None-Match", "If-Modified-Since")]
+        lines += [f"header {matcher} -Etag"]
+    if type is None:
+        lines += [f"{matcher}_bundled path_regexp ^/{_BUNDLED_DATA}$"]
+        matcher, type = f"{matcher}_bundled", ContentType.CLOUD_CONFIG
+    lines += [f'header {matcher} Content-Type "{type}"']
+    return "".join(f"\t\t{line}\n" for line in lines)
+
+
+_NGINX_COMPLETE: Final = """\
+        if (!-f $document_root/@last@) {
+            return 503 $gitboot_nothing;
+        }
+"""
+_NGINX: Final = r"""# A mirror of boot/ by nginx 1.18 or newer, which answers as gitboot's endpoint does.
+#
+# Copy this file to /etc/nginx/conf.d/ and set the five lines that say so. `root` is the copy of boot/, made with its
+# times kept (rsync --times): `gitboot read-access-logs` recognizes the version of an entry by its time.
+# Behind a load balancer, set_real_ip_from and real_ip_header let nginx see who fetches.
+
+# The instant with its fraction of a second.
+map "$time_iso8601 $msec" $gitboot_at {
+    "~^(?<gitboot_second>[-0-9T:]{19})(?<gitboot_offset>\S+) [0-9]+(?<gitboot_fraction>\.[0-9]+)$"
+        "$gitboot_second$gitboot_fraction$gitboot_offset";
+    default $time_iso8601;
+}
+
+# What `gitboot read-access-logs` reads: `modified` is the version that was sent, `complete` is OK if all of it was.
+log_format gitboot escape=json
+    '{"at":"$gitboot_at","client":"$remote_addr","method":"$request_method","path":"$uri","status":$status,'
+    '"modified":"$sent_http_last_modified","length":"$sent_http_content_length","bytes":$body_bytes_sent,'
+    '"complete":"$request_completion","query":"$args","agent":"$http_user_agent"}';
+
+# How long an answer may be kept: what one machine fetches not at all, what is named by its content for a year.
+map $uri $gitboot_cache {
+@nginx_deliveries@    ~^/o/ "@for_a_year@";
+    default "@revalidated@";    # changes in place
+}
+
+# `return 404 ""` has a body of nginx's own; a variable that is empty has none.
+map "" $gitboot_nothing {
+    default "";
+}
+
+@nginx_maps@server {
+    listen 80;                                          # set: where to answer
+    listen [::]:80;                                     # set: the same for IPv6
+    root /srv/gitboot/boot;                             # set: the copy of boot/
+    access_log /var/log/nginx/gitboot.log gitboot;      # set: what `gitboot read-access-logs` reads
+    log_not_found off;
+
+    gzip off;    # firmware and loaders need Content-Length
+    etag on;
+    add_header Cache-Control $gitboot_cache;
+@nginx_prefixes@
+    if ($request_method !~ ^(GET|HEAD)$) {
+        return 405;
+    }
+
+    # UEFI HTTP boot goes by the type of what it fetches.
+    types {
+@types@    }
+
+    location / {
+        default_type "text/plain; charset=utf-8";
+        max_ranges 0;    # an entry is sent whole or not at all
+        if (-d $request_filename) {    # a folder is neither listed nor redirected to
+            return 404;
+        }
+    }
+
+    # The signed list names every machine. To monitor the mirror from another host, add its network to the Fleet's
+    # spec.provisioning.monitors, or allow its address here.
+    location ^~ /signed/ {
+        allow 127.0.0.1;                                # set: who may read the signed list
+        allow ::1;
+@nginx_monitors@        deny all;
+        max_ranges 0;
+        error_page 403 = @denied;
+        error_page 404 = @nothing;
+        error_page 500 = @failed;
+        if (-d $request_filename) {
+            return 404;
+        }
+    }
+    location @denied {
+        add_header Cache-Control "no-store" always;
+        return 403 $gitboot_nothing;
+    }
+
+    # Paths whose query says for whom they are, or that have another name.
+@nginx_aliases@    # Of these and the following, the first that fits counts.
+    # What one machine fetches is sent anew each time, and so is logged each time.
+@nginx_files@    # Hidden is what is still being copied here.
+    location ~ /\. {
+        return 404;
+    }
+
+    location ~ ^/o/[^/]+/(@bundled@)$ {
+        default_type "text/cloud-config; charset=utf-8";
+        if (-d $request_filename) {
+            return 404;
+        }
+    }
+
+    location ~ ^/(o|assets)/ {
+        default_type application/octet-stream;
+        if (-d $request_filename) {
+            return 404;
+        }
+    }
+
+    # A file that is absent is one and the same 404 without a body: GRUB would run the body as configuration. A copy
+    # that is being filled, or an empty mount, has no first script: there, absence does not mean that a machine is
+    # unknown. Neither does a file that cannot be read.
+    recursive_error_pages on;    # of the files that a query may mean, each is looked for after the other
+    error_page 404 = @nothing;
+    location @nothing {
+        add_header Cache-Control "no-store" always;
+@nginx_complete@        return 404 $gitboot_nothing;
+    }
+
+    error_page 403 500 = @failed;
+    location @failed {
+        add_header Cache-Control "no-store" always;
+        return 503 $gitboot_nothing;
+    }
+
+    error_page 405 = @not_allowed;
+    location @not_allowed {
+        add_header Allow "GET, HEAD" always;
+        add_header Cache-Control "no-store" always;
+        return 405 $gitboot_nothing;
+    }
+}
+"""
+_CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as gitboot's endpoint does.
+#
+# Copy this file, or import it in a Caddyfile, and set these variables of Caddy's environment:
+#   GITBOOT_ADDRESS  where to answer; default: port 80, whatever the name that is asked for, without TLS. Machines ask
+#                    by address, too, and Caddy has an empty 200 for names that it is not told
+#   GITBOOT_ROOT     the copy of boot/, made with its times kept (rsync --times): each version of an entry has its own,
+#                    and `gitboot read-access-logs` knows the version by it
+#   GITBOOT_LOG      what `gitboot read-access-logs` reads
+#   GITBOOT_MONITORS addresses and networks that may read the signed list, which names every machine; default: this host
+#                    and the Fleet's spec.provisioning.monitors
+
+{$GITBOOT_ADDRESS::80} {
+	root * {$GITBOOT_ROOT:/srv/gitboot/boot}
+
+	log {
+		output file {$GITBOOT_LOG:/var/log/caddy/gitboot.log} {
+			roll_uncompressed
+		}
+		format json {
+			time_format rfc3339_nano
+		}
+	}
+
+	route {
+		@not_allowed not method GET HEAD
+		handle @not_allowed {
+			header Allow "GET, HEAD"
+			header Cache-Control no-store
+			respond 405
+		}
+
+@caddy_prefixes@		# Paths whose query says for whom they are, or that have another name.
+@caddy_aliases@
+		# Folders are not listed. Hidden is what is still being copied here.
+		@hidden path */ */.*
+		error @hidden 404
+
+		# The signed list names every machine.
+		@list {
+			path /signed/*
+			not remote_ip {$GITBOOT_MONITORS:127.0.0.1 ::1@caddy_monitors@}
+		}
+		handle @list {
+			header Cache-Control no-store
+			respond 403
+		}
+
+		# An entry is sent whole or not at all.
+		@whole not path /o/* /assets/* /media/*
+		request_header @whole -Range
+		header @whole -Accept-Ranges
+
+		# How long an answer may be kept, and its type, by which UEFI HTTP boot goes. The last that fits counts.
+		header Cache-Control @revalidated@
+		@immutable path /o/*
+		header @immutable Cache-Control "@for_a_year@"
+		header Content-Type "text/plain; charset=utf-8"
+		@artifact path /o/* /assets/* */data/*
+		header @artifact Content-Type application/octet-stream
+@type_headers@		@cloud_config path @bundled_paths@
+		header @cloud_config Content-Type "text/cloud-config; charset=utf-8"
+
+		# What one machine fetches is sent anew each time, and so is logged each time.
+@caddy_files@
+		file_server {
+			disable_canonical_uris
+		}
+	}
+
+	# A file that is absent is one and the same 404 without a body: GRUB would run the body as configuration. A copy
+	# that is being filled, or an empty mount, has no first script: there, absence does not mean that a machine is
+	# unknown. Neither does a file that cannot be read.
+	handle_errors {
+		header Cache-Control no-store
+		header -Content-Type
+		@absent {
+			expression {http.error.status_code} == 404
+@caddy_complete@		}
+		respond @absent 404
+		respond 503
+	}
+}
+"""
+_BYTE: Final = "([0-9a-f]{2})"
+_FIRST: Final = f"/{FIRST_SCRIPT.removeprefix(BOOT)}"
+_IPXE: Final = "ipxe"  # without a query it is the first script
+
+
+class _Key(NamedTuple):
+    """A key of a query: what it may be, and how the tree spells that."""
+
+    kind: Kind
+    expression: str
+    spelt: tuple[int, ...]  # the groups, joined by hyphens
+
+
+_KEYS: Final = (
+    _Key(Kind.MAC, "(?::|-|%3[Aa])".join([_BYTE] * 6), (1, 2, 3, 4, 5, 6)),
+    _Key(Kind.UUID, "([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", (1,)),
+    _Key(Kind.SERIAL, "([A-Za-z0-9][A-Za-z0-9._-]*)", (1,)),
+)
+_KINDS: Final = tuple(key.kind for key in _KEYS)
+
+
+def _chosen(outputs: Collection[str]) -> list[Alias]:
+    return [
+        alias for alias in (*EMULATED_APIS_TABLE, *FOR_UNKNOWN.values()) if alias.output in outputs and _asked(alias)
+    ]
+
+
+def _asked(alias: Alias) -> list[PathKind]:
+    """Of what an alias may mean, what its query says by itself."""
+    return [kind for kind in alias.kinds if kind.kind in set(alias.keys.values()).intersection(_KINDS)]
+
+
+def _file(kind: PathKind, alias: Alias, variable: str) -> str:
+    """What an alias may mean, where a server has what a query says in a variable for each key."""
+    return f"/{kind.of('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.kind)}"
+
+
 def nginx_maps(outputs: Collection[str]) -> str:
     """Return what a query names, for nginx's ``http``; nothing where nobody asks so."""
     if not _chosen(outputs):
@@ -8,10 +425,56 @@ def nginx_maps(outputs: Collection[str]) -> str:
         for group in groups:
             expression = expression.replace("([", f"(?<{group}>[", 1)
         value = "-".join(f"${{{group}}}" for group in groups)
-        maps += (
-            f'map $arg_{key.kind} $gitboot_{key.kind} {{\n    "~^{expression}$" "{value}";\n    default "-";\n}}\n\n'
-        )
+        match = f'    "~^{expression}$" "{value}";\n    default "-";\n'
+        maps += f"map $arg_{key.kind} $gitboot_{key.kind} {{\n{match}}}\n\n"
     return maps
+
+
+def nginx_locations(outputs: Collection[str]) -> str:
+    """Return its locations; what is logged is the file that was sent.
+
+    Each path that an alias may mean has a location of its own: ``try_files`` would take a file that cannot be read for
+    one that is absent.
+    """
+    chosen = _chosen(outputs)
+    known = "".join(_nginx_location_queries(alias) for alias in chosen)
+    return known if any(alias.path == _IPXE for alias in chosen) else f"{_NGINX_IPXE}{known}"
+
+
+def _nginx_location_queries(alias: Alias) -> str:
+    first = ""
+    if alias.path == _IPXE:
+        said = "".join(f"$arg_{key.kind}" for key in _KEYS)
+        first = f'        set $gitboot_said "{said}";\n        if ($gitboot_said = "") {{\n'
+        first += f"            rewrite ^ {_FIRST} last;\n        }}\n"
+    files = [(_file(kind, alias, "$gitboot_%s"), kind.content_type, NGINX_WITHOUT_ETAG) for kind in _asked(alias)]
+    if alias.path in FOR_UNKNOWN:
+        files.append((f"/{alias.path}", ContentType.TEXT, ""))
+    names = [f"@{re.sub('[^a-z0-9]', '_', alias.path)}_{number}" for number in range(1, len(files))]
+    found = ""
+    for name, other, (file, type, etag) in zip((f"= /{alias.path}", *names), (*names, "@nothing"), files, strict=True):
+        found += (
+            f'    location {name} {{\n        types {{}}\n        default_type "{type}";\n        max_ranges 0;\n'
+            f"{first}{etag}        rewrite ^ {file} break;\n"
+            f"        error_page 404 = {other};\n        error_page 403 500 = @failed;\n    }}\n\n"
+        )
+        first = ""
+    return found
+
+
+NGINX_WITHOUT_ETAG: Final = """\
+        etag off;
+        if_modified_since off;
+        if ($http_if_none_match = "*") {    # nginx would answer 304 to it, whatever is off
+            return 412 $gitboot_nothing;
+        }
+"""
+_NGINX_IPXE: Final = f"""\
+    location = /{_IPXE} {{
+        rewrite ^ {_FIRST} last;
+    }}
+
+"""
 
 
 def caddy(outputs: Collection[str]) -> str:
@@ -42,3 +505,15 @@ def _caddy_alias(number: int, alias: Alias) -> str:
         f"\t\t{matcher} {{\n{found}\t\t}}\n{_caddy_route(matcher, '{http.matchers.file.relative}')}"
         f"\t\t{matcher}_absent {{\n{path}\t\t}}\n\t\troute {matcher}_absent {{\n{absent}\t\t}}\n"
     )
+
+
+_CADDY_LOOK: Final = """\
+\t\t\tfile_server {
+\t\t\t\tpass_thru
+\t\t\t\tdisable_canonical_uris
+\t\t\t}
+"""
+
+
+def _caddy_route(matcher: str, to: str) -> str:
+    return f"\t\troute {matcher} {{\n\t\t\trewrite * {to}\n\t\t\theader Content-Location {{path}}\n\t\t}}\n"
