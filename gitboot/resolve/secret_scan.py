@@ -396,21 +396,24 @@ def secrets_of_file(content: bytes) -> tuple[Secret, ...]:
 
 
 def secrets(text: str) -> list[Secret]:
-    """Everything that a text seems to give away, by its lines."""
+    """Return everything that a text seems to give away, by its lines."""
     lines = _looked_at(text)
     found = [*_by_rules(text, lines), *_encoded(lines)]
     if not found:
         return []
     by_number = _TextLines(text)
-    placed = {_placed(by_number, rule, span, value): None for rule, span, value in sorted(found, key=_in_order)}
+    placed: dict[Secret, None] = {}
+    for rule, span, value in sorted(found, key=itemgetter(1)):
+        line, first, last = (by_number.of(each) for each in span)
+        digest = sha256(_SPACE.sub("", value).strip("'\"").encode(errors="replace")).hexdigest()
+        reasons = (by_number.allowance_in(each) for each in sorted({line, first}))
+        allowed = next((why for why in reasons if why is not None), None)
+        placed[Secret(rule.what, line, first, last, rule.severity, digest, allowed)] = None
     return sorted(placed, key=lambda secret: (secret.first, secret.line, secret.what))
 
 
+_SPACE: Final = re.compile(r"\s|\\n")
 _Found = tuple[LeakRule, SecretSpan, str]
-
-
-def _in_order(found: _Found) -> SecretSpan:
-    return found[1]
 
 
 class _LeakLine(NamedTuple):
@@ -468,17 +471,13 @@ def _by_rules(text: str, lines: list[_LeakLine]) -> list[_Found]:
     found, numbers, offset = [], set[int](), 0
     for line in lines:
         if line.found:
-            found += [(number, _moved(span, offset), value) for number, span, value in line.found]
+            found += [(number, SecretSpan(*(at + offset for at in span)), value) for number, span, value in line.found]
         if line.rules:
             numbers.update(line.rules)
         offset += line.length + 1
     for number in numbers:
         found += [(number, span, text[span.start : span.end]) for span in RULES[number].find(text)]
     return [(RULES[number], span, value) for number, span, value in sorted(found, key=itemgetter(0))]
-
-
-def _moved(span: SecretSpan, offset: int) -> SecretSpan:
-    return SecretSpan(span.at + offset, span.start + offset, span.end + offset)
 
 
 _RULES_OF: Final[defaultdict[str, list[int]]] = defaultdict(list)  # by word, their numbers
@@ -506,20 +505,6 @@ _ANY_WORD: Final = re.compile(
 )
 
 
-def _placed(lines: _TextLines, rule: LeakRule, span: SecretSpan, value: str) -> Secret:
-    line, first, last = lines.of(span.at), lines.of(span.start), lines.of(span.end)
-    return Secret(
-        rule.what,
-        line,
-        first,
-        last,
-        rule.severity,
-        sha256(_SPACE.sub("", value).strip("'\"").encode(errors="replace")).hexdigest(),
-        next((why for each in sorted({line, first}) if (why := lines.allowance_in(each)) is not None), None),
-    )
-
-
-_SPACE: Final = re.compile(r"\s|\\n")
 # What its author lets pass
 
 _ALLOWED: Final = re.compile(r"gitboot:allow-secret[^\S\n]++(?P<why>[^\n]++)")
@@ -575,12 +560,14 @@ def _encoded(lines: list[_LeakLine]) -> Iterator[_Found]:
 
 def _hidden(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
     """What rules find in what is encoded so many times or less often; all of that is what must not be shown."""
-    if times == 0 or (decoded := _decoded(data)) is None:
-        return
+    try:
+        decoded = a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()
+    except (Error, UnicodeDecodeError):
+        return  # it is no text
     lines = _looked_at(decoded)
     for rule, _, value in _by_rules(decoded, lines):
         yield rule, value
-    for line in lines:
+    for line in lines if times > 1 else ():
         for _, _, again in line.pieces:
             yield from _hidden(again, times - 1)
 
@@ -606,11 +593,3 @@ def _blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
 
 _NO_LINE: Final = _LeakLine(0, (), (), (), None)
 _WIDE: Final = 40  # characters of each line but the last
-
-
-def _decoded(data: str) -> str | None:
-    """What base64 says, if it is text."""
-    try:
-        return a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()
-    except (Error, UnicodeDecodeError):
-        return None
