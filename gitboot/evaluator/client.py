@@ -25,7 +25,7 @@ from gitboot.fleet.layered_dict import merged, replaced
 from gitboot.fleet.revision import Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.explanation import SourceLocations
-from gitboot.resolve.server_decision import Decision, Decisions, Host, Written
+from gitboot.resolve.server_decision import Decision, Host, Written
 from gitboot.status.work_progress import Told, unheard
 
 
@@ -322,7 +322,7 @@ class _Assembly:
 
     def commit(self, revision: Revision, result: protocol.CommitEnd) -> Commit:
         base, gone = self._base, result.gone
-        shared = commit_without_servers(result.fleetwide, revision) if result.fleetwide is not None else base
+        shared = result.fleetwide.without_servers() if result.fleetwide is not None else base
         if shared is None:
             raise ValueError("a commit without a base lacks its fleet-wide part")
         before = base or shared
@@ -374,32 +374,3 @@ class _Assembly:
                 raise ValueError(f"the parts of {name} belong to different servers")
         if not all(name in servers for name in result.come):
             raise ValueError("a new server is missing from the servers")
-
-
-def commit_without_servers(part: protocol.FleetPart, revision: Revision) -> Commit:
-    """Return a commit that has only its fleet-wide part."""
-    decisions = Decisions(
-        revision=revision,
-        base_url=part.base_url,
-        outputs=frozenset(part.outputs),
-        evidence=part.evidence,
-        servers={},
-        networks={},
-        sites=part.sites,
-        unknown=part.unknown,
-        unknown_not_found=part.unknown_not_found,
-        warnings=part.warnings,
-        dated=part.dated,
-    )
-    return Commit(
-        revision=revision,
-        fleet=part.fleet,
-        decisions=decisions,
-        machines={},
-        sites={},
-        labels={},
-        opt_outs=part.opt_outs,
-        minimum_versions=part.minimum_versions,
-        site=part.site,
-        shown=part.shown,
-    )

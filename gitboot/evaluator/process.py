@@ -15,7 +15,8 @@ from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import RemoteCache
 from gitboot.evaluator.evaluation import BATCH, CommitPair, Evaluation, Evaluator, Forks, processors
-from gitboot.evaluator.protocol import Allowance, Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Allowance, Answer, CommitEnd, ServerPart, ServerParts
 from gitboot.fleet.identities import NO_MOVES, Moves, machine
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
@@ -209,8 +210,8 @@ def _end(pair: CommitPair, site: str | None) -> CommitEnd:
     known = {each.uuid for each in _here(base, names, None).values()} if base is not None else set()
     selected = _sites(head, new)
     selected_before = _sites(base, old) if base is not None else {}
-    fleetwide: FleetPart | None = _fleetwide(head, site)
-    if base is not None and fleetwide == _fleetwide(base, site):
+    fleetwide: Commit | None = _fleetwide(head, head.revision, site)
+    if base is not None and fleetwide == _fleetwide(base, head.revision, site):
         fleetwide = None
     locations, documents, gone_documents = _moved_documents(pair, new.keys() - old.keys(), site)
     no_site = None
@@ -292,8 +293,18 @@ def _sites(commit: Evaluation, servers: Mapping[str, Server]) -> dict[str, str]:
     return {name: selected[0].name for name, selected in found.items() if selected}
 
 
-def _fleetwide(commit: Evaluation, site: str | None) -> FleetPart:
-    """Return the part of the report that is not about servers."""
+def _fleetwide(commit: Evaluation, revision: Revision, site: str | None) -> Commit:
+    """Return the part of the report that is not about servers, as that of a ``revision``."""
     repository, decisions = commit.repository, commit.decided.decisions
-    shown = canonical(fleet_facts(Places(repository), commit.opt_outs)) if _has_page(commit) else None
-    return fleet_part(repository.fleet.spec, decisions, commit.opt_outs, minimum_versions(repository), shown, site)
+    return Commit(
+        revision=revision,
+        fleet=repository.fleet.spec,
+        decisions=replace(decisions, revision=revision, servers={}, networks={}),
+        machines={},
+        sites={},
+        labels={},
+        opt_outs=commit.opt_outs,
+        minimum_versions=minimum_versions(repository),
+        site=site,
+        shown=canonical(fleet_facts(Places(repository), commit.opt_outs)) if _has_page(commit) else None,
+    )
