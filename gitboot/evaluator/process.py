@@ -30,7 +30,6 @@ from gitboot.problems import Code
 from gitboot.resolve.explanation import (
     DocumentLocation,
     Explanations,
-    Places,
     ServerLocation,
     SourceTexts,
     fleet_facts,
@@ -306,5 +305,5 @@ def _fleetwide(commit: Evaluation, revision: Revision, site: str | None) -> Comm
         opt_outs=commit.opt_outs,
         minimum_versions=minimum_versions(repository),
         site=site,
-        shown=canonical(fleet_facts(Places(repository), commit.opt_outs)) if _has_page(commit) else None,
+        shown=canonical(fleet_facts(repository, commit.opt_outs)) if _has_page(commit) else None,
     )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gitboot.fleet.layered_dict import differing
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId
-from gitboot.fleet.yaml import Place, document_text, lines_above, locate, value_lines
+from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
 from gitboot.jsonio import canonical, format_instant
 from gitboot.model.boot_policy import Maintenance, Method
 from gitboot.model.fleet import Fleet
@@ -69,28 +69,39 @@ def explain(
     repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
 ) -> Explanation:
     """Explain why ``plan`` is what ``decision`` comes to with ``record``. Both are of this repository."""
-    explaining = _Explaining(Places(repository), decision, plan, record)
-    reasons = tuple(explaining.reasons())
-    return Explanation(server=decision.server, reasons=reasons, lost=tuple(explaining.lost))
+    explaining = _Explaining(FleetView(repository), repository, decision, plan, record)
+    reasons = []
+    for each in explaining.reasons():
+        if each.resource is not None:
+            file, place = repository.place(Id(*each.resource.split("/", 1)), *each.steps)
+            each = replace(each, path=file, line=place.line, column=place.column)
+        reasons.append(each)
+    return Explanation(server=decision.server, reasons=tuple(reasons), lost=tuple(explaining.lost))
 
 
 class _Explaining:
-    def __init__(self, places: Places, decision: Decision, plan: BootPlan | None, record: Record | None = None) -> None:
-        self._repository, self._decision, self._plan, self._record = places.repository, decision, plan, record
-        self._places, self._pools = places, places.view.pools
+    """The reasons for one server, without the places of the fields."""
+
+    def __init__(
+        self,
+        view: FleetView,
+        repository: FleetRepository,
+        decision: Decision,
+        plan: BootPlan | None = None,
+        record: Record | None = None,
+    ) -> None:
+        self._repository, self._decision, self._plan, self._record = repository, decision, plan, record
+        self._pools = view.pools
         self._server = self._repository.servers[decision.server]
-        self._inputs = places.view.inputs(self._server)
+        self._inputs = view.inputs(self._server)
         self._id = Id("Server", decision.server)
         self.lost: list[Lost] = []
 
     def _reason(
         self, field: str, value: object, rule: str, why: str, resource: Id | None = None, *path: Step
     ) -> Reason:
-        reason = Reason(field=field, value=str(value), rule=rule, why=why)
-        if resource is None:
-            return reason
-        file, place = self._places.of(resource, *path)
-        return replace(reason, resource=str(resource), path=file, line=place.line, column=place.column, steps=path)
+        written_in = str(resource) if resource is not None else None
+        return Reason(field=field, value=str(value), rule=rule, why=why, resource=written_in, steps=path)
 
     def reasons(self) -> Iterator[Reason]:
         """Yield the reasons at the instant of the plan."""
@@ -253,28 +264,6 @@ class _Explaining:
 Step = str | int
 
 
-class Places:
-    """Where the documents of a repository say what they say; what many servers share is looked up once.
-
-    Without ``lines`` no document is read, and each place is in no file.
-    """
-
-    def __init__(self, repository: FleetRepository, *, lines: bool = True) -> None:
-        self.repository, self._lines = repository, lines
-        self.view = FleetView(repository)
-        self._known: dict[tuple[Id, tuple[Step, ...]], tuple[str, Place]] = {}
-
-    def of(self, resource: Id, *path: Step) -> tuple[str, Place]:
-        """The file of a resource, and the place in it of what ``path`` leads to."""
-        if not self._lines:
-            return "", Place(0, 0)
-        if resource.kind == "Server":
-            return self.repository.place(resource, *path)
-        if (found := self._known.get((resource, path))) is None:
-            self._known[resource, path] = found = self.repository.place(resource, *path)
-        return found
-
-
 class ServerLocation(NamedTuple):
     """The place of a server's document."""
 
@@ -362,8 +351,8 @@ class Explanations:
         self._shared: dict[tuple[object, ...], frozenset[Id]] = {}
 
     @cached_property
-    def _places(self) -> Places:
-        return Places(self._repository, lines=False)
+    def _view(self) -> FleetView:
+        return FleetView(self._repository)
 
     def of(self, name: str) -> Written:
         """Return the explanation of what the commit decides for a server."""
@@ -381,7 +370,7 @@ class Explanations:
             elif named.path[1] in ("pin", "holds"):
                 kept = ".".join((str(named.said_by), *map(str, named.path[:-1])))
         lines = []
-        for each in _Explaining(self._places, decision, None).reasons_at_any_time():
+        for each in _Explaining(self._view, repository, decision).reasons_at_any_time():
             at: int | str | None = None
             if each.resource is not None:
                 is_own = each.resource == str(own)
@@ -426,7 +415,7 @@ class Explanations:
         """Yield the documents of the boot of a policy or a maintenance."""
         repository = self._repository
         if chosen.kind == "BootPolicy":
-            pool = self._places.view.pools[chosen.name]
+            pool = self._view.pools[chosen.name]
             profile = pool.profile
             yield from (Id("BootPolicy", name) for name in pool.chain)
         else:
@@ -462,9 +451,8 @@ def _changed(before: FleetRepository, now: FleetRepository) -> set[Id]:
     }
 
 
-def fleet_facts(places: Places, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
-    """What a commit says of streams, images and windows, and where."""
-    repository = places.repository
+def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
+    """Return what a commit says of streams, images and windows, and where."""
     return {
         "images": {name: image.spec.version for name, image in repository.images.items()},
         "streams": [
@@ -473,7 +461,7 @@ def fleet_facts(places: Places, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
                 "current": stream.spec.current,
                 "rollout": stream.spec.rollout.image if stream.spec.rollout else None,
                 "percent": stream.spec.rollout.percent if stream.spec.rollout else None,
-                **_place(places, Id("ImageStream", name), "spec", "rollout" if stream.spec.rollout else "current"),
+                **_place(repository, Id("ImageStream", name), "spec", "rollout" if stream.spec.rollout else "current"),
             }
             for name, stream in repository.streams.items()
         ],
@@ -484,7 +472,7 @@ def fleet_facts(places: Places, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
                 "end": format_instant(window.end) if window.end else None,
                 "priority": each.spec.priority,
                 "profile": each.spec.profile,
-                **_place(places, Id("Maintenance", name), "spec", "window"),
+                **_place(repository, Id("Maintenance", name), "spec", "window"),
             }
             for name, each in repository.maintenances.items()
         ],
@@ -501,6 +489,6 @@ def fleet_facts(places: Places, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
     }
 
 
-def _place(places: Places, resource: Id, *path: Step) -> dict[str, Any]:
-    file, place = places.of(resource, *path)
+def _place(repository: FleetRepository, resource: Id, *path: Step) -> dict[str, Any]:
+    file, place = repository.place(resource, *path)
     return {"path": file, "line": place.line}
