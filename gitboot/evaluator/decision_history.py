@@ -132,7 +132,7 @@ class Lineage:
         return found.decided.decisions.servers
 
     def _beside(self, step: Step, newer: Step | None) -> CommitPair:
-        """A commit on the next one that is valid: so history is walked, and what both have is decided once."""
+        """Evaluate a commit beside the next valid one, so that gitboot decides only once what both have."""
         base = newer.commit.revision if newer is not None and newer.tree is not None else None
         pair = self._pair
         if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):

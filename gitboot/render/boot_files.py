@@ -214,12 +214,12 @@ def tombstones(outputs: Collection[Output], decision: Decision, idle: tuple[MacA
 
 
 def is_of_hosts(outputs: Collection[Output]) -> bool:
-    """Whether shared files name each server's interfaces."""
+    """Return whether shared files name each server's interfaces."""
     return Output.DHCP_DNSMASQ in outputs or Output.DHCP_KEA in outputs
 
 
 def shared_files(decisions: Decisions, monitors: Iterable[object] = ()) -> dict[str, File]:
-    """The files that every machine begins with, and the configuration of DHCP and mirrors.
+    """Return the files that every machine begins with, and the configuration of DHCP and mirrors.
 
     ``monitors`` are the networks of the Fleet's `provisioning.monitors`.
     """

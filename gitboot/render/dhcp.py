@@ -32,7 +32,7 @@ def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
 
 
 def _listed(elements: Iterable[Element]) -> bytes:
-    """One element a line, ASCII alone."""
+    """Return one element a line, in ASCII."""
     return "".join([",\n".join(map(json.dumps, elements)), "\n"]).encode()
 
 
@@ -70,7 +70,7 @@ class _V4:
 
 
 def _named(url: str, *options: Element) -> Element:
-    """A URL in the header's field, which has 128 bytes, and as option 67 for those who ask for it."""
+    """Return a URL in the header's field, which has 128 bytes, and as option 67 for clients that ask for it."""
     field = {"boot-file-name": url} if len(url) < 128 else {}
     return {**field, "option-data": [{"name": "boot-file-name", "data": _in_csv(url)}, *options]}
 
@@ -271,7 +271,7 @@ class Reservation:
 
 
 def reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
-    """Of every boot interface, by server; retired servers have given their addresses back."""
+    """Yield a reservation of every boot interface, by server. Retired servers have given their addresses back."""
     for host in hosts:
         if host.lifecycle is Lifecycle.RETIRED:
             continue
@@ -292,7 +292,7 @@ _NOT_A_HOSTNAME: Final = re.compile(r"[0-9.]+[smhdw]?|infinite|ignore")
 
 
 def _hostname(server: str) -> str | None:
-    """A server's name where it can be a host name: labels of at most 63 characters (RFC 1035, 2.3.4)."""
+    """Return a server's name if it can be a host name: labels of at most 63 characters (RFC 1035, 2.3.4)."""
     fits = all(len(label) <= 63 for label in server.split("."))
     return server if fits and not _NOT_A_HOSTNAME.fullmatch(server) else None
 
@@ -368,7 +368,7 @@ class Mirror:
 
 
 def mirrors(decisions: Decisions) -> tuple[Mirror, ...]:
-    """The fleet's own, then each site's."""
+    """Return the fleet's own mirror, then each site's."""
     sites = (Mirror(site=name, base_url=url) for name, url in sorted(decisions.sites.items()))
     return (Mirror(site=None, base_url=decisions.base_url), *sites)
 
@@ -383,7 +383,7 @@ class LoaderOffer:
 
 
 def offers(decisions: Decisions, wanted: Loader | None = None) -> Iterator[LoaderOffer]:
-    """The loader of each client that there is one for: where there is one, the ``wanted``."""
+    """Yield the loader of each client that has one: the ``wanted`` loader, if the client has that."""
     for client in CLIENTS:
         found = [
             LoaderOffer(client=client, path=path, loader=loader)
@@ -394,5 +394,5 @@ def offers(decisions: Decisions, wanted: Loader | None = None) -> Iterator[Loade
 
 
 def wanted(decisions: Decisions) -> tuple[Loader, ...]:
-    """The loaders that any server wants by name, sorted."""
+    """Return the loaders that any server wants by name, sorted."""
     return tuple(sorted({each.loader for each in decisions.hosts if each.loader is not None}))

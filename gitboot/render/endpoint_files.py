@@ -98,7 +98,7 @@ class PublishedServer:
 
 
 def state_path(server: str) -> str:
-    """Where a server's state lies."""
+    """Return the path of a server's state."""
     return f"{_SERVERS}{server}.json"
 
 
@@ -108,7 +108,7 @@ def server_of(path: str) -> str | None:
 
 
 def turn_of(versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
-    """The version that is answered at ``at``, if any, and the instant of the next."""
+    """Return the version that is answered at ``at``, if any, and the instant of the next version."""
     found = None
     for version in versions:
         if version.since is not None and at < version.since:
@@ -118,7 +118,7 @@ def turn_of(versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, date
 
 
 def render(state: PublishedServer) -> bytes:
-    """The document; the same state gives the same bytes."""
+    """Return the document of a state. The same state gives the same bytes."""
     document = {
         "format": FORMAT,
         "server": state.server,
@@ -156,7 +156,7 @@ class Outline(NamedTuple):
 
 
 def outline(data: bytes) -> Outline:
-    """The outline alone of what ``render`` wrote, quickly; ValueError for anything else."""
+    """Return the outline alone of what `render` wrote, quickly. Raises ValueError for anything else."""
     from msgspec import DecodeError  # only here: an endpoint answers entries without it
 
     try:
@@ -176,7 +176,7 @@ def _outlines() -> Decoder[Any]:
 
 
 def parse(data: bytes) -> PublishedServer:
-    """What ``render`` wrote; ValueError for anything else, another format's included."""
+    """Return the state that `render` wrote. Raises ValueError for anything else, also for another format."""
     document = json.loads(data)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"not a server's state of format {FORMAT}")
@@ -238,7 +238,7 @@ class Terms:
 def terms_of(
     provisioning: Provisioning, giver: str | None, *, endpoint: str | None = None, forgotten: int = 0
 ) -> Terms:
-    """The terms of a Fleet that names an ``endpoint``, whose instance takes in the spool of this identity."""
+    """Return the terms of a Fleet that names an ``endpoint``, whose instance takes in the spool of this identity."""
     return Terms(
         clients=tuple(map(ip_network, provisioning.clients)),
         monitors=tuple(map(ip_network, provisioning.monitors)),
@@ -249,7 +249,7 @@ def terms_of(
 
 
 def render_terms(terms: Terms) -> dict[str, File]:
-    """The file, by its path."""
+    """Return the file of the terms, by its path."""
     facts = {
         "format": TERMS_FORMAT,
         "clients": list(map(str, terms.clients)),
@@ -263,7 +263,7 @@ def render_terms(terms: Terms) -> dict[str, File]:
 
 
 def parse_terms(data: bytes) -> Terms:
-    """What ``render`` wrote; ValueError for anything else, another format's included."""
+    """Return the terms that `render_terms` wrote. Raises ValueError for anything else, also for another format."""
     match json.loads(data):
         case {
             "format": 1,

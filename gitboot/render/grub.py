@@ -33,7 +33,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def tombstones(decision: Decision, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
-    """What GRUB finds by interfaces that the server may not boot from: on to its disk."""
+    """Yield the configurations by interfaces that the server may not boot from. They boot its disk."""
     configuration = _tombstone(decision, IDLE)
     yield from ((paths.GRUB_LOOKUP.of(mac), configuration) for mac in idle)
 
@@ -123,7 +123,7 @@ def _device_path(file: BootFile) -> str:
 
 
 def boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """The commands that load what is to boot; or why GRUB cannot boot this."""
+    """Return the commands that load what is to boot, or why GRUB cannot boot this."""
     try:
         if boot.direct:
             if boot.direct_uki is None:
@@ -138,7 +138,7 @@ def boot_steps(boot: Boot) -> tuple[str, ...] | str:
 
 
 def _nested(steps: tuple[str, ...], last: str) -> list[str]:
-    """Each step on the condition that the one before succeeded."""
+    """Return the lines that run each step if the step before it succeeded."""
     if not steps:
         return [last]
     return [f"if {steps[0]}; then", *_indented(_nested(steps[1:], last)), "fi"]

@@ -74,7 +74,7 @@ def _file(decision: Decision, plan: BootPlan | None) -> File:
 
 
 def boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """The commands that boot, each of which may fail; or why iPXE cannot boot this."""
+    """Return the commands that boot, each of which may fail, or why iPXE cannot boot this."""
     if boot.direct:
         if boot.direct_uki is None:
             return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
@@ -90,7 +90,7 @@ def boot_steps(boot: Boot) -> tuple[str, ...] | str:
 
 
 def _retried(steps: tuple[str, ...], label: str = "") -> str:
-    """The steps, tried a few times; falls through when they never succeed."""
+    """Return lines that try the steps a few times. They fall through if the steps never succeed."""
     tries = "".join(f"{step} || goto failed{label}\n" for step in steps)
     return f"""\
 set attempt:int32 1
@@ -139,7 +139,7 @@ _NICS: Final = 16
 
 
 def first_script(prefix: str = "") -> str:
-    """What every machine's iPXE starts with; ``prefix`` leads from its own path to the tree's root.
+    """Return the script that every machine's iPXE starts with. ``prefix`` leads from its path to the tree's root.
 
     It asks for the entry of each NIC, then by UUID, several times over; then once by serial number, which says
     least: a machine whose own entry is unavailable just now must not get another's. ``${errno}`` is not tested:
@@ -176,7 +176,7 @@ imgexec --autofree entry && exit 0 || exit 1
 
 
 def shared_elsewhere(path: str) -> Callable[[Decisions], Iterator[tuple[str, File]]]:
-    """The first script at a path of another system's."""
+    """Return a renderer of the first script at a path of another system."""
 
     def shared(_: Decisions) -> Iterator[tuple[str, File]]:
         yield f"{paths.BOOT}{path}", File(first_script("../" * path.count("/")).encode(), ContentType.TEXT)

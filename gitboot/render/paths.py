@@ -111,7 +111,7 @@ class PathKind(NamedTuple):
     content_type: ContentType
 
     def of(self, identity: str, token: str = "", name: str = "") -> str:
-        """The path below the output directory; ``identity`` is spelt as the tree spells it."""
+        """Return the path below the output directory. ``identity`` is spelt as the tree spells it."""
         text = self.text.replace("{id}", identity)
         for mark, by in _SEPARATORS.items():
             if mark in text:
@@ -119,7 +119,7 @@ class PathKind(NamedTuple):
         return BOOT + text.replace("{token}", token).replace("{name}", name)
 
     def spelt(self, identity: str) -> str:
-        """What the tree spells in its own way, as paths of this kind do."""
+        """Return an identity of the tree in the spelling of this kind of path."""
         return next((identity.replace("-", by) for mark, by in _SEPARATORS.items() if mark in self.text), identity)
 
     @property
@@ -164,7 +164,7 @@ BUNDLED: Final = ("user-data", "meta-data", "vendor-data", "network-config")  # 
 
 
 def artifact_type(name: str) -> str:
-    """What an artifact is served as."""
+    """Return the content type of an artifact."""
     if name in BUNDLED:
         return ContentType.CLOUD_CONFIG
     return ARTIFACT_TYPES.get(name.rpartition(".")[2].lower(), ContentType.OCTETS)
@@ -240,7 +240,7 @@ class Asked(NamedTuple):
 
 
 def identity_of(kind: Kind, value: str) -> str:
-    """What the index calls a server by."""
+    """Return the name of an identity in the index."""
     return f"{kind}/{value}"
 
 
@@ -256,7 +256,7 @@ _ANY_SPELLING: Final = tuple((kind, re.compile(kind.any_spelling)) for kind in T
 
 @lru_cache(maxsize=_RECENT)
 def kind_of(path: str) -> PathKind | None:
-    """Which line of the table a path of the tree is; None for what is not one server's, or turns never."""
+    """Return the line of the table for a path of the tree; None: the path is no server's, or never changes in place."""
     found = _CANONICAL.fullmatch(path)
     return TABLE[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
@@ -268,14 +268,14 @@ _LOOSE: Final = _any_of(re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text) for kind i
 
 @lru_cache(maxsize=_RECENT)
 def means(path: str) -> PathKind | None:
-    """What a fetch of ``path`` says that is not the fetch of an entry: a line of the table; None: of an entry."""
+    """Return the line of the table for a path that is no entry, with any identity and token; None: any other path."""
     found = _LOOSE.fullmatch(path)
     return _NO_ENTRIES[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
 @lru_cache(maxsize=_RECENT)
 def token_in(path: str) -> str | None:
-    """The installation that a path names; None: it names none."""
+    """Return the token of the installation that a path names; None: it names none."""
     found = _TOKEN.search(path)
     return found[1] if found is not None and means(path) in (DATA, SECRET, *REPORTS) else None
 
@@ -288,7 +288,7 @@ def is_immutable(path: str) -> bool:
 
 
 def is_content(path: str) -> bool:
-    """Whether entries name it: it stands before they do, and for a while after none does any more."""
+    """Return whether entries name a path. It is published before them, and stays for a while after the last one."""
     return is_immutable(path) or means(path) in (DATA, MEDIUM)
 
 
@@ -353,7 +353,7 @@ def move_order(path: str) -> int:
 
 
 def asked_for(path: str) -> Iterator[Asked]:
-    """What a request for ``path``, below boot/ and in any spelling, may mean; the likelier first."""
+    """Yield what a request for ``path``, below boot/ and in any spelling, may mean; the likelier first."""
     for kind, expression in _ANY_SPELLING:
         if found := expression.fullmatch(path):
             try:
@@ -371,7 +371,7 @@ _SAYING: Final = (Role.ENTRY, Role.DATA, Role.REPORT)
 
 
 def evidence_expression() -> str:
-    """A regular expression for the paths, below boot/, of which a completed GET from a mirror says something."""
+    """Return an expression for the paths, below boot/, of which a completed GET from a mirror is evidence."""
     return "|".join(kind.expression for kind in TABLE if kind.role in _SAYING)
 
 

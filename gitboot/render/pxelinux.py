@@ -29,7 +29,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def tombstones(decision: Decision, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
-    """What PXELINUX finds by interfaces that the server may not boot from: on to its disk."""
+    """Yield the configurations by interfaces that the server may not boot from. They boot its disk."""
     file = File(_tombstone(decision, IDLE).encode(), ContentType.TEXT)
     yield from ((paths.PXELINUX.of(mac), file) for mac in idle)
 
@@ -65,7 +65,7 @@ def _tombstone(decision: Decision, why: str) -> str:
 
 
 def _configuration(boot: Boot | None, who: str, how: str | None = None) -> str:
-    """What boots, with a word on the screen; the disk where nothing does, or where it is unavailable."""
+    """Return a configuration that announces and boots a boot, or the disk if there is none or it is unavailable."""
     announced = f"say {ipxe_text(f'gitboot: {who}')}\n" if who else ""
     if boot is None:
         return announced + boot_script_parts.pxelinux_alone(how)

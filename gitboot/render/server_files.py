@@ -120,7 +120,7 @@ class ServerState:
         stop: Halt = Halt.NONE,
         absent: frozenset[BootFile] = frozenset(),
     ) -> bool:
-        """Whether planning anew at ``at``, not before this state was planned, gives the same."""
+        """Return whether planning anew at ``at``, not before this state was planned, gives the same."""
         return (
             self.decision.digest == decision.digest
             and self.decision.withheld == decision.withheld

@@ -406,12 +406,12 @@ def _chosen(outputs: Collection[str]) -> list[Alias]:
 
 
 def _asked(alias: Alias) -> list[PathKind]:
-    """Of what an alias may mean, what its query says by itself."""
+    """Return the kinds of paths that an alias may mean and that its query names by itself."""
     return [kind for kind in alias.kinds if kind.kind in set(alias.keys.values()).intersection(_KINDS)]
 
 
 def _file(kind: PathKind, alias: Alias, variable: str) -> str:
-    """What an alias may mean, where a server has what a query says in a variable for each key."""
+    """Return the path that an alias may mean. A web server has what a query names in a variable for each key."""
     return f"/{kind.of('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.kind)}"
 
 

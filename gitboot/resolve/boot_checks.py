@@ -282,7 +282,7 @@ def _wrong_method(source: BootSource, code: Code, message: str, hint: str) -> Un
 
 
 def _wrong_machine(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
-    """The profile may suit others: what chose it for this machine is looked at first."""
+    """Return the error at what chose the profile for this machine, because the profile may suit others."""
     resource, path = source.chosen_by
     return Unbootable(code, f"{message}; it is booted by {source.profile_id}", hint, resource, *path)
 

@@ -347,5 +347,5 @@ def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool) -> BootFil
 
 
 def fetched_from(url: str, base_url: str) -> str:
-    """Where an artifact lies that a document names below a base URL."""
+    """Return the URL of an artifact below a base URL."""
     return f"{base_url}/assets/{url.removeprefix('assets:')}" if url.startswith("assets:") else url

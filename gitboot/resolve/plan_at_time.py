@@ -45,7 +45,7 @@ def plan(
     stop: Halt = Halt.NONE,
     absent: Collection[BootFile] = (),
 ) -> BootPlan | None:
-    """What ``decision`` boots at ``at``, knowing ``record`` (None: nothing is known).
+    """Return what a server boots at an instant, by its decision and its record (None: it has no record).
 
     A boot that is made by any of the files that are ``absent`` is not offered, unless it was given already. None where
     there is no plan: parked, retired, or neither a policy nor an active maintenance.
@@ -89,7 +89,7 @@ def plan(
 
 
 def without_left(decision: Decision, left: datetime | None) -> Decision:
-    """What a decision asks for once it was ``left`` already, whatever a clock says that was set back since.
+    """Return a decision without the windows that ended by ``left``, although the clock was set back since.
 
     A window that had ended by then opens no more; None: the clock was never ahead of what it says.
     """
@@ -107,7 +107,7 @@ def transition(
     stop: Halt = Halt.NONE,
     absent: Collection[BootFile] = (),
 ) -> datetime | None:
-    """The next instant after ``at`` at which the plan changes without a commit and without an observation."""
+    """Return the next instant after ``at`` at which the plan changes without a commit and without an observation."""
     later = sorted({instant for instant in _instants(decision, record) if instant > at})
     if not later:
         return None
@@ -140,19 +140,19 @@ def fallback(decision: Decision, planned: BootPlan, stop: Halt, absent: Collecti
 
 
 def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
-    """Whether a maintenance's one boot was made; a window that starts after the one in which it was asks again."""
+    """Return whether a maintenance's one boot was made. A window that starts after its window asks again."""
     return is_made(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
 
 
 def is_made(made: Run | None, run: int, start: datetime | None) -> bool:
-    """The same of a run, by what was made last, and the start of its window."""
+    """Return whether a run whose window starts at ``start`` was made, by the last run of its maintenance."""
     if made is None or made.run < run:
         return False
     return made.end is None or start is None or start < made.end
 
 
 def already_made(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
-    """The runs by which maintenances that are not over ask for nothing more, by maintenance."""
+    """Return the runs that were made of maintenances that are not over, by maintenance."""
     if record is None:
         return {}
     return {
@@ -179,7 +179,7 @@ class _State:
 
 
 def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
-    """Every instant at which something about the plan may change."""
+    """Yield every instant at which the plan may change."""
     windows: tuple[MaintenanceDecision | WithheldBoot, ...] = (*decision.maintenances, *decision.withheld)
     for window in windows:
         yield from (instant for instant in (window.start, window.end) if instant is not None)
@@ -250,7 +250,7 @@ def _inserted(boot: Boot) -> Boot | None:
 
 
 def _may_still_run(decision: Decision, at: datetime, record: Record | None, state: _State) -> Boot | None:
-    """The boot that was made once and whose system may still read its medium: nothing has shown its end."""
+    """Return the one-time boot whose system may still read its medium, because its end was not seen."""
     if record is None:
         return None
     if state.maintenance is not None:
@@ -277,7 +277,7 @@ def _may_still_run(decision: Decision, at: datetime, record: Record | None, stat
 
 
 def _instead(policy: PolicyDecision | None, cause: Cause, absent: Collection[BootFile]) -> _State:
-    """What boots in place of a boot that is not offered."""
+    """Return what boots in place of a boot that is not offered."""
     if policy is None:
         return _nothing(cause)
     if (boot := harmless_boot(policy, absent)) is not None:
@@ -339,12 +339,12 @@ def _first_serve(record: Record, key: str) -> datetime | None:
 
 
 def is_given_again(made: Run, at: datetime) -> bool:
-    """Whether a maintenance's one boot is given to whoever asks once more, until its system has asked for its data."""
+    """Return whether a maintenance's one boot is still served: for a minute, until its system asks for its data."""
     return made.started is None and _is_within(made.at, at, FETCH_GRACE)
 
 
 def run_reason(maintenance: MaintenanceDecision, record: Record | None) -> str:
-    """The run that a maintenance wants, as the reason of an override.
+    """Return the run that a maintenance wants, as the reason of an override.
 
     A run that is made again in a later window has a reason of its own: what was set for the first says nothing of it.
     """
@@ -404,7 +404,7 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
 
 
 def wanted_release(policy: PolicyDecision, record: Record) -> str:
-    """For what a machine has to be seen off: the provision key, and the word by which it was asked for anew."""
+    """Return the key of the installation for which gitboot has to see the machine off."""
     return f"{provision_reason(policy, record)}/{record.offered}"
 
 
@@ -417,7 +417,7 @@ _CAUSES: Final = {
 
 
 def _is_within(since: datetime, at: datetime, grace: timedelta) -> bool:
-    """Whether a grace holds: never before it began, by a clock that was set back since."""
+    """Return whether a grace holds. It does not hold before it began, if the clock was set back since."""
     return since <= at < since + grace
 
 
@@ -456,7 +456,7 @@ def _override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason:
 
 
 def carried(record: Record, decision: Decision) -> Record:
-    """The record once a commit moved the windows in which runs were made: a run lasts as long as its window does.
+    """Return the record after a commit moved the windows of runs. A run lasts as long as its window.
 
     So a window that was lengthened and then shortened from the front asks for no second run.
     """

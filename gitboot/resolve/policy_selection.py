@@ -94,7 +94,7 @@ def pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
 
 
 def _inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
-    """The last value that is set along a chain."""
+    """Return the last value that is set along a chain."""
     return next((value for spec in reversed(list(specs)) if (value := getattr(spec, field)) is not None), None)
 
 
@@ -150,12 +150,12 @@ def choose_policy(candidates: Sequence[Pool], named: Pool | None) -> Won[Pool] |
 
 
 def in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
-    """Whether a server is among the first ``percent`` of a stream's servers; raising it only adds."""
+    """Return whether a server is among the first ``percent`` of a stream's servers. Raising it only adds servers."""
     return joins_at(stream, uuid) <= percent
 
 
 def joins_at(stream: str, uuid: SystemUuid) -> int:
-    """The lowest percentage, 1 to 100, at which a stream's rollout reaches a server."""
+    """Return the lowest percentage, 1 to 100, at which a stream's rollout reaches a server."""
     place = int.from_bytes(sha256(f"{stream}\0{uuid}".encode()).digest()[:8])
     return (place * 100 >> 64) + 1
 
@@ -203,7 +203,7 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
 
 
 def maintenance_image(profile: BootProfile, streams: Mapping[str, ImageStream]) -> str:
-    """Under a maintenance: the profile's image, or its stream's current one."""
+    """Return the image under a maintenance: the profile's, or the current one of its stream."""
     if profile.spec.image is not None:
         return profile.spec.image
     assert profile.spec.stream is not None  # noqa: S101 - the model: exactly one, and not asked for Disk
@@ -265,7 +265,7 @@ class MinimumVersion(NamedTuple):
 
 
 def minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
-    """What is wanted of the servers of each profile, where something is said when it is not so."""
+    """Return the lowest version for the servers of each profile, if gitboot reports lower ones."""
     streams = {
         name: profile.spec.stream for name, profile in repository.profiles.items() if profile.spec.stream is not None
     }
@@ -347,7 +347,7 @@ class Selecting(Generic[T]):
         self._found: dict[tuple[str | None, ...], tuple[list[int], tuple[T, ...]]] = {}  # by labels
 
     def of(self, server: Server) -> tuple[T, ...]:
-        """What selects a server."""
+        """Return what selects a server, in the given order."""
         name, labels = server.metadata.name, server.metadata.labels
         seen = tuple([labels.get(key) for key in self._keys])
         if (found := self._found.get(seen)) is None:

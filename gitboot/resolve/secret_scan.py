@@ -64,7 +64,7 @@ def _is_harmless(value: str) -> bool:
 
 
 def _looks_made(value: str) -> bool:
-    """Whether something was made by a machine: a name or a word is no token."""
+    """Return whether a value looks like a token, and not like a name or a word."""
     return len(value) >= 8 and any(each.isdigit() for each in value) and any(each.isalpha() for each in value)
 
 
@@ -76,7 +76,7 @@ _VALUE: Final = r"""(?:"(?P<double>[^"\n]*+)"|'(?P<single>[^'\n]*+)'|(?P<plain>[
 
 
 def _values(pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, only: Callable[[str], bool] = bool) -> Find:
-    """What a pattern finds in one of its groups, but for what is harmless there."""
+    """Return a function that finds what a pattern has in one of its groups, without harmless values."""
 
     def find(text: str) -> Iterator[SecretSpan]:
         for found in _compiled(pattern, flags).finditer(text):
@@ -91,7 +91,7 @@ _IN_VALUE: Final = ("double", "single", "plain")
 
 
 def _between(begins: str, end: str) -> Find:
-    """From what a pattern finds to where something ends, or to the end of the text."""
+    """Return a function that finds everything from a pattern to ``end``, or to the end of the text."""
     compiled = re.compile(begins)
 
     def find(text: str) -> Iterator[SecretSpan]:
@@ -105,7 +105,7 @@ def _between(begins: str, end: str) -> Find:
 
 
 def _in_lines(word: str, pattern: str) -> Find:
-    """The first that a pattern finds in each line that has a word."""
+    """Return a function that finds the first match of a pattern in each line that has a word."""
     compiled = re.compile(pattern)
 
     def find(text: str) -> Iterator[SecretSpan]:
@@ -123,7 +123,7 @@ def _in_lines(word: str, pattern: str) -> Find:
 
 
 def _password_lists(text: str) -> Iterator[SecretSpan]:
-    """Of cloud-init: name:password in the lines that follow ``chpasswd:``, which names them."""
+    """Yield each name:password in the lines after ``chpasswd:`` of cloud-init, at the line of ``chpasswd:``."""
     if "chpasswd:" not in text:
         return
     offset = begins = left = 0
@@ -159,7 +159,7 @@ _KICKSTART: Final = re.compile(rf"^{_BLANKS}(?:rootpw|user)[^\S\n].*", re.MULTIL
 
 
 def _assignments(text: str) -> Iterator[SecretSpan]:
-    """Of a shell and of files of environment: NAME=value, where the name says what it is."""
+    """Yield each NAME=value of a shell or an environment file whose name is that of a secret."""
     for found in _ASSIGNMENT.finditer(text):
         value = next(found[each] for each in _IN_VALUE if found[each] is not None)
         if _SAYS_SECRET.search(found["name"]) and not _is_harmless(value):
@@ -173,7 +173,7 @@ _SAYS_SECRET: Final = re.compile(r"(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|AP
 
 
 def _registries(text: str) -> Iterator[SecretSpan]:
-    """Of a ``.dockerconfigjson``: user:password in base64."""
+    """Yield each user:password in base64 of a ``.dockerconfigjson``."""
     for found in _REGISTRY.finditer(text):
         try:
             is_pair = b":" in b64decode(found["v"], validate=True)
@@ -195,7 +195,7 @@ _KEY: Final = r"(?:{names})['\"]?\s*+:(?=\s*+{value})"
 
 
 def _keys(*names: str, only: Callable[[str], bool] = bool) -> Find:
-    """What stands below keys of YAML or JSON, in block or flow style."""
+    """Return a function that finds the values of these keys in YAML or JSON, in block or flow style."""
     key = _KEY.format(names="|".join(names), value=_VALUE)
     in_its_place = _values(_BEFORE_KEY + key, *_IN_VALUE, only=only)
 
@@ -347,7 +347,7 @@ class Secret(NamedTuple):
 
 
 def leaks(boot: Boot, known: frozenset[str] = frozenset(), own: Collection[str] = ()) -> Iterator[Leak]:
-    """What a boot's published files and arguments seem to give away: the first of each kind.
+    """Yield what a boot's published files and arguments seem to give away: the first of each kind.
 
     ``known`` are digests of what was told where it comes from. ``own`` are digests that gitboot has made for the
     server, and its MAC addresses: many texts differ in them alone.
@@ -391,7 +391,7 @@ _SECRET_NAME: Final = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|ap
 
 @lru_cache(maxsize=1024)
 def secrets_of_file(content: bytes) -> tuple[Secret, ...]:
-    """The same of a file of the commit, of which the same bytes are looked at for each server."""
+    """Return the secrets of a file of the commit, which gitboot scans once for all servers."""
     return tuple(secrets(content.decode(errors="replace")))
 
 
@@ -467,7 +467,7 @@ def _rules_for(part: str) -> frozenset[int]:
 
 
 def _by_rules(text: str, lines: list[_LeakLine]) -> list[_Found]:
-    """What rules find, in their order."""
+    """Return what the rules find, in the order of the rules."""
     found, numbers, offset = [], set[int](), 0
     for line in lines:
         if line.found:
@@ -512,7 +512,7 @@ _COMMENT_END: Final = re.compile(r"\s*(?:#\}|\*/|-->)?[\s'\",]*$")
 
 
 def allowance(line: str) -> str | None:
-    """The reason that a line gives for a secret in it: ``gitboot:allow-secret REASON``; None: it gives none."""
+    """Return the reason that a line gives for a secret in it: ``gitboot:allow-secret REASON``; None: it gives none."""
     found = _ALLOWED.search(line)
     return (_COMMENT_END.sub("", found["why"][:_LONGEST_REASON]) or None) if found is not None else None
 
@@ -533,7 +533,7 @@ class _TextLines:
         return min(bisect_right(self._ends, offset), len(self._lines) - 1) + 1
 
     def allowance_in(self, line: int) -> str | None:
-        """The reason that a line gives for a secret in it."""
+        """Return the reason that a line gives for a secret in it."""
         if line not in self._allowances:
             self._allowances[line] = allowance(self._lines[line - 1])
         return self._allowances[line]
@@ -546,7 +546,7 @@ _BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9
 
 
 def _encoded(lines: list[_LeakLine]) -> Iterator[_Found]:
-    """What base64 hides: in one piece, or in lines that follow each other."""
+    """Yield what base64 hides, in one piece or in consecutive lines."""
     offset = 0
     for line in lines:
         for start, end, data in line.pieces:
@@ -559,7 +559,7 @@ def _encoded(lines: list[_LeakLine]) -> Iterator[_Found]:
 
 
 def _hidden(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
-    """What rules find in what is encoded so many times or less often; all of that is what must not be shown."""
+    """Yield what the rules find in data that is encoded up to ``times`` times. None of the data may be shown."""
     try:
         decoded = a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()
     except (Error, UnicodeDecodeError):

@@ -212,7 +212,7 @@ class BootPlan:
         return self.boot is not None and self.boot.writes_disk
 
     def facts(self) -> dict[str, Any]:
-        """All that the plan's files and override depend on."""
+        """Return everything that the plan's files and override depend on, as JSON values."""
         return {
             "server": self.server,
             "uuid": self.uuid,
@@ -254,7 +254,7 @@ class Stoppage(NamedTuple):
     everything: bool
 
     def __str__(self) -> str:
-        """What an operator has stopped, and why."""
+        """Return what an operator has stopped, and why."""
         return f"{Halt.ALL if self.everything else Halt.WRITING} are stopped by {self.who}: {self.reason}"
 
 
