@@ -285,12 +285,9 @@ class Newcomer:
 
     def record(self, decision: Decision) -> Record | None:
         """Return the first record of the server; None: it has no record, and boots its disk."""
-        match self.known:
-            case Known.NEW:
-                return adopted(decision) if decision.provision == 0 else Record()
-            case Known.PENDING:
-                return Record(runs=self.runs)
-        return None
+        if self.known is Known.NEW and decision.provision == 0:
+            return adopted(decision)
+        return Record(runs=self.runs) if self.known is not Known.UNKNOWN else None
 
 
 def newcomer(
@@ -307,36 +304,31 @@ def newcomer(
     came since the accepted commit, by the first-parent line (`gitboot.review.commit_path.introduced`); None: it stood
     there already. ``carries`` says which mark of another machine it has: a new board in the same chassis brings one.
     """
-    if decision.replaces is not None:
-        return _replacing(decision, decision.replaces, records)
-    why = None
+    if (replaced := decision.replaces) is not None:
+        before = records.get(replaced)
+        if before is None:
+            return Newcomer(known=Known.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded")
+        numbers = [each for each in (before.provision, last_given(before)) if each is not None]
+        if not numbers:
+            why = f"it replaces {replaced}, which was not provisioned yet"
+            return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
+        number = max(numbers)
+        done = "provisioned" if before.provision == number else "given its boot"
+        why = f"it replaces {replaced}, which was {done} with {number}"
+        if decision.provision > number:
+            return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
+        return Newcomer(known=Known.UNKNOWN, why=f"{why}: provision is not above that")
     if carries is not None:
-        why = f"it has {carries}: for a new motherboard, name the UUID of the old one in replaces"
+        unknown = f"it has {carries}: for a new motherboard, name the UUID of the old one in replaces"
     elif decision.uuid in seen:
-        why = "the ledger saw this machine before, and nothing is recorded of it"
+        unknown = "the ledger saw this machine before, and nothing is recorded of it"
     elif introduced is None:
-        why = "it stood in the accepted commit, and nothing is recorded of it"
+        unknown = "it stood in the accepted commit, and nothing is recorded of it"
     elif introduced > NEW_UP_TO:
-        why = f"it came with provision {introduced}, so it may have been installed elsewhere"
-    if why is not None:
-        return Newcomer(known=Known.UNKNOWN, why=why)
-    return Newcomer(known=Known.NEW, why=f"it came with provision {introduced}")
-
-
-def _replacing(decision: Decision, replaced: SystemUuid, records: Mapping[SystemUuid, Record]) -> Newcomer:
-    before = records.get(replaced)
-    if before is None:
-        return Newcomer(known=Known.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded")
-    given = last_given(before)
-    if before.provision is None and given is None:
-        why = f"it replaces {replaced}, which was not provisioned yet"
-        return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
-    number = max(each for each in (before.provision, given) if each is not None)
-    done = "provisioned" if before.provision == number else "given its boot"
-    why = f"it replaces {replaced}, which was {done} with {number}"
-    if decision.provision > number:
-        return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
-    return Newcomer(known=Known.UNKNOWN, why=f"{why}: provision is not above that")
+        unknown = f"it came with provision {introduced}, so it may have been installed elsewhere"
+    else:
+        return Newcomer(known=Known.NEW, why=f"it came with provision {introduced}")
+    return Newcomer(known=Known.UNKNOWN, why=unknown)
 
 
 def progress_of(record: Record | None, at: datetime) -> InstallProgress | None:
@@ -348,8 +340,13 @@ def progress_of(record: Record | None, at: datetime) -> InstallProgress | None:
     """
     if record is None:
         return None
-    if (attempt := _unfinished(record)) is not None:
-        return _of_attempt(InstallState.INSTALLING, attempt, None)
+    last = record.attempts[-1] if record.attempts else None
+    if record.provision is not None:
+        last = overtaken_attempt(record)
+    elif last is not None and record.provisioned_at is not None and last.boots[-1].at <= record.provisioned_at:
+        last = None  # an operator recorded since then that the server is pending: `gitboot records set`
+    if last is not None:
+        return _of_attempt(InstallState.INSTALLING, last, None)
     served = [each for each in _served(record) if each.until is not None and each.at <= at < each.until]
     return max(served, key=lambda each: each.at, default=None)
 
@@ -359,15 +356,6 @@ def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Diges
     if progress is None or progress.state is not InstallState.SERVED:
         return None
     return token(uuid, "disk", format_instant(progress.since), format_instant(progress.at))
-
-
-def _unfinished(record: Record) -> InstallAttempt | None:
-    """Return the last attempt if nothing has shown its completion since its last boot was served."""
-    if record.provision is not None:
-        return overtaken_attempt(record)
-    last = record.attempts[-1] if record.attempts else None
-    since = record.provisioned_at  # when a person recorded that the server is pending: `gitboot records set`
-    return None if last is None or (since is not None and last.boots[-1].at <= since) else last
 
 
 def _served(record: Record) -> Iterator[InstallProgress]:
