@@ -121,8 +121,8 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         ends = _authority_end(inputs.files[bmc.tls.ca])
         if bmc.tls.verify and ends is not None:
             message = f"the authority for BMCs expired at {format_instant(ends)}: gitboot rejects what it signed"
-            place = (Id(FILE, bmc.tls.ca), (1,))
-            yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, since=ends)
+            ca = (Id(FILE, bmc.tls.ca), (1,))
+            yield DecisionFinding(code, message, code.hint, ca, Severity.WARNING, since=ends)
     loader = inputs.loader
     if loader is not None and _ENTRIES[loader] not in fleet.outputs:
         is_own = server.spec.loader is not None
