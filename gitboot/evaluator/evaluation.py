@@ -173,8 +173,8 @@ class Evaluator:
 
         Raises `InvalidRepository` with every problem of the commit, `SourceError` if a file cannot be read.
         """
-        base_evaluation = self._evaluated(base) if base is not None else None
-        head = self._evaluated(revision, base_evaluation)
+        base_evaluation = self._evaluate(base) if base is not None else None
+        head = self._evaluate(revision, base_evaluation)
         self._held = (head,) if base_evaluation is None else (base_evaluation, head)
         return CommitPair(base=base_evaluation, head=head)
 
@@ -198,7 +198,7 @@ class Evaluator:
             self._stored[kind] = set(results)
         self._complete = evaluations[-1]
 
-    def _evaluated(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
+    def _evaluate(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
         if (known := next((each for each in self._held if each.revision == revision), None)) is not None:
             return known
         beside = beside or next(iter(self._held), None)
@@ -360,7 +360,7 @@ class Forks:
         limits = share_of_limits(self.number)
         workers = [_begin(limits, items[number :: self.number], work) for number in range(self.number)]
         try:
-            for number, at, said in _heard([worker.pipe for worker in workers]):
+            for number, at, said in _results_of_workers([worker.pipe for worker in workers]):
                 first = number + at * self.number
                 found[first : first + len(said) * self.number : self.number] = said
                 count(len(said))
@@ -402,7 +402,7 @@ def _begin(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes 
     os._exit(0)  # without flushing buffers that the parent has, too
 
 
-def _heard(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
+def _results_of_workers(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
     """Yield results until all workers have ended: the worker's number, the index of its first item, the results."""
     poll, buffers = select.poll(), {pipe: Buffer() for pipe in pipes}
     numbers = {pipe: number for number, pipe in enumerate(pipes)}

@@ -23,15 +23,15 @@ Element = Mapping[str, Any]
 def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """``ops/dhcp/kea-dhcp{4,6}-{classes,reservations}.json``."""
     for name, content in (
-        ("dhcp4-classes", _listed(_classes(decisions, _V4))),
-        ("dhcp4-reservations", _all_reserved(decisions.hosts, _V4)),
-        ("dhcp6-classes", _listed(_classes(decisions, _V6))),
-        ("dhcp6-reservations", _all_reserved(decisions.hosts, _V6)),
+        ("dhcp4-classes", _element_lines(_classes(decisions, _V4))),
+        ("dhcp4-reservations", _kea_reservations(decisions.hosts, _V4)),
+        ("dhcp6-classes", _element_lines(_classes(decisions, _V6))),
+        ("dhcp6-reservations", _kea_reservations(decisions.hosts, _V6)),
     ):
         yield f"ops/dhcp/kea-{name}.json", File(content, ContentType.TEXT)
 
 
-def _listed(elements: Iterable[Element]) -> bytes:
+def _element_lines(elements: Iterable[Element]) -> bytes:
     """Return one element a line, in ASCII."""
     return "".join([",\n".join(map(json.dumps, elements)), "\n"]).encode()
 
@@ -52,13 +52,13 @@ class _V4:
 
     @staticmethod
     def script(mirror: Mirror) -> Element:
-        return _named(mirror.url("boot.ipxe"))
+        return _boot_file(mirror.url("boot.ipxe"))
 
     @staticmethod
     def offered(offer: LoaderOffer, mirror: Mirror) -> Element | None:
         if offer.client.http:
             vendor = {"name": "vendor-class-identifier", "data": "HTTPClient", "always-send": True}
-            return _named(mirror.loader_url(offer.path), vendor)
+            return _boot_file(mirror.loader_url(offer.path), vendor)
         given: dict[str, Any] = {"boot-file-name": offer.path}
         address = mirror.address
         if address is not None and address.version == 4:
@@ -69,7 +69,7 @@ class _V4:
         return given
 
 
-def _named(url: str, *options: Element) -> Element:
+def _boot_file(url: str, *options: Element) -> Element:
     """Return a URL in the header's field, which has 128 bytes, and as option 67 for clients that ask for it."""
     field = {"boot-file-name": url} if len(url) < 128 else {}
     return {**field, "option-data": [{"name": "boot-file-name", "data": _in_csv(url)}, *options]}
@@ -153,7 +153,7 @@ def _classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[E
 
 
 @lru_cache(maxsize=2)  # one for each version: most commits change no interface
-def _all_reserved(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
+def _kea_reservations(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
     elements = []
     for each in reservations(hosts):
         reserved = dict(version.addresses(each))
@@ -165,7 +165,7 @@ def _all_reserved(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> by
             reserved["client-classes"] = classes
         if reserved:
             elements.append({"hw-address": each.mac, **reserved})
-    return _listed(elements)
+    return _element_lines(elements)
 
 
 _HEADER: Final = """\
@@ -189,7 +189,7 @@ def shared_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
             if client.ipv6:
                 kinds.append(f"dhcp-match=set:gitboot_{client.name},option6:61,{number >> 8:02x}:{number & 255:02x}")
     lines = "\n".join([*kinds, *_loaders(decisions), "", "# Reservations"])
-    text = f"{_HEADER}{lines}\n{_all_reserved_dnsmasq(decisions.hosts)}"
+    text = f"{_HEADER}{lines}\n{_dnsmasq_reservations(decisions.hosts)}"
     yield "ops/dhcp/dnsmasq.conf", File(text.encode(), ContentType.TEXT)
 
 
@@ -207,13 +207,13 @@ def _loaders(decisions: Decisions) -> Iterator[str]:
         yield f"\n# Machines at the site {mirror.site}" if mirror.site else "\n# Machines at no site of their own"
         at = f"tag:gitboot_site_{mirror.site}," if mirror.site else "tag:!gitboot_site," if decisions.sites else ""
         if ipxe:
-            script = _quoted(mirror.url("boot.ipxe"))
+            script = _in_quotes(mirror.url("boot.ipxe"))
             yield f"dhcp-boot={at}tag:gitboot_ipxe,{script}"
             yield f"dhcp-option={at}tag:gitboot_ipxe,option6:bootfile-url,{script}"
         for loader in (None, *named):  # for those who want no loader by name, and then for those who want each
             tag = f"tag:gitboot_loader_{loader.lower()}," if loader else "tag:!gitboot_loader," if named else ""
             for offer in offers(decisions, loader):
-                yield from _offered(offer, mirror, f"{at}{firmware}{tag}tag:gitboot_{offer.client.name}")
+                yield from _loader_lines(offer, mirror, f"{at}{firmware}{tag}tag:gitboot_{offer.client.name}")
 
 
 # dnsmasq knows no enterprise number in DHCPv6's vendor class (RFC 8415, 21.16): it writes strings, each behind two
@@ -221,10 +221,10 @@ def _loaders(decisions: Decisions) -> Iterator[str]:
 _VENDOR_CLASS: Final = "ed,HTTPClient"
 
 
-def _offered(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
+def _loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
     client, path = offer.client, offer.path
     if client.http:
-        yield f"dhcp-boot={tags},{_quoted(mirror.loader_url(path))}"
+        yield f"dhcp-boot={tags},{_in_quotes(mirror.loader_url(path))}"
     else:
         # Where only the host's name is known, dnsmasq names itself as the TFTP server.
         address = mirror.address
@@ -232,13 +232,13 @@ def _offered(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
         yield f"dhcp-boot={tags},{path}{server}"
     if client.ipv6:
         url = mirror.loader_url(path) if client.http else mirror.tftp_url(path)
-        yield f"dhcp-option={tags},option6:bootfile-url,{_quoted(url)}"
+        yield f"dhcp-option={tags},option6:bootfile-url,{_in_quotes(url)}"
     if offer.loader is Output.PXELINUX:
-        yield f"dhcp-option-force={tags},210,{_quoted(mirror.url(''))}"
+        yield f"dhcp-option-force={tags},210,{_in_quotes(mirror.url(''))}"
 
 
 @lru_cache(maxsize=1)  # most commits change no interface
-def _all_reserved_dnsmasq(hosts: tuple[Host, ...]) -> str:
+def _dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
     lines = []
     for each in reservations(hosts):
         words = (
@@ -253,7 +253,7 @@ def _all_reserved_dnsmasq(hosts: tuple[Host, ...]) -> str:
     return "".join(lines)
 
 
-def _quoted(url: str) -> str:
+def _in_quotes(url: str) -> str:
     """In double quotes, in which a comma does not end the value; a URL here holds no quote and no backslash."""
     return f'"{url}"'
 

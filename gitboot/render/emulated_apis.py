@@ -15,7 +15,7 @@ from gitboot.quoting import ipxe_url
 from gitboot.render import paths
 from gitboot.render.boot_script_parts import WHO
 from gitboot.render.paths import BOOT, BUNDLED, ContentType, File, Kind, PathKind, Role
-from gitboot.render.user_data_files import told_by
+from gitboot.render.user_data_files import with_attempt_token
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.user_data_formats import family
 
@@ -219,7 +219,7 @@ def nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fi
     if plan is None or user_data is None or "meta-data" not in user_data.files:
         return
     for name in BUNDLED:
-        text = told_by(user_data.files.get(name, ""), decision, plan)
+        text = with_attempt_token(user_data.files.get(name, ""), decision, plan)
         file = File(text.encode(), ContentType.CLOUD_CONFIG)
         yield from ((paths.NOCLOUD.of(uuid, name=name), file) for uuid in lookup_uuids(plan.uuid))
 
@@ -231,5 +231,5 @@ def matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, F
         return
     name = _MATCHBOX.get(family(user_data.format), _GENERIC)
     text = next(text for each, text in user_data.files.items() if each not in BUNDLED or each == "user-data")
-    file = File(told_by(text, decision, plan).encode())
+    file = File(with_attempt_token(text, decision, plan).encode())
     yield from ((paths.USER_DATA.of(mac, name=name), file) for mac in decision.macs)

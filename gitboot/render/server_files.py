@@ -204,7 +204,7 @@ def planned(
             break
         last, since = plan(asked, following, record, stop=stop, absent=absent), following
         later.append((since, last))
-    later, refresh_at = _bounded(asked, now, later, at, stop, absent)
+    later, refresh_at = _end_within_an_hour(asked, now, later, at, stop, absent)
     if (progress := progress_of(record, at)) is not None and progress.until is not None:
         refresh_at = min(filter(None, (refresh_at, progress.until)))
     state = ServerState(
@@ -223,7 +223,7 @@ def planned(
     return replace(state, refresh_at=min(filter(None, (refresh_at, turns_at))))
 
 
-def _bounded(
+def _end_within_an_hour(
     decision: Decision,
     now: BootPlan | None,
     later: list[tuple[datetime, BootPlan | None]],
@@ -314,7 +314,7 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
     published = PublishedServer(
         server=decision.server,
         identities=tuple(sorted(set(_identities(decisions, decision, about, turns)))),
-        shows=_shows(decision, about.machine),
+        shows=_identities_of_firmware(decision, about.machine),
         summary=facts,
         plan=said,
         files={path: Listed(file.sha256, len(file.content)) for path, file in sorted(files.items())},
@@ -561,7 +561,7 @@ def _is_stored(path: str) -> bool:
     return is_immutable(path) or means(path) is MEDIUM
 
 
-def _shows(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, ...]]:
+def _identities_of_firmware(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, ...]]:
     """Return every UUID and serial number that the machine may show, as far as its document says them."""
     uuids, serials = {*lookup_uuids(decision.uuid)}, {decision.serial}
     if machine is not None:

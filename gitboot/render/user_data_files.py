@@ -207,7 +207,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         return
     yield from immutable(plan.user_data)
     if family(plan.user_data.format) is UserDataFormat.IGNITION:
-        text = told_by("".join(plan.user_data.files.values()), decision, plan)
+        text = with_attempt_token("".join(plan.user_data.files.values()), decision, plan)
         document = File(text.encode(), ContentType.IGNITION)
         yield from ((paths.IGNITION.of(uuid), document) for uuid in lookup_uuids(plan.uuid))
     if plan.data_medium is not None:
@@ -215,7 +215,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         yield path, File(_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)
     if plan.data is not None:
         for name, text in _waited_for(plan.user_data):
-            file = File(told_by(text, decision, plan).encode(), paths.artifact_type(name))
+            file = File(with_attempt_token(text, decision, plan).encode(), paths.artifact_type(name))
             yield from ((paths.DATA.of(mac, plan.data, name), file) for mac in decision.macs)
         named = [each for each in (decision.token, plan.token) if each is not None]
         for name, text in plan.user_data.secrets.items():
@@ -228,7 +228,7 @@ def _medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) -> byt
     found = volume(user_data.format)
     assert found is not None  # noqa: S101 - rule R6 refuses a format without one
     label, folder = found
-    files = {name: told_by(text, decision, plan) for name, text in _waited_for(user_data)}
+    files = {name: with_attempt_token(text, decision, plan) for name, text in _waited_for(user_data)}
     if family(user_data.format) is UserDataFormat.TALOS:  # on NoCloud, whose files have names of their own
         instance = {"instance-id": plan.uuid, "local-hostname": plan.server}
         files = {"user-data": "".join(files.values()), "meta-data": meta_data(instance)}
@@ -242,7 +242,7 @@ def _waited_for(user_data: UserDataFiles) -> Iterator[tuple[str, str]]:
         yield "vendor-data", ""
 
 
-def told_by(text: str, decision: Decision, plan: BootPlan) -> str:
+def with_attempt_token(text: str, decision: Decision, plan: BootPlan) -> str:
     """User data whose installer reports by the name of the attempt that it is of, if it is not the first."""
     if plan.token is None or decision.token is None:
         return text

@@ -101,14 +101,14 @@ _LYING: Final = tuple(
 )  # in a copy; endpoints alone have the other
 
 
-def _spelt(path: str) -> str:
+def _expression_of_path(path: str) -> str:
     """Return a regular expression for a decoded path, with nothing in it that a configuration quotes or expands."""
     return "".join(
         each if each.isalnum() or each in "/_-" or not each.isascii() else f"\\x{ord(each):02x}" for each in path
     )
 
 
-def _decoded(prefix: str) -> str:
+def _decode_path(prefix: str) -> str:
     """Return the path of a base URL as servers compare it: decoded, with single slashes and no dots."""
     return f"/{normpath(unquote(prefix)).lstrip('/')}"
 
@@ -118,7 +118,7 @@ def _nginx_prefixes(prefixes: Sequence[str]) -> str:
 
     If several base URLs lead here, a path of ``boot/`` itself may begin as one of theirs.
     """
-    if not (found := [_spelt(_decoded(prefix)) for prefix in prefixes if prefix]):
+    if not (found := [_expression_of_path(_decode_path(prefix)) for prefix in prefixes if prefix]):
         return ""
     line = f'rewrite "^(?:{"|".join(found)})(/.*)$" $1;'
     lines = [line] if len(prefixes) == 1 else ["if (!-f $request_filename) {", f"    {line}", "}"]
@@ -149,7 +149,7 @@ def _caddy_prefixes(prefixes: Sequence[str]) -> str:
     lines = ["# Machines find boot/ below the path of a base URL."] if found else []
     for number, prefix in enumerate(found):
         own = [] if len(prefixes) == 1 else ["\tnot file {path}"]
-        lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_spelt(_decoded(prefix))}/", *own, "}"]
+        lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_expression_of_path(_decode_path(prefix))}/", *own, "}"]
         lines += [f"uri @prefix{number} strip_prefix {prefix}"]
     return "".join(f"\t\t{line}\n" for line in lines) + ("\n" if found else "")
 
@@ -399,25 +399,25 @@ _KEYS: Final = (
 _KINDS: Final = tuple(key.kind for key in _KEYS)
 
 
-def _chosen(outputs: Collection[str]) -> list[Alias]:
+def _aliases(outputs: Collection[str]) -> list[Alias]:
     return [
-        alias for alias in (*EMULATED_APIS_TABLE, *FOR_UNKNOWN.values()) if alias.output in outputs and _asked(alias)
+        alias for alias in (*EMULATED_APIS_TABLE, *FOR_UNKNOWN.values()) if alias.output in outputs and _kinds(alias)
     ]
 
 
-def _asked(alias: Alias) -> list[PathKind]:
+def _kinds(alias: Alias) -> list[PathKind]:
     """Return the kinds of paths that an alias may mean and that its query names by itself."""
     return [kind for kind in alias.kinds if kind.kind in set(alias.keys.values()).intersection(_KINDS)]
 
 
-def _file(kind: PathKind, alias: Alias, variable: str) -> str:
+def _path(kind: PathKind, alias: Alias, variable: str) -> str:
     """Return the path that an alias may mean. A web server has what a query names in a variable for each key."""
     return f"/{kind.of('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.kind)}"
 
 
 def nginx_maps(outputs: Collection[str]) -> str:
     """Return what a query names, for nginx's ``http``; nothing where nobody asks so."""
-    if not _chosen(outputs):
+    if not _aliases(outputs):
         return ""
     maps = "# By what a query names a machine.\n"
     for key in _KEYS:
@@ -436,7 +436,7 @@ def nginx_locations(outputs: Collection[str]) -> str:
     Each path that an alias may mean has a location of its own: ``try_files`` would take a file that cannot be read for
     one that is absent.
     """
-    chosen = _chosen(outputs)
+    chosen = _aliases(outputs)
     known = "".join(_nginx_location_queries(alias) for alias in chosen)
     return known if any(alias.path == _IPXE for alias in chosen) else f"{_NGINX_IPXE}{known}"
 
@@ -447,7 +447,7 @@ def _nginx_location_queries(alias: Alias) -> str:
         said = "".join(f"$arg_{key.kind}" for key in _KEYS)
         first = f'        set $gitboot_said "{said}";\n        if ($gitboot_said = "") {{\n'
         first += f"            rewrite ^ {_FIRST} last;\n        }}\n"
-    files = [(_file(kind, alias, "$gitboot_%s"), kind.content_type, NGINX_WITHOUT_ETAG) for kind in _asked(alias)]
+    files = [(_path(kind, alias, "$gitboot_%s"), kind.content_type, NGINX_WITHOUT_ETAG) for kind in _kinds(alias)]
     if alias.path in FOR_UNKNOWN:
         files.append((f"/{alias.path}", ContentType.TEXT, ""))
     names = [f"@{re.sub('[^a-z0-9]', '_', alias.path)}_{number}" for number in range(1, len(files))]
@@ -479,7 +479,7 @@ _NGINX_IPXE: Final = f"""\
 
 def caddy(outputs: Collection[str]) -> str:
     """Return Caddy's directives. Its log has what was asked for: so an answer says what it is of (RFC 9110, 8.7)."""
-    chosen = _chosen(outputs)
+    chosen = _aliases(outputs)
     found = ""
     for key in _KEYS if chosen else ():
         value = "-".join(f"${{{number}}}" for number in key.spelt)
@@ -495,7 +495,7 @@ def caddy(outputs: Collection[str]) -> str:
 
 def _caddy_alias(number: int, alias: Alias) -> str:
     """Return directives for an alias; they look for what the matcher does not find, which cannot tell an error."""
-    matcher, files = f"@alias{number}", [_file(kind, alias, "{gitboot_%s}") for kind in _asked(alias)]
+    matcher, files = f"@alias{number}", [_path(kind, alias, "{gitboot_%s}") for kind in _kinds(alias)]
     path = f"\t\t\tpath_regexp ^/{re.escape(alias.path)}$\n"
     found = f"{path}\t\t\tfile {{\n\t\t\t\ttry_files {' '.join(files)}\n\t\t\t}}\n"
     files += [f"/{alias.path}"] if alias.path in FOR_UNKNOWN else []

@@ -37,7 +37,7 @@ from gitboot.resolve.templates import TemplateSet
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _SharedBoot:
     """What boots have in common that differ at most in their servers and in files: everything but their texts."""
 
     boot: Boot
@@ -51,7 +51,8 @@ class Composer:
     def __init__(self) -> None:
         self._templates = TemplateSet({})
         self._plain = Plain()
-        self._begun: dict[tuple[object, ...], _Begun] = {}  # by all that it depends on; documents by identity
+        # By all that it depends on; documents by their identity.
+        self._shared_boots: dict[tuple[object, ...], _SharedBoot] = {}
         self._digests: dict[tuple[tuple[str, bytes], ...], Mapping[str, Digest]] = {}  # of templates, by path
 
     def compose(self, source: BootSource) -> Boot:
@@ -59,7 +60,7 @@ class Composer:
 
         Arguments are rendered first, then user data, which may show them, then entries, which may show both.
         """
-        begun = self._begin(source)
+        begun = self._shared_boot(source)
         boot, profile = begun.boot, source.profile.spec
         lists = argument_lists(boot, source)
         context = Context(self._plain, boot, source, begun.seen)
@@ -89,13 +90,13 @@ class Composer:
             digests = self._digests[files] = {path: Digest(sha256(data).hexdigest()) for path, data in files}
         return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries, templates=digests)
 
-    def _begin(self, source: BootSource) -> _Begun:
+    def _shared_boot(self, source: BootSource) -> _SharedBoot:
         """Return the boot without arguments and files that are rendered."""
         profile, image, pool = source.profile, source.image, source.pool
         documents = profile, image, pool, source.maintenance
         places = source.architecture, source.firmware, source.base_url, source.mirrors, source.site
         of = (*map(id, documents), *places)
-        if (known := self._begun.get(of)) is None:
+        if (known := self._shared_boots.get(of)) is None:
             boot = Boot(
                 profile=profile.metadata.name,
                 image=image.metadata.name,
@@ -113,7 +114,7 @@ class Composer:
                 templates={},
                 boots=image.spec.boots,
             )
-            known = self._begun[of] = _Begun(boot, documents)
+            known = self._shared_boots[of] = _SharedBoot(boot, documents)
         return known
 
     def _arguments(self, lists: ArgumentLists, context: Context) -> tuple[str, ...]:

@@ -131,7 +131,7 @@ def decide_all(
     located_problems, places = located(repository, (*found, *of_unknown), placed or {})
     lasting = [each.problem for each in located_problems if each.since is each.until is None]
     dated = longest(each for each in located_problems if each.since is not None or each.until is not None)
-    documents = (*not_yet(repository), *left_out(repository), *rejected_labels(repository))
+    documents = (*unsupported_uses(repository), *missing_ipv6_clients(repository), *rejected_labels(repository))
     problems = first([*view.problems, *documents, *placeholder_digests(repository), *lasting])
     if any(problem.severity is Severity.ERROR and problem.code not in GOES_ON for problem in problems):
         raise InvalidRepository(problems, dated=dated)
@@ -331,7 +331,7 @@ def decide_unknown(
     return boots, found
 
 
-def not_yet(repository: FleetRepository) -> Iterator[Problem]:
+def unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
     """Yield a problem for each use of something that comes with a later version."""
     fleet = repository.fleet
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
@@ -343,7 +343,7 @@ def not_yet(repository: FleetRepository) -> Iterator[Problem]:
             yield repository.problem(Code.NOT_YET, message, Id("Fleet", fleet.metadata.name), *place, hint=hint)
 
 
-def left_out(repository: FleetRepository) -> Iterator[Problem]:
+def missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
     """Yield a warning if a URL that machines ask is one of IPv6, and no client of IPv6 is named.
 
     What a name leads to is not part of a commit.
@@ -383,7 +383,7 @@ def decide_loaded(found: Loaded | Flawed, decide: Callable[[FleetRepository], De
     except InvalidRepository as error:
         problems, dated = error.problems, error.dated
     doubtful = _BY_POLICIES if found.lacking & _DECIDING else frozenset()
-    besides = (*(each for each in problems if each.code not in doubtful), *not_yet(found.well_formed))
+    besides = (*(each for each in problems if each.code not in doubtful), *unsupported_uses(found.well_formed))
     is_there = any(key.kind == "Fleet" for key in found.well_formed.origins)
     spec = found.well_formed.fleet.spec if is_there else None
     raise InvalidRepository(dict.fromkeys((*found.problems, *besides)), fleet=spec, dated=dated)

@@ -346,8 +346,8 @@ def progress_of(record: Record | None, at: datetime) -> InstallProgress | None:
     elif last is not None and record.provisioned_at is not None and last.boots[-1].at <= record.provisioned_at:
         last = None  # an operator recorded since then that the server is pending: `gitboot records set`
     if last is not None:
-        return _of_attempt(InstallState.INSTALLING, last, None)
-    served = [each for each in _served(record) if each.until is not None and each.at <= at < each.until]
+        return _progress_of_attempt(InstallState.INSTALLING, last, None)
+    served = [each for each in _served_installations(record) if each.until is not None and each.at <= at < each.until]
     return max(served, key=lambda each: each.at, default=None)
 
 
@@ -358,7 +358,7 @@ def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Diges
     return token(uuid, "disk", format_instant(progress.since), format_instant(progress.at))
 
 
-def _served(record: Record) -> Iterator[InstallProgress]:
+def _served_installations(record: Record) -> Iterator[InstallProgress]:
     """Yield what was served without a report of its completion, and without a boot of the disk since."""
     last = record.attempts[-1] if record.attempts else None
     if record.evidence in EVIDENCE_OF_A_BEGINNING and record.provisioned_at is not None:
@@ -368,7 +368,7 @@ def _served(record: Record) -> Iterator[InstallProgress]:
                 InstallState.SERVED, record.provisioned_at, InstallStep.ATTEMPTED, record.provisioned_at, until
             )
         elif last.disk_boot is None:
-            yield _of_attempt(InstallState.SERVED, last, until)
+            yield _progress_of_attempt(InstallState.SERVED, last, until)
     run = record.runs.get(record.overwritten_by or "")
     if run is not None and run.given is not None and run.disk_boot is None:
         seen = run.started or run.given
@@ -377,6 +377,6 @@ def _served(record: Record) -> Iterator[InstallProgress]:
         yield InstallProgress(InstallState.SERVED, run.given.at, step, seen.at, until, record.overwritten_by)
 
 
-def _of_attempt(state: InstallState, attempt: InstallAttempt, until: datetime | None) -> InstallProgress:
+def _progress_of_attempt(state: InstallState, attempt: InstallAttempt, until: datetime | None) -> InstallProgress:
     at = attempt.failed.at if attempt.failed is not None else attempt.last_seen.at
     return InstallProgress(state, attempt.boots[0].at, attempt.step, at, until)

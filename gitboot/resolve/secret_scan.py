@@ -354,12 +354,12 @@ def leaks(boot: Boot, known: frozenset[str] = frozenset(), own: Collection[str] 
     """
     others = [(each, _ANY_DIGEST if len(each) == len(_ANY_DIGEST) else _ANY_MAC) for each in own]
     for argument in boot.kernel_arguments:
-        if gives_away(_alike(argument, others)) and gives_away(argument):
+        if gives_away(_without_own(argument, others)) and gives_away(argument):
             name = argument.partition("=")[0]
             yield Leak("a password or token", f"kernel argument {name}", Severity.WARNING, is_argument=True)
     texts = dict(boot.user_data.files) if boot.user_data is not None else {}
     for name, text in {**texts, **boot.entries}.items():
-        if not secrets(_alike(text, others)):
+        if not secrets(_without_own(text, others)):
             continue
         told: set[str] = set()
         for secret in secrets(text):
@@ -368,7 +368,7 @@ def leaks(boot: Boot, known: frozenset[str] = frozenset(), own: Collection[str] 
                 yield Leak(secret.what, f"{name}, line {secret.line}", secret.severity)
 
 
-def _alike(text: str, others: Iterable[tuple[str, str]]) -> str:
+def _without_own(text: str, others: Iterable[tuple[str, str]]) -> str:
     """Return a text with others in place of what is a server's own, so that its lines are those of other servers."""
     for own, other in others:
         text = text.replace(own, other)
@@ -397,8 +397,8 @@ def secrets_of_file(content: bytes) -> tuple[Secret, ...]:
 
 def secrets(text: str) -> list[Secret]:
     """Return everything that a text seems to give away, by its lines."""
-    lines = _looked_at(text)
-    found = [*_by_rules(text, lines), *_encoded(lines)]
+    lines = _scan_lines(text)
+    found = [*_by_rules(text, lines), *_encoded_secrets(lines)]
     if not found:
         return []
     by_number = _TextLines(text)
@@ -426,7 +426,7 @@ class _LeakLine(NamedTuple):
     base64: str | None  # what it has, if it is nothing else
 
 
-def _looked_at(text: str) -> list[_LeakLine]:
+def _scan_lines(text: str) -> list[_LeakLine]:
     return [_line(line) if len(line) <= _LONG else _line.__wrapped__(line) for line in text.split("\n")]
 
 
@@ -545,31 +545,31 @@ _BASE64: Final = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/]{24,}+={0,2}+(?![A
 _BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9+/]{2,}+={0,2}+)[^\S\n]*+")
 
 
-def _encoded(lines: list[_LeakLine]) -> Iterator[_Found]:
+def _encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Found]:
     """Yield what base64 hides, in one piece or in consecutive lines."""
     offset = 0
     for line in lines:
         for start, end, data in line.pieces:
-            for rule, value in _hidden(data):
+            for rule, value in _secrets_in_base64(data):
                 yield rule, SecretSpan(start + offset, start + offset, end + offset), value
         offset += line.length + 1
     for start, end, data in _blocks(lines):
-        for rule, value in _hidden(data):
+        for rule, value in _secrets_in_base64(data):
             yield rule, SecretSpan(start, start, end), value
 
 
-def _hidden(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
+def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
     """Yield what the rules find in data that is encoded up to ``times`` times. None of the data may be shown."""
     try:
         decoded = a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()
     except (Error, UnicodeDecodeError):
         return  # it is no text
-    lines = _looked_at(decoded)
+    lines = _scan_lines(decoded)
     for rule, _, value in _by_rules(decoded, lines):
         yield rule, value
     for line in lines if times > 1 else ():
         for _, _, again in line.pieces:
-            yield from _hidden(again, times - 1)
+            yield from _secrets_in_base64(again, times - 1)
 
 
 def _blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
