@@ -110,17 +110,6 @@ class ServerInputs:
         return self.server.spec.local_disk or self.shared.local_disk
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnknownInputs:
-    """Everything that the boots of unknown machines are made of."""
-
-    fleet: str
-    base_url: str
-    endpoint: str | None
-    mirrors: bool
-    boot: BootInputs | None  # None: the Fleet has no profile for unknown machines
-
-
 Field = tuple[str | int, ...]
 FILE: Final = "file"  # the kind in the place of a finding that is in a file; the field is its line, 1-based
 
@@ -270,19 +259,14 @@ class FleetView:
             found = choice.shared[pin, is_reached] = self._shared(server, choice)
         return found
 
-    def unknown_inputs(self) -> UnknownInputs:
-        """Return everything that the boots of unknown machines are made of."""
-        repository, fleet = self._repository, self._repository.fleet
-        unknown = fleet.spec.unknown_servers
-        profile = repository.profiles.get(unknown.profile) if isinstance(unknown, UnknownProfile) else None
-        return UnknownInputs(
-            fleet=fleet.metadata.name,
-            base_url=fleet.spec.base_url,
-            endpoint=fleet.spec.endpoint,
-            mirrors=self._terms.mirrors,
-            # No profile: a Fleet that names none, or a part of a commit that does not have it.
-            boot=self._default_boot(profile, None, ()) if profile is not None else None,
-        )
+    def unknown_boot(self) -> BootInputs | None:
+        """Return what the boots of unknown machines are made of.
+
+        None: the Fleet names no profile for them, or this part of a commit does not have the profile.
+        """
+        unknown = self._repository.fleet.spec.unknown_servers
+        profile = self._repository.profiles.get(unknown.profile) if isinstance(unknown, UnknownProfile) else None
+        return self._default_boot(profile, None, ()) if profile is not None else None
 
     def _choice(self, numbers: tuple[int, ...], is_active: bool, named: str | None) -> _Choice:
         chosen = [self._selected[number] for number in numbers]

@@ -13,7 +13,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.validation import Flawed, Loaded
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
-from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots, Site, UnknownProfile
+from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Fleet, OneTimeBoots, Output, Site, UnknownProfile
 from gitboot.model.server import Architecture, Firmware
 from gitboot.problems import Code, DatedProblem, Problem, Severity, first, longest
 from gitboot.resolve.boot_checks import (
@@ -36,7 +36,6 @@ from gitboot.resolve.decision_inputs import (
     FleetView,
     MaintenanceInputs,
     ServerInputs,
-    UnknownInputs,
     located,
 )
 from gitboot.resolve.policy_selection import BootSource, Pool, Selecting, Unbootable
@@ -126,7 +125,7 @@ def decide_all(
         return decide_server(view.inputs(repository.servers[name]), composer)
 
     now = apply(decide_one, list(repository.servers))
-    unknown, of_unknown = decide_unknown(view.unknown_inputs(), composer)
+    unknown, of_unknown = decide_unknown(repository.fleet, view.unknown_boot(), composer)
     found = [(name, finding) for name, each in now.findings.items() for finding in each]
     located_problems, places = located(repository, (*found, *of_unknown), placed or {})
     lasting = [each.problem for each in located_problems if each.since is each.until is None]
@@ -292,16 +291,16 @@ def _compose(
 
 
 def decide_unknown(
-    inputs: UnknownInputs, composer: Composer
+    fleet: Fleet, inputs: BootInputs | None, composer: Composer
 ) -> tuple[Mapping[Architecture, Boot] | None, list[tuple[str, DecisionFinding]]]:
     """Return what machines without a document boot, for each architecture of the image, and what is wrong with it.
 
     Each problem comes with the machines that have it. None: no profile is for such machines.
     """
-    if inputs.boot is None:
+    if inputs is None:
         return None, []
-    profile, image = inputs.boot.profile, inputs.boot.image
-    place = (Id("Fleet", inputs.fleet), ("spec", "unknownServers", "profile"))
+    profile, image = inputs.profile, inputs.image
+    place = (Id("Fleet", fleet.metadata.name), ("spec", "unknownServers", "profile"))
     if image is None or profile.spec.method is not Method.PXE:
         wanted = "an unknown machine is found by its loader, so its profile needs method Pxe"
         message, hint = f"{wanted}, found {profile.spec.method}", "name a profile with method Pxe, or write LocalDisk"
@@ -318,14 +317,14 @@ def decide_unknown(
             profile=profile,
             architecture=architecture,
             firmware=Firmware.UEFI,
-            base_url=inputs.base_url,
-            endpoint=inputs.endpoint or inputs.base_url,
+            base_url=fleet.spec.base_url,
+            endpoint=fleet.spec.endpoint or fleet.spec.base_url,
             phase=Phase.NETWORK,
-            mirrors=inputs.mirrors,
-            files=inputs.boot.files,
+            mirrors=Output.MIRROR in fleet.spec.outputs,
+            files=inputs.files,
         )
         findings: list[DecisionFinding] = []
-        if (boot := _compose(composer, source, inputs.boot, findings)) is not None:
+        if (boot := _compose(composer, source, inputs, findings)) is not None:
             boots[architecture] = boot
         found += ((f"unknown {architecture} machines", finding) for finding in findings)
     return boots, found
