@@ -226,7 +226,8 @@ class FleetView:
         entries: list[tuple[object, Any]] = [
             *((pool, repository.policies[name].spec.select) for name, pool in self.pools.items()),
             *((each, each.spec.select) for each in repository.maintenances.values()),
-            *((each, each.select) for each in (*spec.sites, *spec.hardware)),
+            *((each, each.select) for each in spec.sites),
+            *((each, each.select) for each in spec.hardware),
         ]
         for stream in repository.streams.values():
             entries += [(each, each.select) for each in stream.spec.holds]

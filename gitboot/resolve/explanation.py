@@ -152,7 +152,7 @@ class _Explaining:
             return
         fleet = Id("Fleet", self._repository.fleet.metadata.name)
         if name is not None:
-            number = [each.name for each in self._repository.fleet.spec.sites].index(name)
+            number = [str(each.name) for each in self._repository.fleet.spec.sites].index(name)
             why = "the first site that selects the server"
             yield self._reason("site", name, "-", why, fleet, "spec", "sites", number)
         else:
@@ -256,9 +256,9 @@ class _Explaining:
         ]
         for resource, given in holders:
             setters |= dict.fromkeys(given, resource)
-        for name, value in sorted(merged_vars(source).items()):
-            why = "the last that sets it"
-            yield self._reason(f"vars.{name}", value, "R7", why, setters[name], "spec", "vars", name)
+        for variable, setting in sorted(merged_vars(source).items()):
+            place = (setters[variable], "spec", "vars", variable)
+            yield self._reason(f"vars.{variable}", setting, "R7", "the last that sets it", *place)
 
 
 Step = str | int
@@ -365,7 +365,7 @@ class Explanations:
             named = choose_image(server, profile, repository.streams).winner
             if named.path == ("spec", "current") and stream is not None:
                 rollout = repository.streams[stream].spec.rollout
-                if rollout is not None and selects(rollout.selector, name, server.metadata.labels):
+                if rollout is not None and selects(rollout.selector, server.metadata.name, server.metadata.labels):
                     joins = joins_at(stream, server.uuid)
             elif named.path[1] in ("pin", "holds"):
                 kept = ".".join((str(named.said_by), *map(str, named.path[:-1])))

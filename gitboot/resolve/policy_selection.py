@@ -140,13 +140,14 @@ def choose_policy(candidates: Sequence[Pool], named: Pool | None) -> Won[Pool] |
     winners = [pool for pool in leaves if pool.priority == highest]
     if len(winners) > 1:
         return Tie(tuple(pool.name for pool in winners))
-    winner, lost = winners[0], []
-    for pool in (each for each in candidates if each is not winners[0]):
+    (winner,) = winners
+    beaten: list[Lost] = []
+    for pool in (each for each in candidates if each is not winner):
         why = f"priority {pool.priority} is below {winner.priority}"
         if pool.name in ancestors:
             why = "a policy that inherits from it selects the server too"
-        lost.append(Lost(f"BootPolicy/{pool.name}", "R3", why))
-    return Won(winner, "it selects the server", tuple(lost))
+        beaten.append(Lost(f"BootPolicy/{pool.name}", "R3", why))
+    return Won(winner, "it selects the server", tuple(beaten))
 
 
 def in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
