@@ -257,8 +257,8 @@ class _Explaining:
         for resource, given in holders:
             setters |= dict.fromkeys(given, resource)
         for variable, setting in sorted(merged_vars(source).items()):
-            place = (setters[variable], "spec", "vars", variable)
-            yield self._reason(f"vars.{variable}", setting, "R7", "the last that sets it", *place)
+            written_at = (setters[variable], "spec", "vars", variable)
+            yield self._reason(f"vars.{variable}", setting, "R7", "the last that sets it", *written_at)
 
 
 Step = str | int
