@@ -38,7 +38,7 @@ from gitboot.render.page_shards import page_files
 from gitboot.render.paths import File
 from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_files import About, RenderedState, server_state
-from gitboot.resolve.explanation import Explanations, Places, fleet_facts, source_locations
+from gitboot.resolve.explanation import Explanations, fleet_facts, source_locations
 from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.install_attempts import first_records
 from gitboot.resolve.plan_at_time import plan
@@ -157,7 +157,7 @@ class Planned:
         """The page of all of them; nothing of one, where none is asked for."""
         if Output.PAGES not in self.decisions.outputs:
             return PartFiles(is_whole=True)
-        shown = canonical(fleet_facts(Places(self.repository), opt_outs(self.repository)))
+        shown = canonical(fleet_facts(self.repository, opt_outs(self.repository)))
         return page_files(states, self.decisions.revision, shown, source_locations(self.repository))
 
     def files(self, decision: Decision, planned: BootPlan | None) -> dict[str, File]:

@@ -22,12 +22,9 @@ from gitboot.controller.instance_state import InstanceState, TargetState
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
-from gitboot.evaluator import protocol
-from gitboot.evaluator.client import commit_without_servers
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import replaced
-from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest, decoder
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
@@ -88,8 +85,7 @@ class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
     terms: bytes
     shared: str | None  # of the tree's `Inventory`
     unseen: frozenset[SystemUuid]
-    revision: Revision
-    said: protocol.FleetPart
+    commit: Commit  # without servers
     plans: _KeptPlans
 
 
@@ -370,17 +366,14 @@ Rows = Iterable[tuple[str, Any]]
 
 
 def _kept_standing(standing: InstanceState, commit: Commit, tree: Inventory) -> _KeptStanding:
-    publication, plans, decisions = standing.publication, standing.plans, commit.decisions
+    publication, plans = standing.publication, standing.plans
     assert publication.terms is not None  # noqa: S101 - there are some in what stands
     return _KeptStanding(
         at=publication.at,
         terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
         shared=tree.shared,
         unseen=standing.knowledge.unseen,
-        revision=commit.revision,
-        said=protocol.fleet_part(
-            *(commit.fleet, decisions, commit.opt_outs, dict(commit.minimum_versions)), commit.shown, commit.site
-        ),
+        commit=commit.without_servers(),
         plans=_kept_plans(plans),
     )
 
@@ -424,7 +417,7 @@ def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
     """Read a checkpoint from its chunks. Raises KeyError, ValueError and DecodeError."""
     tables = {name: chunks.rows(manifest.tables[name], decode) for name, decode in _TABLES.items()}
     small = _decode(chunks.chunk(manifest.standing))
-    fleetwide = commit_without_servers(small.said, small.revision)
+    fleetwide = small.commit
     commit = replace(
         fleetwide,
         decisions=replace(fleetwide.decisions, servers=tables["decisions"], networks=tables["networks"]),

@@ -68,17 +68,17 @@ def check_acceptable(decisions: Decisions, fleet: FleetSpec, now: datetime) -> N
         raise InvalidRepository(problems, fleet=fleet)
 
 
-_INSTALLING: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+INSTALLING: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
 
 
 def provisioned_token(uuid: SystemUuid, provision: int, image: str) -> str:
-    """What an installer reports a server's provision number and image by."""
+    """Return the token by which an installer reports a server's provision number and image."""
     return token(uuid, str(provision), image)
 
 
 @lru_cache(maxsize=256)  # to plan and render one server asks for the same few several times
 def token(*parts: str) -> Digest:
-    """What names an offer in paths: of a machine, and of what was offered to it."""
+    """Return the digest that names an offer in paths, from the machine and the parts of its offer."""
     return Digest(sha256("\0".join(parts).encode()).hexdigest())
 
 
@@ -105,7 +105,7 @@ class BootFiles:
     loader: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def all(self) -> tuple[BootFile, ...]:
-        """Every one that there is."""
+        """Return every file that the image has."""
         single = (self.kernel, *self.initrds, self.rootfs, self.uki, self.iso, self.loader)
         return tuple(file for file in single if file is not None)
 
@@ -134,7 +134,7 @@ class UserDataFiles:
         return replace(self, secrets={}) if self.secrets else self
 
     def content_facts(self) -> dict[str, Any]:
-        """What it says, wherever it lies."""
+        """Return the user data without its URL as JSON values."""
         return {name: value for name, value in facts(self).items() if name != "url"}
 
 
@@ -214,7 +214,7 @@ class Boot:
         return any(mark in text for mark in _BY_IDENTITY for text in texts)
 
     def with_data_in(self, folder: str, *, told_by: tuple[str, str]) -> Boot:
-        """The same boot of a system that finds its user data in another folder below the base URL.
+        """Return the boot of a system that finds its user data in another folder below the base URL.
 
         Its installer reports by the second of two tokens in place of the first.
         """
@@ -255,7 +255,7 @@ class Boot:
         return tuple(each for each in files.all() if each in started or any(each.url in text for text in texts))
 
     def lacks(self, absent: Collection[BootFile]) -> bool:
-        """Whether any file that it is made by is among those that are not there."""
+        """Return whether a machine fetches any of these absent files in this boot."""
         return bool(absent) and any(each in absent for each in self.fetched)
 
 
@@ -280,7 +280,7 @@ class PolicyDecision:
 
 
 def is_within(at: datetime, start: datetime | None, end: datetime | None) -> bool:
-    """Whether an instant lies in the window [start, end); None: the window has no such bound."""
+    """Return whether an instant lies in the window [start, end); None: the window has no such bound."""
     return (start is None or start <= at) and (end is None or at < end)
 
 
@@ -393,7 +393,7 @@ class Decision:
         return known
 
     def digested(self) -> Decision:
-        """The same, once its digest is known."""
+        """Return the decision once its digest is computed."""
         _ = self.digest
         return self
 
@@ -404,7 +404,7 @@ class Decision:
         return tuple(boot for boot in found if boot is not None)
 
     def absent(self, withheld: Callable[[BootFile], bool]) -> frozenset[BootFile]:
-        """Of the files that its boots are made by, those that are withheld."""
+        """Return the files that machines fetch in its boots and that are withheld."""
         return frozenset(file for boot in self.boots for file in boot.fetched if withheld(file))
 
     @property
@@ -416,10 +416,10 @@ class Decision:
     @property
     def installation(self) -> Boot | None:
         """The boot by which its policy wants something installed; None: nothing is installed once."""
-        return self.policy.boot if self.policy is not None and self.policy.network_boot in _INSTALLING else None
+        return self.policy.boot if self.policy is not None and self.policy.network_boot in INSTALLING else None
 
     def data_folder(self, token: Digest) -> str | None:
-        """Where a system finds its user data, below the base URL, by the offer of its boot: no other looks there."""
+        """Return the folder, below the base URL, in which only the system of this offer looks for its user data."""
         return f"v1/boot/{self.macs[0]}/data/{token}" if self.macs else None
 
 
@@ -463,7 +463,7 @@ class Host:
 
 
 def host(server: Server, site: str | None, loader: Loader | None) -> Host:
-    """What the network is told of ``server``."""
+    """Return a server as the network knows it."""
     return Host(
         server=server.metadata.name,
         lifecycle=server.spec.lifecycle,
@@ -481,7 +481,7 @@ def host(server: Server, site: str | None, loader: Loader | None) -> Host:
 
 
 def idle(host: Host) -> tuple[MacAddress, ...]:
-    """The interfaces that the machine may not boot from, which its decision does not list."""
+    """Return the interfaces that the machine may not boot from, which its decision does not list."""
     return tuple(nic.mac for nic in host.nics if not nic.boots)
 
 

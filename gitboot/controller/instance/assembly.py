@@ -61,7 +61,7 @@ from gitboot.fetchlog.spool import IDENTITY
 from gitboot.files import check_output, check_spool, check_state
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source, accepted_snapshot
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
