@@ -43,26 +43,6 @@ from gitboot.text import count
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Write documents to OUT/servers. Default: none."
 )
-@click.command("scan", context_settings={"auto_envvar_prefix": "GITBOOT"})
-@click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE...")
-@credentials_option
-@click.option(
-    "--as", "name", required=True, metavar="NAME", help="The credentials to ask with, as documents name them."
-)
-@click.option(
-    "--path",
-    type=click.Path(path_type=Path),
-    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Default: none, and every "
-    "machine is unknown.",
-)
-@rev_option
-@click.option("--port", "ports", multiple=True, default=[443], type=click.IntRange(1, 65535), help="Default: 443.")
-@click.option(
-    "--no-verify", is_flag=True, help="Trust any certificate, and say so in documents; access.toml must allow it."
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Write documents to OUT/servers. Default: none."
-)
 @click.option("--parallel", default=64, type=click.IntRange(1, 256), help="Addresses at a time. Default: 64.")
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where anything is not as documents say.")
 @output_option("text", "json")
