@@ -69,6 +69,12 @@ Failure = BmcUnreachable | BmcBusy | BmcRejected | UsageError
 Signed = Callable[[str, str], bool | None]
 _UNNAMED: Final = "the Fleet names no ledger, and another instance may set the same BMC"
 _SET_BY_ANOTHER: Final = "was set by another instance, and is not set"
+_FAILED: Final = {
+    BmcUnreachable: "unreachable",
+    BmcBusy: "busy",
+    BmcRejected: "refused",
+    UsageError: "no access",
+}
 _DOUBTS: Final = {
     Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
     Cause.OUTCOME: ("BootsProven", "OutcomeUnknown"),
@@ -242,28 +248,20 @@ class Inspection:
                 return "gitboot bmc access-files --state STATE"
             case UsageError():
                 return None
-        if isinstance(self.step, AskOperator):
-            return remedy(f"Bmc/{name}", self.step.condition)
-        if isinstance(self.switch, AskOperator):
-            return remedy(f"Bmc/{name}", self.switch.condition)
+        for step in (self.step, self.switch):
+            if isinstance(step, AskOperator):
+                return remedy(f"Bmc/{name}", step.condition)
         if doubt is not None:
             return remedy(*doubt, {"SERVERS": name})
-        if self.step == Wait(why=_UNNAMED) or self.switch == Wait(why=_UNNAMED):
+        if Wait(why=_UNNAMED) in (self.step, self.switch):
             return remedy("BmcsSet", "LedgerUnnamed", {"LEDGER": self.subject.unnamed or ""})
         return None
 
     @property
     def next(self) -> str:
         """What comes next, in a word: a step, or why there is none."""
-        match self.failure:
-            case BmcUnreachable():
-                return "unreachable"
-            case BmcBusy():
-                return "busy"
-            case BmcRejected():
-                return "refused"
-            case UsageError():
-                return "no access"
+        if self.failure is not None:
+            return next(word for kind, word in _FAILED.items() if isinstance(self.failure, kind))
         if isinstance(self.step, Leave) and self.reset_to_come is not None:
             return "Power"
         return type(self.step).__name__
