@@ -98,12 +98,12 @@ class Connections:
         return BmcConnection(bmc.address, found.credentials, system=bmc.system, tls=tls, reach=reach)
 
     def fingerprint(self, uuid: SystemUuid) -> str | None:
-        """That of the credentials with which a machine's BMC was asked last."""
+        """Return the fingerprint of the credentials that a machine's BMC was sent last."""
         kept = self._kept.get(uuid)
         return kept[0][1].fingerprint if kept is not None else None
 
     def unused(self) -> list[Driver]:
-        """Give away those that nobody has used for a while: a BMC has few sessions, and this machine its limits."""
+        """Drop and return the connections that nobody has used for a while: a BMC has few sessions."""
         found = []
         since_s = time.monotonic() - _UNUSED_S
         with self._using:
@@ -176,7 +176,7 @@ class BmcPool:
         self._crew.forget(uuids)
 
     def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
-        """The results of tasks that have ended since the last call, by machine, in the order of their names."""
+        """Return the results of tasks that have ended since the last call, by machine, in the order of their names."""
         for unused in self._connections.unused():
             self._closing.submit(unused.close)
         results = self._crew.ended()
@@ -191,7 +191,7 @@ class BmcPool:
         self._connections.close()
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
-        """What changes when a BMC's credentials do: one that was refused is asked again when it is another."""
+        """Return what changes when a BMC's credentials do: one that was refused is asked again when it is another."""
         return self._credentials.fingerprint(bmc.credentials)
 
     def _run(self, task: BmcTask) -> tuple[TaskResult, Sign]:
@@ -289,7 +289,7 @@ class Crew(Generic[Key, Value]):
                 self._drop(key)
 
     def ended(self) -> dict[Key, Value]:
-        """What came of the tasks that have ended since the last call; raises what one of them has raised."""
+        """Return what came of the tasks that have ended since the last call; raises what one of them has raised."""
         with self._changed:
             if self._raised:
                 raise self._raised.pop()
@@ -297,7 +297,7 @@ class Crew(Generic[Key, Value]):
             return ended
 
     def next_ended(self) -> dict[Key, Value]:
-        """The same, once there is something; empty only where nothing is left to do."""
+        """Wait until a task has ended, and return what came of those that have; empty if nothing is left to do."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._raised or not (self._running or self._waiting))
             return self.ended()
@@ -394,7 +394,7 @@ class Pace:
         return cls(most=most, limit=min(FIRST, most))
 
     def after(self, sign: Sign) -> Pace:
-        """What one BMC's sign makes of it."""
+        """Return the pace after the sign of one BMC."""
         if sign.waited_s is None and not sign.is_lost:
             return self
         waited_s = self.waited_s if sign.waited_s is None else (*self.waited_s, sign.waited_s)

@@ -303,7 +303,7 @@ class BmcConnection:
 
 
 def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:
-    """What came instead of an answer."""
+    """Return the error of gitboot for what came instead of an answer."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -338,12 +338,12 @@ def _reason(error: exceptions.HTTPError) -> str:
 
 
 def _detail(text: str) -> str:
-    """Text from outside, on one line and no longer than a line or two."""
+    """Return text from outside on one line, cut to a line or two."""
     return " ".join(text.split())[:_LONGEST_DETAIL]
 
 
 def _seconds(retry_after: str | None) -> int | None:
-    """Retry-After in seconds; BMCs send no dates, which RFC 9110 allows too."""
+    """Return Retry-After in seconds; BMCs send no dates, which RFC 9110 allows too."""
     if retry_after is None or not retry_after.isdecimal():
         return None
     return min(int(retry_after), _LONGEST_RETRY_AFTER_S)

@@ -134,7 +134,7 @@ class Reach:
 
 @cache
 def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext:
-    """The TLS context that all BMCs share which trust one ``ca``, as PEM; None: what this machine trusts."""
+    """Return the TLS context that all BMCs share which trust one ``ca``, as PEM; None: what this machine trusts."""
     context = ssl.create_default_context(cadata=ca)
     if not verify:
         context.check_hostname = False
@@ -214,7 +214,7 @@ class BmcAdapter(HTTPAdapter):
         return response
 
     def _limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
-        """The limits of a request; those of the request before if a redirect led to this one."""
+        """Return the limits of a request; those of the request before if a redirect led to this one."""
         redirected, self._redirected = self._redirected, None
         if redirected is not None and redirected[0] == request.url:
             return redirected[1]
@@ -236,7 +236,7 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
 
 
 def _target(request: PreparedRequest, response: Response) -> str:
-    """The URL of a redirect, as requests reads it. Raises ValueError."""
+    """Return the URL of a redirect, as requests reads it. Raises ValueError."""
     location = response.headers["Location"].encode("latin-1").decode()  # requests lets the error out
     return urljoin(request.url or "", location)
 

@@ -268,7 +268,7 @@ class Inspection:
 
 
 def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
-    """All machines with a BMC, by name; then those that have left an override behind."""
+    """Yield all machines with a BMC, by name; then those that have left an override behind."""
     commit = offering(commit, knowledge.facts.withheld)
     shared = Sharing().after(knowledge.pins, knowledge.machines).values
     stop = stop_of(knowledge, commit, knowledge.facts.orders)
@@ -384,7 +384,7 @@ def _at_each_bmc(
 
 
 def _unsigned(subject: Subject, signed: Signed) -> Iterator[str]:
-    """The programs that its plan has firmware start, directly or by a loader, without a signature.
+    """Yield the programs that its plan has firmware start, directly or by a loader, without a signature.
 
     What lies in an ISO is not looked at.
     """
@@ -434,7 +434,7 @@ def _read(subject: Subject, bmc: Driver, *, at: datetime, signed: Signed) -> Ins
 
 
 def shown(override: Override | None) -> str:
-    """An override in two words; what is disabled has no target that matters."""
+    """Return an override in two words; a disabled override has no target that matters."""
     if override is None:
         return "-"
     return (
