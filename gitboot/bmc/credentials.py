@@ -278,7 +278,7 @@ def _command(value: object) -> tuple[str, ...]:
 
 
 def _authorities(value: object) -> tuple[tuple[Place, str], ...]:
-    """Return places with their files, the narrowest first: a host before a name pattern, a subnet before its network."""
+    """Return places with their files, the narrowest first: a host before the names below it."""
     if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
         raise ValueError("expected networks and hosts, each with the file of its authority")
     found: list[tuple[Place, str]] = []
