@@ -52,7 +52,7 @@ class Credentials:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trust:
-    """What the instance says of credentials."""
+    """The content of `FILE`: where credentials may be used, and how."""
 
     file: Path  # where it says so, or would
     networks: tuple[IPv4Network | IPv6Network, ...] = ()  # in which they may be used
@@ -71,7 +71,7 @@ class Trust:
         return bool(self.networks or self.hosts)
 
     def covers(self, bmc: BmcAccess) -> bool:
-        """Return whether it says enough of a BMC; which address a name has is looked at when it is resolved."""
+        """Return whether a BMC may be sent the credentials. The addresses of a name are checked when it is resolved."""
         try:
             self.allowed(bmc, known=False)
         except BmcNotTrusted:
@@ -81,7 +81,7 @@ class Trust:
     def allowed(self, bmc: BmcAccess, *, known: bool) -> Allowed:
         """Return the addresses at which a BMC may be sent the credentials.
 
-        ``known``: the pair of the two stands in the ledger. Raises `BmcNotTrusted` where there is none.
+        ``known``: the ledger has the pair of both. Raises `BmcNotTrusted` if no address is allowed.
         """
         self._check_channel(bmc)
         host, literal = _host(bmc), _literal(bmc)
@@ -102,7 +102,7 @@ class Trust:
         )
 
     def certificate(self, bmc: BmcAccess) -> str | None:
-        """Return the fingerprint by which alone a BMC is known, where the instance names it."""
+        """Return the fingerprint of the certificate that the instance names for a BMC."""
         return dict(self.certificates).get(_host(bmc))
 
     def trusted_authority(self, bmc: BmcAccess) -> str | None:
@@ -130,7 +130,7 @@ class Trust:
                 )
 
     def _proves(self, bmc: BmcAccess) -> bool:
-        """Whether whoever answers has to prove by the instance's own authority, or word, that it is one of its BMCs."""
+        """Return whether a BMC has to prove who it is by an authority, or a certificate, that the instance names."""
         if _is_https(bmc) and self.certificate(bmc) is not None:
             return True
         return self._own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
@@ -323,7 +323,7 @@ def _host(bmc: BmcAccess) -> str:
 
 
 def _literal(bmc: BmcAccess) -> Address | None:
-    """Return the address itself, where that stands in the document, and no name."""
+    """Return the IP address of a BMC if its document has one, and not a name."""
     try:
         return ip_address(_host(bmc))
     except ValueError:
@@ -357,7 +357,7 @@ def read_credentials(directory: Path, name: str) -> Credentials:
 
 
 def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
-    """Whether the instance itself says that a BMC may be sent its credentials, or has none that it could be sent."""
+    """Return whether the instance allows a BMC its credentials, or does not have them."""
     if directory is None or not (directory / bmc.credentials).is_dir():
         return True
     try:
@@ -402,16 +402,16 @@ class CredentialDirectory:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def of(self, name: str) -> Entrusted:
-        """Return the credentials of that name, as they are now; raises `UsageError` where there are none."""
+        """Return credentials by their name, as they are now. Raises `UsageError` if there are none."""
         if self._root is None:
             raise UsageError(f"no directory of credentials is given, and {name} is needed (--credentials)")
         with self._locks[name]:  # a command is asked once, however many wait for it
             return self._now(self._root, name, asks=True)
 
     def fingerprint(self, name: str) -> str | None:
-        """Return what changes when credentials do, or what is said of them; None: there are none, as far as is known.
+        """Return a text that changes when credentials or their `Trust` change; None: no credentials are known.
 
-        It asks no command: what one says may have changed, and is another fingerprint once somebody needs it.
+        The method runs no command. A new password of a command changes the text when a task needs the password.
         """
         if self._root is None:
             return None
@@ -463,7 +463,7 @@ class CredentialDirectory:
 
 
 def _ask(command: tuple[str, ...]) -> _Said:
-    """Let a command say the password, in one line; what it writes is shown to nobody, whatever it is."""
+    """Run a command that prints the password in one line. Its output is never shown."""
     password, error = None, ""
     try:
         status, output = output_of(command, patience_s=_PATIENCE_S, most_bytes=_LONGEST)

@@ -15,7 +15,7 @@ from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """What a ComputerSystem shows of who it is; None: nothing."""
+    """The identity that a ComputerSystem shows. None: it shows no such value."""
 
     uuid: SystemUuid | None = None
     serial: str | None = None  # SerialNumber
@@ -37,7 +37,7 @@ NOTHING: Final = Shown()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Described:
-    """What a document says of who its machine is."""
+    """The identity that a document gives to its machine."""
 
     uuid: SystemUuid
     serial: str | None = None
@@ -144,7 +144,7 @@ def pin(
     place: tuple[str, str | None],
     at: datetime,
 ) -> Pinned:
-    """Return what is to be kept of what a BMC shows: ``pinned`` itself where that is nothing new."""
+    """Return the pin after a reading: ``pinned`` itself if the reading shows nothing new."""
     if pinned is None or pinned.place != place:
         return Pinned(uuid=shown.uuid, serial=shown.serial, at=at, place=place)
     if isinstance(identified, IdentityChanged):
@@ -238,7 +238,7 @@ def _upper(serial: str | None) -> str | None:
 
 
 def _line_to_add(described: Described, shown: Shown) -> str:
-    """Return what the document may say where it is the machine all the same."""
+    """Return the hint for a document whose machine shows another identity."""
     fields = []
     if shown.uuid is not None and not is_placeholder_uuid(shown.uuid) and shown.uuid not in described.uuids:
         fields.append(f"uuid: {shown.uuid}")

@@ -65,7 +65,7 @@ _Outcome: TypeAlias = bytes | BmcBusy | BmcRejected
 class IpmiConnection:
     """A BMC that is asked by a process of its own each time; for one thread at a time.
 
-    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`, which say what was asked of whom.
+    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
     """
 
     def __init__(

@@ -128,12 +128,12 @@ class Override:
 
     @property
     def media(self) -> tuple[str, ...]:
-        """What has to lie in slots, in the order in which it is inserted: what boots finds its data there."""
+        """The URLs of the images to insert, in this order: the data first, then the disc that boots."""
         return tuple(each for each in (self.data_medium, self.medium) if each is not None)
 
     @property
     def leaves_it_to_dhcp(self) -> bool:
-        """Whether DHCP names the loader, which asks for what it is to boot."""
+        """Whether DHCP names the loader. The loader requests the boot script."""
         return self.target in (OverrideTarget.PXE, OverrideTarget.UEFI_HTTP) and self.http_boot_uri is None
 
 
@@ -191,7 +191,7 @@ class State(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Whether it may stand on the BMC."""
+        """Whether the BMC may have the override."""
         return self in (State.RECORDED, State.CONFIRMED, State.WITHDRAWING)
 
     @property
@@ -263,7 +263,7 @@ class OverrideRecord:
 
     @property
     def has_media(self) -> bool:
-        """Whether anything that was inserted for it may lie in a slot."""
+        """Whether a slot may have a medium of the override."""
         return any(each.may_lie_in for each in self.media)
 
     @property

@@ -70,10 +70,10 @@ def next_step(
 ) -> Step:
     """Decide what comes next for one BMC.
 
-    ``records`` are all of the server's, one a reason; ``identified`` says whose machine was observed. What stands for
-    another reason than the wanted one is withdrawn first, and its media ejected, but for ``keeps``, the media of a
-    boot that was given: those stay until the machine resets. What gitboot has not set itself is left alone. Nothing
-    is set on another machine, and nothing withdrawn but on the system on which it was set.
+    ``records`` are all of the server's, one a reason; ``identified`` says whose machine was observed. An override of
+    another reason is withdrawn first, and its media are ejected. Media in ``keeps`` belong to a boot that was served,
+    and stay until the machine resets. gitboot leaves alone what it has not set itself. It sets nothing on another
+    machine, and withdraws an override only on the system on which it was set.
     """
     records = tuple(each for each in records if each.state is not State.UNSENT)
     accepted = isinstance(identified, Same) and identified.accepted
@@ -205,7 +205,7 @@ def stands(override: Override, observed: Observed) -> bool:
 def fit(override: Override, observed: Observed) -> Override | None:
     """Translate ``override`` into what this BMC can do, or None if it cannot.
 
-    Where the URI cannot be set, DHCP names a loader and the loader finds the server's entry.
+    If the BMC takes no URI, DHCP names a loader, and the loader finds the server's entry.
     """
     target, uri = override.target, override.http_boot_uri
     if target == OverrideTarget.CD:

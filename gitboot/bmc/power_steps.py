@@ -249,7 +249,7 @@ def _doubt(message: str) -> AskOperator:
 
 
 class PowerAction(StrEnum):
-    """What a person asks for."""
+    """A power action of an operator."""
 
     ON = "on"
     OFF = "off"

@@ -1,4 +1,4 @@
-"""Whether a machine has reset between two readings of its BMC, as far as that BMC's own clock can say."""
+"""Reboot detection: the marks of a BMC, and whether its machine has reset between two readings."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _has_moved(before: str | None, after: str | None) -> bool:
 
 
 def parse(text: str | None) -> datetime | None:
-    """Return an instant as a BMC writes it, with its offset if it has one; None where it is none."""
+    """Return the instant of a text of a BMC, with its offset if it has one; None: the text is no instant."""
     try:
         return datetime.fromisoformat(text) if text is not None else None
     except ValueError:

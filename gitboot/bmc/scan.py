@@ -38,7 +38,7 @@ _ROOT: Final = "/redfish/v1/"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """What came of one address; neither machines nor why not: no Redfish service answers there."""
+    """The result of one address. Without machines and without a reason, no Redfish service answers there."""
 
     address: str
     found: tuple[FoundServer, ...] = ()
@@ -173,7 +173,7 @@ def compare(
 ) -> Comparison:
     """Compare what was found at the ``asked`` addresses with all machines that documents describe.
 
-    Of the ``unread`` addresses somebody answered, and what is there could not be read: nothing is said of them.
+    A BMC answered at the ``unread`` addresses and could not be read: they are not compared.
     """
     found = sorted(found, key=lambda each: (each.address, each.system))
     machines = dict(_recognised(found, described))

@@ -269,7 +269,7 @@ class Crew(Generic[Key, Value]):
     def add(self, tasks: Iterable[Task[Key, Value]]) -> frozenset[Key]:
         """Take tasks in, but for keys whose last one still runs, or has ended since `ended` was called.
 
-        Whoever makes a task for such a key does not know yet what the last one did. A task that has not begun gives way
+        A task for such a key was made without the result of the last one. A task that has not begun gives way
         to a newer one of its key. Return the keys whose task was taken.
         """
         taken = set()
@@ -379,7 +379,7 @@ _FORGETTING: Final = 1.1  # how fast it was is believed less with each round: a 
 class Pace:
     """A value: each answer gives another one. A round is as many answers as may be awaited at a time.
 
-    BMCs that have never answered say nothing of the way: a rack that is switched off does not slow the others.
+    BMCs that have never answered do not count: a rack that is switched off does not slow the others.
     """
 
     most: int

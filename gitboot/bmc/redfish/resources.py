@@ -61,7 +61,7 @@ class Resource:
 
     @property
     def settings_at_reset(self) -> bool:
-        """Whether what its Settings are given may be told to apply at the next reset."""
+        """Whether changes of its Settings can be deferred to the next reset."""
         return "OnReset" in _texts(_at(self.body, ("@Redfish.Settings", "SupportedApplyTimes")))
 
     def link(self, *keys: str) -> str | None:

@@ -86,7 +86,7 @@ def power_wanted(
 ) -> PowerPlan | None:
     """Return what a server's plan wants of its power; None: nothing.
 
-    So it is with a machine of which nothing is known, and while anything is stopped, whatever the plan.
+    A plan wants nothing of the power while boots are stopped, or if nothing is known of the machine.
     """
     if plan is None or record is None or decision.stopped or stop is not Halt.NONE:
         return None
@@ -275,7 +275,7 @@ def _end_of(wanted: Wanted, state: ServerState) -> datetime | None:
 
 
 def _waits_for_off(state: ServerState) -> bool:
-    """Whether a machine's boot is only to be set while it is off: its policy says so, and nothing was attempted yet."""
+    """Return whether gitboot sets a boot only while the machine is off, as a policy wants for a first attempt."""
     plan, policy, record = state.plan, state.decision.policy, state.record
     if plan is None or policy is None or record is None or policy.wait_for is not PolicyWait.POWER_OFF:
         return False

@@ -100,7 +100,7 @@ class Subject(BmcTask):
 
     @property
     def evidence(self) -> str:
-        """What is known of the boot that the plan is about, in a word or two."""
+        """The evidence for the planned boot, in a word or two."""
         record = self.record
         if record is None or self.decision is None:
             return "unseen" if self.unseen else "unknown"
@@ -160,7 +160,7 @@ class Inspection:
 
     @property
     def reset_to_come(self) -> str | None:
-        """What will be done to its power, when and why, or what holds that up; None: nothing is to come."""
+        """The reset that will follow, when and why, or what it waits for; None: no reset will follow."""
         power = self.subject.power
         match self.switch:
             case AskForReset(record=record) if power is not None:
@@ -259,7 +259,7 @@ class Inspection:
 
     @property
     def next(self) -> str:
-        """What comes next, in a word: a step, or why there is none."""
+        """The next step, in a word, or why there is none."""
         if self.failure is not None:
             return next(word for kind, word in _FAILED.items() if isinstance(self.failure, kind))
         if isinstance(self.step, Leave) and self.reset_to_come is not None:
@@ -386,7 +386,7 @@ def _at_each_bmc(
 def _unsigned(subject: Subject, signed: Signed) -> Iterator[str]:
     """Yield the programs that its plan has firmware start, directly or by a loader, without a signature.
 
-    What lies in an ISO is not looked at.
+    The content of an ISO is not checked.
     """
     boot, decision = subject.plan.boot if subject.plan is not None else None, subject.decision
     if boot is None or decision is None:
@@ -513,9 +513,9 @@ def switch(
     send: bool,
     each: Callable[[int], None] = lambda _: None,
 ) -> list[Powered]:
-    """Read each BMC, and where ``send`` says so, ask it for what `next_power` finds: once, whatever comes of it.
+    """Read each BMC; with ``send``, request the reset that `next_power` decides on, once.
 
-    By name. ``each`` is called with how many more are done.
+    The results are in the order of names. ``each`` is called with how many more are done.
     """
 
     def work(subject: Subject, bmc: Driver) -> Powered:

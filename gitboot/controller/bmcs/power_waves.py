@@ -74,14 +74,14 @@ def _is_ready(
 def _counts_still(record: SwitchRecord, seen: BmcState | None, at: datetime, patience: timedelta) -> bool:
     """Return whether a machine that was switched for another reason may be down because of that: an earlier run, say.
 
-    Where its BMC does not show how far a boot has come, nothing will ever say that it is back.
+    If its BMC does not show the boot progress, gitboot cannot learn that the machine is back.
     """
     shows = seen is None or seen.outcome is None or seen.shows_progress
     return record.state.is_open and (shows or at - record.since < patience)
 
 
 def _is_back(power: PowerPlan, seen: BmcState | None, record: SwitchRecord) -> bool:
-    """Return whether its run is known to be made, where its BMC does not show how far a boot has come."""
+    """Return whether the run of a machine was made, if its BMC does not show the boot progress."""
     if seen is None or seen.outcome is None or seen.shows_progress or record.state is SwitchState.RECORDED:
         return False
     return power.run_at is not None and power.run_at >= record.since
@@ -111,8 +111,7 @@ class WhoseTurn:
 def turns(members: Iterable[Member], at: datetime, patience: timedelta) -> WhoseTurn:
     """Return the members that may be switched at ``at``: by name, as many of each group as may be down.
 
-    Where a server that was switched has not come back within ``patience``, nobody of its maintenance follows, whatever
-    the group, until it has.
+    If a server was switched and has not come back within ``patience``, its maintenance stops in all groups until then.
     """
     groups: defaultdict[tuple[str, str | None], list[Member]] = defaultdict(list)
     stopped: defaultdict[str, list[str]] = defaultdict(list)

@@ -78,7 +78,7 @@ class BmcState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Which BMCs are asked, for what, and when again; each in its own time."""
+    """The tasks of all BMCs, when each is due, and what the last tasks found."""
 
     most_failures: int = 20  # in a row, until nothing more is set for a while
     jitter: float = 0.2  # by how much less than planned is waited at most, so that not all are asked at once
@@ -229,7 +229,7 @@ def jobs(
 
 
 def _is_asked_anew(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
-    """Whether something was fetched, or perhaps served, since a BMC was asked last, or its machine's turn has come."""
+    """Return whether a fetch or a served boot came since a BMC's last task, or its machine's turn has come."""
     is_fetched = any(each.id not in before.judges for each in knowledge.pending.get(uuid, ()))
     has_turn = uuid in schedule.going and not before.granted
     return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.intents
@@ -302,7 +302,7 @@ def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
 
 
 def unasked(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
-    """Machines of which a fetch is to be judged by a BMC that nobody asks, once it is arranged who is asked."""
+    """Return the machines whose fetch waits for a BMC that has no task; none before the first `arranged`."""
     if schedule.may_set is None:
         return frozenset()
     return frozenset(uuid for uuid in knowledge.pending if uuid not in schedule.tasks)  # - would look at all tasks
