@@ -75,7 +75,8 @@ class Connections:
         # Only here: they take their time, and many fleets have no BMC.
         from gitboot.bmc.ipmi import IpmiConnection
         from gitboot.bmc.redfish.client import BmcConnection
-        from gitboot.bmc.redfish.transport import Reach, tls_context
+        from gitboot.bmc.redfish.transport import Reach
+        from gitboot.http_client import tls_context
 
         trust, vouched = found.trust, found.trust.certificate(bmc)
         reach = Reach(

@@ -156,8 +156,11 @@ class Lookout:
         with self._changed:
             if file not in self._wanted or self._closed:
                 return False
-            self._failures[file] = 0 if found.is_there else self._failures.get(file, 0) + 1
-            heappush(self._queue, (time.monotonic() + self._rest_s(file), file.url, file))
+            failures = 0 if found.is_there else self._failures.get(file, 0) + 1
+            self._failures[file], rest_s = failures, self._every_s
+            if failures:
+                rest_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, 20), _LONGEST_RETRY_S, rest_s)
+            heappush(self._queue, (time.monotonic() + rest_s, file.url, file))
             self._unlooked -= {file}
             self._changed.notify_all()
             if self._now.get(file) == found:
@@ -166,8 +169,3 @@ class Lookout:
             self._now[file] = found
             self._is_news = True
             return held != is_withheld(file, self._now)
-
-    def _rest_s(self, file: BootFile) -> float:
-        failures = self._failures[file]
-        retry_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, 20), _LONGEST_RETRY_S)
-        return min(retry_s, self._every_s) if failures else self._every_s

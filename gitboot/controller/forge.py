@@ -231,36 +231,28 @@ class Forge:
         """
         claimed: int | None = None
         for commit in commits:
-            own = [each for each in self._all(commit) if each.ledger == ledger]
+            own: list[CommitVerdict] = []
+            for page in range(1, _MOST_PAGES + 1):
+                count, verdicts = self._page(commit, page)
+                own += (each for each in verdicts if each.ledger == ledger)
+                if count < self._project.page_size:
+                    break
             proven = [each.change for each in own if each.is_proven(key)]
             claimed = max((each.change for each in own if not each.is_proven(key)), default=claimed)
             if proven:
                 return Witnessed(max(proven), claimed)
         return Witnessed(None, claimed)
 
-    def _all(self, commit: str) -> list[CommitVerdict]:
-        """Return the verdicts on a commit, of the newest pages of its statuses."""
-        found: list[CommitVerdict] = []
-        for page in range(1, _MOST_PAGES + 1):
-            count, verdicts = self._page(commit, page)
-            found += verdicts
-            if count < self._project.page_size:
-                break
-        return found
-
     def _page(self, commit: str, page: int = 1) -> tuple[int, list[CommitVerdict]]:
         """Return how many statuses a page has, and the verdicts among them, the newest first."""
         url = self._project.lists(commit, self._name)
         listed = self._asked(f"{url}&page={page}" if page > 1 else url).json
-        statuses = listed if isinstance(listed, list) else []
-        own = sorted(filter(self._is_own, statuses), key=lambda each: int(each["id"]), reverse=True)
+        statuses: list[Any] = listed if isinstance(listed, list) else []
+        whole = (each for each in statuses if isinstance(each, dict) and isinstance(each.get("id"), int))
+        named = (each for each in whole if self._name in (each.get("context"), each.get("name")))
+        own = sorted(named, key=lambda each: int(each["id"]), reverse=True)
         verdicts = (_read(commit, each.get("description")) for each in own)
         return len(statuses), [each for each in verdicts if each is not None]
-
-    def _is_own(self, status: Any) -> bool:
-        if not isinstance(status, dict) or not isinstance(status.get("id"), int):
-            return False
-        return self._name in (status.get("context"), status.get("name"))
 
     def _asked(self, url: str, body: Mapping[str, Any] | None = None) -> WebAnswer:
         headers, credentials = self._project.headers(), self._project.credentials(self._secret())
@@ -421,14 +413,12 @@ class Verdicts:
         with self._changed:
             self._have_told_how_far(at_once=True)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._waiting or not self._can_be_told, patience_s)
+            self._changed.wait_for(
+                lambda: not self._waiting or not self._may_tell or self._telling.failure is not None, patience_s
+            )
             self._ending = True
             self._changed.notify_all()
         self._thread.join(timeout_s=1)  # one that hangs in the network ends with the process
-
-    @property
-    def _can_be_told(self) -> bool:
-        return self._may_tell and self._telling.failure is None
 
     def _have_told(self, verdict: CommitVerdict) -> None:
         self._further = None
@@ -548,12 +538,14 @@ def project_of(settings: Settings) -> Project | None:
     return Project.parse(told.project, told.api, allow_token_over_http=told.allow_token_over_http)
 
 
-def forge_of(settings: Settings) -> Forge | None:
-    """The forge that settings name, if they do; raises `UsageError` where it cannot be meant."""
+@contextmanager
+def telling(settings: Settings, wake: Callable[[], None], *, patience_s: float = 0) -> Iterator[Verdicts | None]:
+    """Whoever tells the forge, as long as the block runs, and so many seconds longer for what waits then."""
     told, project = settings.forge, project_of(settings)
     if told is None or project is None:
-        return None
-    return Forge(
+        yield None
+        return
+    forge = Forge(
         project,
         told.token,
         name=told.name,
@@ -561,14 +553,6 @@ def forge_of(settings: Settings) -> Forge | None:
         ca_bundle=settings.git.ca_bundle,
         allow_token_over_http=told.allow_token_over_http,
     )
-
-
-@contextmanager
-def telling(settings: Settings, wake: Callable[[], None], *, patience_s: float = 0) -> Iterator[Verdicts | None]:
-    """Whoever tells the forge, as long as the block runs, and so many seconds longer for what waits then."""
-    if (forge := forge_of(settings)) is None:
-        yield None
-        return
     verdicts = Verdicts(forge, wake, asks=True)
     try:
         yield verdicts

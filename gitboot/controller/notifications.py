@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -112,7 +112,11 @@ class Messenger:
         self._changed = threading.Condition()
         self._rung, self._ending, self._idle = True, False, False
         self.failure: tuple[str, str] | None = None  # of the last try: a word, and in words
-        self._thread = BackgroundThread(self._keep_telling, name=f"notify-{receiver.name}", on_death=self._note_death)
+        self._thread = BackgroundThread(
+            self._keep_telling,
+            name=f"notify-{receiver.name}",
+            on_death=lambda message: self._failed(("ThreadDied", f"{receiver.name}: {message}")),
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -150,9 +154,6 @@ class Messenger:
                 failures = 0
                 self._failed(None)
                 self._wait()
-
-    def _note_death(self, message: str) -> None:
-        self._failed(("ThreadDied", f"{self._receiver.name}: {message}"))
 
     def _wait(self) -> None:
         """Wait until something is new, or due."""
@@ -234,7 +235,7 @@ def notifying(
         return
     file = settings.state / LEDGER
     places = Bookmarks(settings.state / NOTIFIED, ledger, instance_tables.last(file))
-    read = _LedgerReading(file, settings.output)
+    read = partial(_read_events, file, settings.output)
     notices = Notices(
         tuple(
             Messenger(
@@ -256,25 +257,16 @@ def notifying(
         notices.close(patience_s=patience_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _LedgerReading:
-    """Reads the ledger beside whoever writes to it, and the site of each server as it stands published."""
-
-    ledger: Path
-    output: Path
-
-    def __call__(self, place: int) -> list[NotedEvent]:
-        return [
-            noted(sequence, event, self._site(event.get("server")))
-            for sequence, event in instance_tables.after(self.ledger, place, _MOST_READ)
-        ]
-
-    def _site(self, server: object) -> str | None:
+def _read_events(ledger: Path, output: Path, place: int) -> list[NotedEvent]:
+    """Return events of the ledger after ``place``, each with the site of its server as it stands published."""
+    found = []
+    for sequence, event in instance_tables.after(ledger, place, _MOST_READ):
+        site, server = None, event.get("server")
         with suppress(ValueError, OSError):
-            state = read_state(self.output, server) if isinstance(server, str) else None
+            state = read_state(output, server) if isinstance(server, str) else None
             site = state.summary.get("site") if state is not None else None
-            return site if isinstance(site, str) else None
-        return None
+        found.append(noted(sequence, event, site if isinstance(site, str) else None))
+    return found
 
 
 _APPRISE_S: Final = 60.0  # for one notice: apprise asks a service several times, each with timeouts of its own
@@ -315,7 +307,10 @@ class Notice:
 
     @property
     def text(self) -> str:
-        lines = [f"{each.at} {_shortened(each.message)}" for each in self.events]
+        lines = []
+        for each in self.events:
+            flat = one_line(each.message)
+            lines.append(f"{each.at} {flat if len(flat) <= _LONGEST else f'{flat[: _LONGEST - 1]}…'}")
         return "\n".join(filter(None, (*lines, more(self.number - len(self.events)))))
 
 
@@ -357,11 +352,6 @@ class NotedEvent:
             "site": self.site,
             "commit": self.commit,
         }
-
-
-def _shortened(text: str) -> str:
-    flat = one_line(text)
-    return flat if len(flat) <= _LONGEST else f"{flat[: _LONGEST - 1]}…"
 
 
 Send = Callable[[Notice, datetime], None]  # raises `HostUnreachable` where it did not arrive
@@ -511,18 +501,26 @@ class _Table:
         webhook, apprise = self._text("webhook"), self._text("apprise")
         if (webhook is None) == (apprise is None):
             raise self._wrong("expected webhook or apprise, or one of them as -file")
-        secret = self._secret() if webhook is not None else None
-        if webhook is not None:
-            self._check(webhook)
         if apprise is not None and "secret-file" in self.given:
             raise self._wrong("secret-file signs a webhook; apprise has its secrets in its URL")
+        secret = self._secret_of(webhook) if webhook is not None else None
+        level = self.given.get("level", Level.WARNING.word)
+        levels = {each.word: each for each in Level}
+        if not isinstance(level, str) or level not in levels:
+            raise self._wrong(f"level: expected {' or '.join(levels)}")
+        sites = self.given.get("sites", [])
+        if not isinstance(sites, list) or not all(isinstance(each, str) for each in sites):
+            raise self._wrong("sites: expected a list of names")
+        minutes = self.given.get("fold-minutes", 10)
+        if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 <= minutes <= 1440:
+            raise self._wrong("fold-minutes: expected a number up to 1440")
         return Receiver(
             name=self.name,
             url=webhook or apprise or "",
             secret=secret,
-            level=self._level(),
-            sites=self._sites(),
-            fold=self._fold(),
+            level=levels[level],
+            sites=frozenset(sites),
+            fold=timedelta(minutes=minutes),
         )
 
     def _text(self, key: str) -> str | None:
@@ -541,15 +539,13 @@ class _Table:
             raise self._wrong(f"{key}: expected the name of a file")
         return read_private(self.file.parent / name)
 
-    def _secret(self) -> bytes:
+    def _secret_of(self, url: str) -> bytes:
+        """Return the secret of a webhook at this URL, which others must not be able to read or to guess."""
         if "secret-file" not in self.given:
             raise self._wrong("a webhook needs secret-file, by which it is signed")
         secret = self._in_file("secret-file").strip()
         if len(secret) < _SHORTEST_SECRET:
             raise self._wrong(f"secret-file: expected {_SHORTEST_SECRET} characters or more")
-        return secret
-
-    def _check(self, url: str) -> None:
         try:
             parts = urlsplit(url)
             is_one = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
@@ -558,24 +554,7 @@ class _Table:
             is_one = False
         if not is_one:
             raise self._wrong("webhook: expected an https URL without a user (http to this machine alone)")
-
-    def _level(self) -> Level:
-        given = self.given.get("level", Level.WARNING.word)
-        if (found := {each.word: each for each in Level}.get(given) if isinstance(given, str) else None) is None:
-            raise self._wrong(f"level: expected {' or '.join(each.word for each in Level)}")
-        return found
-
-    def _sites(self) -> frozenset[str]:
-        given = self.given.get("sites", [])
-        if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
-            raise self._wrong("sites: expected a list of names")
-        return frozenset(given)
-
-    def _fold(self) -> timedelta:
-        given = self.given.get("fold-minutes", 10)
-        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1440:
-            raise self._wrong("fold-minutes: expected a number up to 1440")
-        return timedelta(minutes=given)
+        return secret
 
     def _wrong(self, what: str) -> UsageError:
         return UsageError(f"{self.file}: receivers.{self.name}: {what}")
@@ -586,19 +565,15 @@ MOST: Final = 20  # events that one notice shows
 
 def noted(sequence: int, event: Mapping[str, Any], site: str | None) -> NotedEvent:
     """What the ledger's event number ``sequence`` says; ``site`` is that of the server that it is of."""
-    servers = event.get("servers")
-    commit = event.get("commit")
+    servers, commit = event.get("servers"), event.get("commit")
+    named = [event.get("server")] if servers is None else servers
     return NotedEvent(
         sequence=sequence,
         at=event["at"],
         type=event["type"],
         message=event["message"],
         level=Level.WARNING if event.get("level") == "warning" else Level.INFO,
-        servers=tuple(_names([event.get("server")] if servers is None else servers)),
+        servers=tuple(each for each in named if isinstance(each, str)),
         site=site,
         commit=commit if isinstance(commit, str) else None,
     )
-
-
-def _names(found: Iterable[object]) -> Iterable[str]:
-    return (each for each in found if isinstance(each, str))

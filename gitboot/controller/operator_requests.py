@@ -23,10 +23,9 @@ from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record import Record, last_word, record_of
+from gitboot.resolve.provisioning_record import last_word, record_of
 from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.resolve.server_plan import Halt, Stoppage
-from gitboot.status.events import Event
 from gitboot.text import count
 
 # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}; with "unknown" and "commit" it is refused
@@ -65,7 +64,6 @@ def carry_out(
     learning: Learning,
     requests: Iterable[Request],
     commit: Commit | None,
-    at: datetime,
     held: HeldChanges | None = None,
 ) -> None:
     """Do what was asked for, each once; a request that makes no sense is refused, and noted as that.
@@ -74,12 +72,11 @@ def carry_out(
     """
     for request in requests:
         try:
-            outcome = _do(learning, request, commit, at, held)
+            outcome = _do(learning, request, commit, held)
         except (UsageError, StaleDigest, ValueError, KeyError, TypeError, AttributeError) as error:
             outcome = f"{REFUSED}{error}"
-        message, facts = f"{request.who}: {outcome}", {"who": request.who, "request": request.what}
         type = "RecordsBegun" if request.what == BEGIN else "Requested"
-        learning.events.append(Event(at=at, type=type, message=message, facts=facts))
+        learning.tell(type, f"{request.who}: {outcome}", who=request.who, request=request.what)
         learning.outcomes.append((request, outcome))
 
 
@@ -100,24 +97,24 @@ def check_approval(held: HeldChanges | None, digest: str, guards: Collection[str
         raise StaleDigest(f"{', '.join(others)} does not hold it; {', '.join(held.guards)} does")
 
 
-def _do(learning: Learning, request: Request, commit: Commit | None, at: datetime, held: HeldChanges | None) -> str:
+def _do(learning: Learning, request: Request, commit: Commit | None, held: HeldChanges | None) -> str:
     facts = request.facts
     match request.what:
         case "records":
             return _set_records(learning, request)
         case "begin" if commit is not None:
-            return _begin(learning, facts, commit, at)
+            return _begin(learning, facts, commit)
         case "resolve":
             return _resolve(learning, facts)
         case "accept":
-            return _accept(learning, facts, at)
+            return _accept(learning, facts)
         case "certificate":
             return _accept_certificate(learning, facts)
         case "replace":
-            return _replace(learning, facts, at)
+            return _replace(learning, facts)
         case "clock":
-            accept_clock(learning, at)
-            return f"the clock is right: it is {format_instant(at)} ({facts['reason']})"
+            accept_clock(learning)
+            return f"the clock is right: it is {format_instant(learning.at)} ({facts['reason']})"
         case "secret-fetches":
             names = confirm_fetches(learning, facts["items"])
             return f"the fetches of the secrets of {', '.join(names)} are confirmed ({facts['reason']})"
@@ -134,7 +131,7 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
             return _is_back(learning, facts)
         case "approve":
             check_approval(held, facts["digest"], facts["guards"])
-            approval = Approval(facts["digest"], tuple(facts["guards"]), at, request.who, facts["reason"])
+            approval = Approval(facts["digest"], tuple(facts["guards"]), learning.at, request.who, facts["reason"])
             learning.approved.append(approval)
             return (
                 f"{', '.join(approval.guards)} acknowledged for the changes {approval.digest[:12]} ({approval.reason})"
@@ -168,7 +165,9 @@ def _set_records(learning: Learning, request: Request) -> str:
     items = [(parse_uuid(item["uuid"]), str(item["server"]), record_of(item)) for item in facts["items"]]
     seen = {parse_uuid(item["uuid"]): item["seen"] for item in facts["items"] if "seen" in item}
     for uuid, server, record in items:
-        if record.provision is None and uuid in seen and _was_provisioned_since(learning, uuid, seen[uuid]):
+        if record.provision is not None or uuid not in seen or (now := learning.record(uuid)) is None:
+            continue
+        if now.provision is not None and last_word(now) != seen[uuid]:
             raise UsageError(f"{server} was provisioned after that was asked for; ask again if it is meant still")
     known = [server for uuid, server, _ in items if facts.get("unknown") and learning.record(uuid) is not None]
     if known:
@@ -182,21 +181,18 @@ def _set_records(learning: Learning, request: Request) -> str:
     reason = f" ({facts['reason']})" if facts.get("reason") else ""
     if len(items) == 1:
         _, server, record = items[0]
-        return f"{server} is {_worded(record)}{reason}"
+        if record.provision is None:
+            return f"{server} is pending: it is installed as soon as its plan wants it{reason}"
+        image = f" with BootImage/{record.image}" if record.image else ""
+        return f"{server} is provisioned: provision {record.provision}{image}{reason}"
     return f"{len(items)} records are set{reason}"
 
 
-def _begin(learning: Learning, facts: Mapping[str, Any], commit: Commit, at: datetime) -> str:
+def _begin(learning: Learning, facts: Mapping[str, Any], commit: Commit) -> str:
     if facts.get("commit") not in (None, commit.revision):
         raise UsageError(f"{commit.revision} was accepted meanwhile; look again")
     records = {parse_uuid(item["uuid"]): record_of(item) for item in facts.get("items", ())}
-    return begin(learning, commit, Beginning(facts["how"]), records, at)
-
-
-def _was_provisioned_since(learning: Learning, uuid: SystemUuid, seen: object) -> bool:
-    """Whether evidence has overtaken who asked: what they had ``seen`` of a server is not what it is by now."""
-    record = learning.record(uuid)
-    return record is not None and record.provision is not None and last_word(record) != seen
+    return begin(learning, commit, Beginning(facts["how"]), records)
 
 
 def _resolve(learning: Learning, facts: Mapping[str, Any]) -> str:
@@ -242,14 +238,14 @@ def _is_back(learning: Learning, facts: Mapping[str, Any]) -> str:
     return f"{server}: it is in service again ({facts['reason']})"
 
 
-def _accept(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:
+def _accept(learning: Learning, facts: Mapping[str, Any]) -> str:
     """Take a person's word that what a BMC shows is its server, if it still shows what the person saw."""
     uuid, server = parse_uuid(facts["uuid"]), facts["server"]
     pinned = learning.pinned(uuid)
     if pinned is None or [pinned.seen.uuid, pinned.seen.serial] != facts["shown"]:
         seen = pinned.seen if pinned is not None else "nothing"
         raise UsageError(f"the BMC of {server} shows {seen} by now; look again")
-    learning.pin(uuid, accept(pinned, at=at))
+    learning.pin(uuid, accept(pinned, at=learning.at))
     learning.hurried.add(uuid)
     return f"{server}: it is the machine whose BMC shows {pinned.seen} ({facts['reason']})"
 
@@ -264,14 +260,16 @@ def _accept_certificate(learning: Learning, facts: Mapping[str, Any]) -> str:
     return f"{server}: its BMC shows the certificate {certificate} ({facts['reason']})"
 
 
-def _replace(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:
+def _replace(learning: Learning, facts: Mapping[str, Any]) -> str:
     """Let what somebody else has set give way to what the plan wants."""
     uuid, server, key = parse_uuid(facts["uuid"]), facts["server"], facts["key"]
-    own = next((each for each in learning.overrides_of(uuid) if each.reason == key), None)
+    own = next((each for each in learning.overrides.of(uuid) if each.reason == key), None)
     if key is None or (own is not None and own.state not in (State.WITHDRAWN, State.CONSUMED, State.UNSENT)):
         return f"{server}: there was nothing to replace"
-    opened = own or OverrideRecord(reason=key, plan_digest="", override=OFF, marks=NO_MARKS, state=State.OPENED, at=at)
-    learning.note_override(uuid, replace(opened, state=State.OPENED, at=at))
+    opened = own or OverrideRecord(
+        reason=key, plan_digest="", override=OFF, marks=NO_MARKS, state=State.OPENED, at=learning.at
+    )
+    learning.overrides.note(uuid, replace(opened, state=State.OPENED, at=learning.at))
     learning.hurried.add(uuid)
     return f"{server}: whatever its BMC shows gives way to {key} ({facts['reason']})"
 
@@ -281,9 +279,9 @@ def _settle(learning: Learning, uuid: SystemUuid, state: State, which: Callable[
 
     Withdrawn: it was never consumed, and its reason is open again. Lost: it was, and is never set again.
     """
-    meant = [each for each in learning.overrides_of(uuid) if each.state is not state and which(each)]
+    meant = [each for each in learning.overrides.of(uuid) if each.state is not state and which(each)]
     for each in meant:
-        learning.note_override(uuid, replace(each, state=state, corrections=()))
+        learning.overrides.note(uuid, replace(each, state=state, corrections=()))
     learning.hurried.add(uuid)
     return len(meant)
 
@@ -291,13 +289,6 @@ def _settle(learning: Learning, uuid: SystemUuid, state: State, which: Callable[
 def _is_provision(each: OverrideRecord) -> bool:
     settled = (State.RECORDED, State.CONSUMED, State.LOST, State.SET_BY_ANOTHER)
     return each.reason.startswith("provision/") and each.state in settled
-
-
-def _worded(record: Record) -> str:
-    if record.provision is None:
-        return "pending: it is installed as soon as its plan wants it"
-    image = f" with BootImage/{record.image}" if record.image else ""
-    return f"provisioned: provision {record.provision}{image}"
 
 
 def stop_of(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> Halt:

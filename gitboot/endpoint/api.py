@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -183,16 +183,13 @@ class Pages:
 
     def page(self, wanted: Selection) -> bytes:
         """A page as it is answered."""
-        found = list(islice(self._chosen(wanted), wanted.limit + 1))
+        names = (name for name in self._all_names() if name > wanted.after)
+        chosen = ((name, item) for name in names if (item := self._item(name)) is not None and wanted.chooses(item))
+        found = list(islice(chosen, wanted.limit + 1))
         more = found[: wanted.limit]
         last = canonical(more[-1][0] if len(found) > wanted.limit else None)
         items = b",".join(item.content for _, item in more)
         return b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
-
-    def _chosen(self, wanted: Selection) -> Iterator[tuple[str, _Item]]:
-        for name in self._all_names():
-            if name > wanted.after and (item := self._item(name)) is not None and wanted.chooses(item):
-                yield name, item
 
     def _all_names(self) -> list[str]:
         """The names of all servers, sorted; read anew when a state has come, gone or changed."""

@@ -12,21 +12,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gitboot.child_processes import Buffer, ProcessLimits, encode, end_with, framed, share_of_limits, take_off_limits
 from gitboot.evaluator.cache import (
     DecidedRow,
     Decoded,
     Results,
-    decoded_decision,
-    decoded_host,
+    decision_of,
     decoded_row,
     decoded_servers,
     encode_decided,
     encode_result,
-    encode_servers,
-    findings_of,
+    host_of,
     row_of,
 )
 from gitboot.evaluator.content_keys import Key, decision_keys
@@ -45,11 +43,8 @@ if TYPE_CHECKING:
     from gitboot.review.guards import Extent
 
 
-class Snapshots(Protocol):
-    """A source of commits."""
-
-    def __call__(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
-        """Return the files of a commit. An implementation may read only what differs from an earlier snapshot."""
+# Returns the files of a commit. It may read only what differs from an earlier snapshot.
+Snapshots = Callable[[Revision, Snapshot | None], Snapshot]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +173,8 @@ class Evaluator:
 
         Raises `InvalidRepository` with every problem of the commit, `SourceError` if a file cannot be read.
         """
-        base_evaluation = self._evaluated(base) if base is not None else None
-        head = self._evaluated(revision, base_evaluation)
+        base_evaluation = self._evaluate(base) if base is not None else None
+        head = self._evaluate(revision, base_evaluation)
         self._held = (head,) if base_evaluation is None else (base_evaluation, head)
         return CommitPair(base=base_evaluation, head=head)
 
@@ -203,7 +198,7 @@ class Evaluator:
             self._stored[kind] = set(results)
         self._complete = evaluations[-1]
 
-    def _evaluated(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
+    def _evaluate(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
         if (known := next((each for each in self._held if each.revision == revision), None)) is not None:
             return known
         beside = beside or next(iter(self._held), None)
@@ -232,12 +227,15 @@ class _Evaluating:
         self._rows: dict[str, DecidedRow] = {}
 
     def evaluation(self) -> Evaluation:
+        """Return the evaluation. Raises `InvalidRepository` with every problem of the commit."""
         beside = self._beside
         before = beside.loaded if beside is not None else None
         listing = list_files(self._snapshot, before)
         found = load_revision(self._snapshot, self._parsed(listing.documents), before, listing)
         if isinstance(found, Loaded) and beside is not None and found.repository.origins is beside.repository.origins:
-            return _at(found, beside)
+            decisions = replace(beside.decided.decisions, revision=self._snapshot.revision)
+            decided = replace(beside.decided, repository=found.repository, decisions=decisions)
+            return replace(beside, loaded=found, decided=decided)
         decided = decide_loaded(found, self._decided)
         assert isinstance(found, Loaded)  # noqa: S101 - anything else raised
         return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided)
@@ -251,22 +249,21 @@ class _Evaluating:
         blobs = self._snapshot.blobs
         unknown = {blobs[path]: path for path in paths if path not in known or known[path].blob != blobs[path]}
         rows = self._known(ResultKind.PARSED, [blob.encode() for blob in unknown])
-        parsed: ParseCache = {}
-        for key, row in rows.items():
-            if (servers := decoded_servers(row)) is not None:
-                parsed[BlobId(key.decode())] = _only_servers(servers)
-        left = [(blob, path) for blob, path in unknown.items() if blob not in parsed]
+        found = {BlobId(key.decode()): servers for key, row in rows.items() if (servers := decoded_servers(row))}
+        left = [(blob, path) for blob, path in unknown.items() if blob not in found]
         for blob, row in self._workers.parse(self._snapshot, left).items():
             servers = decoded_servers(row)
             assert servers is not None  # noqa: S101 - a worker encoded it
-            parsed[blob] = _only_servers(servers)
-        return parsed
+            found[blob] = servers
+        return {
+            blob: ParsedBlob(resources=tuple(each), problems=(), more=0, broken=(), unread=())
+            for blob, each in found.items()
+        }
 
     def _decided(self, repository: FleetRepository) -> Decided:
         beside = self._beside
-        placed = beside.decided.placed if beside is not None else {}
         self._keys = _keys(repository, beside)
-        return decide_all(repository, self._servers, placed)
+        return decide_all(repository, self._servers, beside.decided.placed if beside is not None else {})
 
     def _servers(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
         """Return the decision of each server, from memory, from the cache, or decided now."""
@@ -286,23 +283,15 @@ class _Evaluating:
             known[keys[name]] = row
         self._rows = rows = {name: known[keys[name]] for name in names}
         return DecidedServers(
-            decisions=Decoded(rows, decoded_decision),
-            hosts=Decoded(rows, decoded_host),
-            flawed={name: findings_of(row) for name, row in rows.items() if row.findings},
+            decisions=Decoded(rows, lambda row: decision_of(row.decision)),
+            hosts=Decoded(rows, lambda row: host_of(row.host)),
+            findings={name: row.findings for name, row in rows.items() if row.findings},
         )
-
-
-def _at(loaded: Loaded, known: Evaluation) -> Evaluation:
-    """Return the evaluation of a commit whose fleet files are those of a known commit."""
-    decided = known.decided
-    decisions = replace(decided.decisions, revision=loaded.snapshot.revision)
-    decided = replace(decided, repository=loaded.repository, decisions=decisions)
-    return Evaluation(loaded=loaded, keys=known.keys, rows=known.rows, decided=decided)
 
 
 def _keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str, Key]:
     """Return the content key of each server. If only Server documents differ, the others keep theirs."""
-    if beside is None or not _share_all_but_servers(repository, beside.repository):
+    if beside is None or _all_but_servers(repository) != _all_but_servers(beside.repository):
         return decision_keys(repository, repository.servers)
     servers, before, keys = repository.servers, beside.repository.servers, beside.keys
     changed = [name for name, server in servers.items() if before.get(name) is not server]
@@ -310,20 +299,9 @@ def _keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str
     return {name: found[name] if name in found else keys[name] for name in servers}
 
 
-def _share_all_but_servers(one: FleetRepository, other: FleetRepository) -> bool:
-    return (
-        (one.fleet, one.images, one.streams, one.profiles) == (other.fleet, other.images, other.streams, other.profiles)
-        and (one.policies, one.maintenances, one.files) == (other.policies, other.maintenances, other.files)
-        and _origins_besides_servers(one) == _origins_besides_servers(other)
-    )
-
-
-def _origins_besides_servers(repository: FleetRepository) -> list[object]:
-    return [origin for key, origin in repository.origins.items() if key.kind != "Server"]
-
-
-def _only_servers(resources: Sequence[tuple[int, object]]) -> ParsedBlob:
-    return ParsedBlob(resources=tuple(resources), problems=(), more=0, broken=(), unread=())  # type: ignore[arg-type]
+def _all_but_servers(one: FleetRepository) -> tuple[object, ...]:
+    origins = [origin for key, origin in one.origins.items() if key.kind != "Server"]
+    return one.fleet, one.images, one.streams, one.profiles, one.policies, one.maintenances, one.files, origins
 
 
 T = TypeVar("T")
@@ -359,7 +337,11 @@ class Forks:
             done += more
             self.seen(done)
 
-        found = self._shared(wanted, lambda each: _servers_in(read_blob(snapshot, *each)), count)
+        def parsed(each: tuple[BlobId, str]) -> bytes | None:
+            found = read_blob(snapshot, *each)
+            return encode(found.resources) if found.has_only_servers else None
+
+        found = self._shared(wanted, parsed, count)
         return {blob: row for (blob, _), row in zip(wanted, found, strict=True) if row is not None}
 
     def decide(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> list[bytes]:
@@ -378,7 +360,7 @@ class Forks:
         limits = share_of_limits(self.number)
         workers = [_begin(limits, items[number :: self.number], work) for number in range(self.number)]
         try:
-            for number, at, said in _heard([worker.pipe for worker in workers]):
+            for number, at, said in _results_of_workers([worker.pipe for worker in workers]):
                 first = number + at * self.number
                 found[first : first + len(said) * self.number : self.number] = said
                 count(len(said))
@@ -403,18 +385,12 @@ class _Worker:
 
 
 def _begin(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
+    """Start a worker. On any error, it ends: this process does the rest of its work."""
     parent = os.getpid()
     reading, writing = os.pipe()
-    if (process := os.fork()) == 0:
-        _work(parent, limits, items, work, writing)
-    os.close(writing)
-    return _Worker(process, reading)
-
-
-def _work(
-    parent: int, limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None], writing: int
-) -> NoReturn:
-    """Do the work of a worker. On any error, end: the parent does the rest."""
+    if (process := os.fork()) != 0:
+        os.close(writing)
+        return _Worker(process, reading)
     with suppress(BaseException):
         end_with(parent)
         limits.hold()
@@ -426,7 +402,7 @@ def _work(
     os._exit(0)  # without flushing buffers that the parent has, too
 
 
-def _heard(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
+def _results_of_workers(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
     """Yield results until all workers have ended: the worker's number, the index of its first item, the results."""
     poll, buffers = select.poll(), {pipe: Buffer() for pipe in pipes}
     numbers = {pipe: number for number, pipe in enumerate(pipes)}
@@ -440,10 +416,6 @@ def _heard(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]
             if not data:
                 poll.unregister(pipe)
                 del buffers[pipe]
-
-
-def _servers_in(said: ParsedBlob) -> bytes | None:
-    return encode_servers(said.resources) if said.has_only_servers else None
 
 
 _word: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = decoder(tuple[int, list[bytes | None]])

@@ -3,328 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.errors import Orders
-from gitboot.jsonio import Digest, format_instant
-from gitboot.ledger import server_tables
+from gitboot.jsonio import Digest, facts, format_instant
 from gitboot.ledger.schema import Database
+from gitboot.ledger.server_tables import instant, instant_or_none, json_of, json_value, parse
 from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.server_decision import BootFile, WithheldBoot
 from gitboot.resolve.server_plan import Stoppage
 from gitboot.status.events import Event
 from gitboot.system_clock import Uptime
-
-
-def read(store: Store) -> Facts:
-    with store.reading():
-        found: dict[str, str] = dict(store.rows("SELECT name, value FROM facts"))
-        return Facts(
-            identity=found["identity"],
-            accepted=found.get("accepted"),
-            branch=found.get("branch"),
-            is_default_branch="isDefaultBranch" in found,
-            searched=found.get("searched"),
-            lapsed=found.get("lapsed"),
-            sequence=int(found.get("sequence", 0)),
-            initialised=found.get("initialised"),
-            begun=server_tables.instant_or_none(found.get("begun")),
-            doubt=found.get("doubt"),
-            observes=found.get("observes") != "no",
-            foreign=found.get("foreign"),
-            heir_of=found.get("heirOf"),
-            output=found.get("output"),
-            spool=found.get("spool"),
-            site=found.get("site"),
-            closes_output="closesOutput" in found,
-            published="published" in found,
-            keyed=found.get("published") == _KEYED,
-            heartbeat=_heartbeat(found.get("heartbeat")),
-            gap="gap" in found,
-            clock=found.get("clock"),
-            suspension=_suspension(found.get("suspension")),
-            stoppage=Stoppage(**server_tables.json_value(found["stoppage"])) if "stoppage" in found else None,
-            orders=Orders(**server_tables.json_value(found["orders"])) if "orders" in found else None,
-            withheld=_withheld(found.get("withheld")),
-            rolled_back={
-                parse_uuid(uuid): int(number)
-                for uuid, number in (
-                    server_tables.json_value(found["rolledBack"]) if "rolledBack" in found else {}
-                ).items()
-            },
-            left_output=_left_output(found.get("leftOutput")),
-        )
-
-
-def accept(tx: Transaction, commit: str | None) -> None:
-    """Note which commit was accepted last; None: none is known any more."""
-    _put(tx, "accepted", commit)
-
-
-def follow(tx: Transaction, reference: str, *, is_default: bool) -> None:
-    """Record the reference that the instance follows: of the branch that HEAD named, or what --rev named."""
-    _put(tx, "branch", reference)
-    _put(tx, "isDefaultBranch", "yes" if is_default else None)
-
-
-def search(tx: Transaction, commit: str | None) -> None:
-    """Note the accepted commit whose history was searched for acknowledgements."""
-    _put(tx, "searched", commit)
-
-
-def lapse(tx: Transaction) -> None:
-    """Note that the commit that was accepted is not known where this copy of a ledger is."""
-    tx.execute("UPDATE facts SET name = 'lapsed' WHERE name = 'accepted'")
-
-
-def count_decisions(tx: Transaction, sequence: int) -> None:
-    """Note how many decisions there were."""
-    _put(tx, "sequence", str(sequence))
-
-
-def initialise(tx: Transaction, how: str, begun: datetime | None = None) -> None:
-    """Note how it became known what was installed before, in a word, and when a person said so; that ends a doubt."""
-    _put(tx, "initialised", how)
-    _put(tx, "begun", format_instant(begun) if begun is not None else None)
-    _put(tx, "doubt", None)
-
-
-def doubt(store: Store, why: str, known: int = 0) -> None:
-    """Trust nothing of it until it is initialised anew, and count on from where the one had come that stood here.
-
-    ``known`` is how many changes something else knows of.
-    """
-    changes = max(known, (store.mark or ("", 0))[1])
-    with store.writing() as tx:
-        _put(tx, "doubt", why)
-        found = [int(value) for (value,) in tx.rows("SELECT value FROM facts WHERE name = 'changes'")]
-        _put(tx, "changes", str(max(changes, *found, 0)))
-        tx.mark()
-
-
-def is_behind(store: Store) -> bool:
-    """Whether a backup was put in its place: a ledger stood here that had come further, or another; or nothing says.
-
-    Only for the process that writes to it: what another one writes meanwhile looks the same.
-    """
-    identity, changes = store.progress
-    if (mark := store.mark) is None:
-        # What was ever written to here has a mark. Only a copy has none, or a database to which another host wrote.
-        return changes > 0 and store.database.is_local
-    return mark[0] != identity or mark[1] > changes
-
-
-def note_surroundings(tx: Transaction, about: Facts) -> None:
-    """Note what holds where the instance runs, for commands that look at it from elsewhere."""
-    _put(tx, "observes", None if about.observes else "no")
-    _put(tx, "foreign", about.foreign)
-    _put(tx, "heirOf", about.heir_of)
-    _put(tx, "output", about.output)
-    _put(tx, "spool", about.spool)
-    _put(tx, "site", about.site)
-
-
-def close_output(tx: Transaction) -> None:
-    """Note that what its instance publishes is for the owner and the group alone, from now on."""
-    _put(tx, "closesOutput", "yes")
-
-
-def note_published(tx: Transaction) -> None:
-    """Note that its tree stands where its instance publishes, with tokens by a key that nobody else has."""
-    _put(tx, "published", _KEYED)
-
-
-_KEYED: Final = "keyed"  # a gitboot that had no key has noted another word
-
-
-def note_life(tx: Transaction, about: Facts) -> None:
-    """Note when the instance was alive, and how far its clock is trusted."""
-    _put(tx, "gap", "yes" if about.gap else None)
-    _put(tx, "clock", about.clock)
-    if (beat := about.heartbeat) is not None:
-        seconds = [each.total_seconds() for each in beat.intervals]
-        _put(
-            tx, "heartbeat", server_tables.json_of({"at": format_instant(beat.at), "intervals": seconds, "up": beat.up})
-        )
-
-
-def status_key(store: Store) -> bytes:
-    """Return the key that proves which commit statuses the instance of this ledger wrote; make it at the first call.
-
-    The key stays the same for as long as the ledger exists, on every host that shares the ledger.
-    """
-    query = "SELECT value FROM facts WHERE name = 'statusKey'"
-    if not store.rows(query):
-        with store.writing() as tx:
-            if not tx.rows(query):
-                _put(tx, "statusKey", secrets.token_hex(_KEY_BYTES))
-    ((value,),) = store.rows(query)
-    return bytes.fromhex(value)
-
-
-_KEY_BYTES: Final = 32
-
-
-# What holds commits back, and what lets them pass
-
-
-def suspend(tx: Transaction, suspension: Suspension | None) -> None:
-    """Note why and until when no commit is accepted; None: it is."""
-    facts = None
-    if suspension is not None:
-        facts = server_tables.json_of({**suspension._asdict(), "until": format_instant(suspension.until)})
-    _put(tx, "suspension", facts)
-
-
-def stop(tx: Transaction, stoppage: Stoppage | None) -> None:
-    """Note what is stopped, and why; None: nothing is."""
-    _put(tx, "stoppage", server_tables.json_of(stoppage._asdict()) if stoppage is not None else None)
-
-
-def order(tx: Transaction, orders: Orders | None) -> None:
-    """Note what the newest Fleet says that is obeyed at once, for the time until it is read again after a start."""
-    _put(tx, "orders", server_tables.json_of(orders._asdict()) if orders is not None else None)
-
-
-def withhold(tx: Transaction, withheld: Withheld | None) -> None:
-    """Store which install boots newer commits do not offer; None: there are no such boots."""
-    value = None
-    if withheld is not None:
-        servers = {uuid: [_boot_facts(boot) for boot in boots] for uuid, boots in sorted(withheld.servers.items())}
-        value = server_tables.json_of({"by": withheld.by, "servers": servers})
-    _put(tx, "withheld", value)
-
-
-def roll_back(tx: Transaction, servers: Mapping[SystemUuid, int]) -> None:
-    """Store by which decision the boots of servers were taken back that their records did not show as fetched."""
-    _put(tx, "rolledBack", server_tables.json_of(dict(sorted(servers.items()))) if servers else None)
-
-
-def leave_output(tx: Transaction, servers: Collection[SystemUuid]) -> None:
-    """Store the servers whose one-time boot an upgrade took out of OUTPUT, and whose boot nothing serves since."""
-    _put(tx, "leftOutput", server_tables.json_of({"servers": sorted(servers)}))
-
-
-def store_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
-    """Store which artifacts are there and which are not, as the instance at ``place`` sees them."""
-    known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
-    known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
-    items = [{**file.facts(), "presence": each.presence, "message": each.message} for file, each in known]
-    _put(tx, "artifacts", server_tables.json_of({"place": place, "items": items}) if items else None)
-
-
-def sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
-    """Return what `store_sightings` stored, unless the instance at another place saw that."""
-    for (value,) in store.rows("SELECT value FROM facts WHERE name = 'artifacts'"):
-        if (found := server_tables.json_value(value))["place"] in ("", place):
-            return parse_sightings(found["items"])
-    return {}
-
-
-def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighting]:
-    """Return what the ledger stores of artifacts, as values. Raises KeyError, TypeError and ValueError."""
-    return dict(map(_sighting, items))
-
-
-def approvals(store: Store) -> dict[str, dict[str, str]]:
-    """Return by whom and why each guard was approved, by the digest of the changes."""
-    found: dict[str, dict[str, str]] = {}
-    for digest, guard, at, who, reason in store.rows("SELECT digest, guard, at, who, reason FROM approvals"):
-        approval = Approval(digest, (guard,), datetime.fromisoformat(at), who, reason)
-        found.setdefault(digest, {})[guard] = approval.by
-    return found
-
-
-def approve(tx: Transaction, approvals: Iterable[Approval]) -> None:
-    tx.replace(
-        "approvals",
-        ("digest", "guard"),
-        [
-            (each.digest, guard, format_instant(each.at), each.who, each.reason)
-            for each in approvals
-            for guard in each.guards
-        ],
-    )
-
-
-def use_up(tx: Transaction, changes: Iterable[str]) -> None:
-    """Forget the approvals of changes that were accepted."""
-    tx.executemany("DELETE FROM approvals WHERE digest = ?", [(each,) for each in changes])
-
-
-def _put(tx: Transaction, name: str, value: str | None) -> None:
-    if value is None:
-        tx.execute("DELETE FROM facts WHERE name = ?", (name,))
-    else:
-        tx.replace("facts", ("name",), [(name, value)])
-
-
-def _heartbeat(text: str | None) -> Heartbeat | None:
-    if text is None:
-        return None
-    facts = server_tables.json_value(text)
-    return Heartbeat(
-        server_tables.instant(facts["at"]),
-        tuple(timedelta(seconds=each) for each in facts["intervals"]),
-        Uptime(*facts["up"]) if facts.get("up") is not None else None,
-    )
-
-
-def _suspension(text: str | None) -> Suspension | None:
-    if text is None:
-        return None
-    facts = server_tables.json_value(text)
-    return Suspension(facts["who"], facts["reason"], server_tables.instant(facts["until"]))
-
-
-def _boot_facts(boot: WithheldBoot) -> dict[str, Any]:
-    window = {"start": _text_or_none(boot.start), "end": _text_or_none(boot.end)}
-    return {
-        "maintenance": boot.maintenance,
-        **window,
-        "takesImageBack": boot.takes_image_back,
-        "by": boot.by,
-    }
-
-
-def _text_or_none(at: datetime | None) -> str | None:
-    return format_instant(at) if at is not None else None
-
-
-def _sighting(item: Mapping[str, Any]) -> tuple[BootFile, Sighting]:
-    file = BootFile(url=item["url"], sha256=Digest(item["sha256"]), size=item["size"])
-    return file, Sighting(presence=Presence(item["presence"]), message=item["message"])
-
-
-def _left_output(text: str | None) -> frozenset[SystemUuid] | None:
-    return frozenset(map(parse_uuid, server_tables.json_value(text)["servers"])) if text is not None else None
-
-
-def _withheld(text: str | None) -> Withheld | None:
-    if text is None:
-        return None
-    facts = server_tables.json_value(text)
-    return Withheld(
-        facts["by"],
-        {parse_uuid(uuid): tuple(map(_withheld_boot, boots)) for uuid, boots in facts["servers"].items()},
-    )
-
-
-def _withheld_boot(facts: Mapping[str, Any]) -> WithheldBoot:
-    return WithheldBoot(
-        facts["maintenance"],
-        server_tables.instant_or_none(facts["start"]),
-        server_tables.instant_or_none(facts["end"]),
-        takes_image_back=facts["takesImageBack"],
-        by=facts["by"],
-    )
 
 
 class Request(NamedTuple):
@@ -414,12 +111,219 @@ class Facts:
     left_output: frozenset[SystemUuid] | None = None
 
 
+class _Fact(NamedTuple):
+    """How the ledger stores one field of `Facts`."""
+
+    name: str
+    parse: Callable[[str], Any] = str
+    format: Callable[[Any], str | None] = str  # None: the ledger stores nothing
+
+
+def _flag(name: str, value: str = "yes") -> _Fact:
+    """Return a fact that is true if the ledger has it."""
+    return _Fact(name, bool, lambda is_true: value if is_true else None)
+
+
+def _parse_heartbeat(text: str) -> Heartbeat:
+    found = json_value(text)
+    up = found.get("up")
+    intervals = tuple(timedelta(seconds=each) for each in found["intervals"])
+    return Heartbeat(instant(found["at"]), intervals, Uptime(*up) if up is not None else None)
+
+
+def _format_heartbeat(beat: Heartbeat) -> str:
+    return json_of({"at": beat.at, "intervals": [each.total_seconds() for each in beat.intervals], "up": beat.up})
+
+
+def _parse_withheld(text: str) -> Withheld:
+    found = json_value(text)
+    servers: dict[SystemUuid, tuple[WithheldBoot, ...]] = {}
+    for uuid, boots in found["servers"].items():
+        servers[parse_uuid(uuid)] = tuple(
+            WithheldBoot(
+                each["maintenance"],
+                instant_or_none(each["start"]),
+                instant_or_none(each["end"]),
+                takes_image_back=each["takesImageBack"],
+                by=each["by"],
+            )
+            for each in boots
+        )
+    return Withheld(found["by"], servers)
+
+
+def _parse_rolled_back(text: str) -> dict[SystemUuid, int]:
+    return {parse_uuid(uuid): int(number) for uuid, number in json_value(text).items()}
+
+
+_KEYED: Final = "keyed"  # a gitboot that had no key has noted another word
+_FACTS: Final[Mapping[str, _Fact]] = {
+    "accepted": _Fact("accepted"),
+    "branch": _Fact("branch"),
+    "is_default_branch": _flag("isDefaultBranch"),
+    "searched": _Fact("searched"),
+    "lapsed": _Fact("lapsed"),
+    "sequence": _Fact("sequence", int),
+    "initialised": _Fact("initialised"),
+    "begun": _Fact("begun", instant, format_instant),
+    "doubt": _Fact("doubt"),
+    "observes": _Fact("observes", lambda text: text != "no", lambda observes: None if observes else "no"),
+    "foreign": _Fact("foreign"),
+    "heir_of": _Fact("heirOf"),
+    "output": _Fact("output"),
+    "spool": _Fact("spool"),
+    "site": _Fact("site"),
+    "closes_output": _flag("closesOutput"),
+    "published": _flag("published", _KEYED),
+    "keyed": _Fact("published", lambda text: text == _KEYED),
+    "heartbeat": _Fact("heartbeat", _parse_heartbeat, _format_heartbeat),
+    "gap": _flag("gap"),
+    "clock": _Fact("clock"),
+    "suspension": _Fact("suspension", partial(parse, Suspension, until=instant), lambda each: json_of(each._asdict())),
+    "stoppage": _Fact("stoppage", partial(parse, Stoppage), lambda each: json_of(each._asdict())),
+    "orders": _Fact("orders", partial(parse, Orders), lambda each: json_of(each._asdict())),
+    "withheld": _Fact("withheld", _parse_withheld, lambda each: json_of(facts(each))),
+    "rolled_back": _Fact("rolledBack", _parse_rolled_back, lambda servers: json_of(servers) if servers else None),
+    "left_output": _Fact(
+        "leftOutput",
+        lambda text: frozenset(map(parse_uuid, json_value(text)["servers"])),
+        lambda servers: json_of({"servers": sorted(servers)}),
+    ),
+}
+
+
+def read(store: Store) -> Facts:
+    with store.reading():
+        found: dict[str, str] = dict(store.rows("SELECT name, value FROM facts"))
+        known = {name: fact.parse(found[fact.name]) for name, fact in _FACTS.items() if fact.name in found}
+        return Facts(identity=found["identity"], **known)
+
+
+def write_facts(tx: Transaction, **values: Any) -> None:
+    """Store values of `Facts`, by the names of their fields."""
+    for name, value in values.items():
+        fact = _FACTS[name]
+        text = fact.format(value) if value is not None else None
+        if text is None:
+            tx.execute("DELETE FROM facts WHERE name = ?", (fact.name,))
+        else:
+            tx.replace("facts", ("name",), [(fact.name, text)])
+
+
+def write_changed_facts(tx: Transaction, before: Facts, now: Facts) -> None:
+    """Store the fields of `Facts` that are others than before."""
+    changed = (name for name in _FACTS if getattr(now, name) != getattr(before, name))
+    write_facts(tx, **{name: getattr(now, name) for name in changed})
+
+
+def lapse(tx: Transaction) -> None:
+    """Note that the commit that was accepted is not known where this copy of a ledger is."""
+    tx.execute("UPDATE facts SET name = 'lapsed' WHERE name = 'accepted'")
+
+
+def doubt(store: Store, why: str, known: int = 0) -> None:
+    """Trust nothing of it until it is initialised anew, and count on from where the one had come that stood here.
+
+    ``known`` is how many changes something else knows of.
+    """
+    changes = max(known, (store.mark or ("", 0))[1])
+    with store.writing() as tx:
+        write_facts(tx, doubt=why)
+        found = [int(value) for (value,) in tx.rows("SELECT value FROM facts WHERE name = 'changes'")]
+        tx.replace("facts", ("name",), [("changes", str(max(changes, *found, 0)))])
+        tx.mark()
+
+
+def is_behind(store: Store) -> bool:
+    """Whether a backup was put in its place: a ledger stood here that had come further, or another; or nothing says.
+
+    Only for the process that writes to it: what another one writes meanwhile looks the same.
+    """
+    identity, changes = store.progress
+    if (mark := store.mark) is None:
+        # What was ever written to here has a mark. Only a copy has none, or a database to which another host wrote.
+        return changes > 0 and store.database.is_local
+    return mark[0] != identity or mark[1] > changes
+
+
+def status_key(store: Store) -> bytes:
+    """Return the key that proves which commit statuses the instance of this ledger wrote; make it at the first call.
+
+    The key stays the same for as long as the ledger exists, on every host that shares the ledger.
+    """
+    query = "SELECT value FROM facts WHERE name = 'statusKey'"
+    if not store.rows(query):
+        with store.writing() as tx:
+            if not tx.rows(query):
+                tx.replace("facts", ("name",), [("statusKey", secrets.token_hex(_KEY_BYTES))])
+    ((value,),) = store.rows(query)
+    return bytes.fromhex(value)
+
+
+_KEY_BYTES: Final = 32
+
+
+def store_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
+    """Store which artifacts are there and which are not, as the instance at ``place`` sees them."""
+    known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
+    known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
+    items = [{**facts(file), "presence": each.presence, "message": each.message} for file, each in known]
+    if items:
+        tx.replace("facts", ("name",), [("artifacts", json_of({"place": place, "items": items}))])
+    else:
+        tx.execute("DELETE FROM facts WHERE name = 'artifacts'")
+
+
+def sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
+    """Return what `store_sightings` stored, unless the instance at another place saw that."""
+    for (value,) in store.rows("SELECT value FROM facts WHERE name = 'artifacts'"):
+        if (found := json_value(value))["place"] in ("", place):
+            return parse_sightings(found["items"])
+    return {}
+
+
+def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighting]:
+    """Return what the ledger stores of artifacts, as values. Raises KeyError, TypeError and ValueError."""
+    return {
+        BootFile(url=item["url"], sha256=Digest(item["sha256"]), size=item["size"]): Sighting(
+            presence=Presence(item["presence"]), message=item["message"]
+        )
+        for item in items
+    }
+
+
+def approvals(store: Store) -> dict[str, dict[str, str]]:
+    """Return by whom and why each guard was approved, by the digest of the changes."""
+    found: dict[str, dict[str, str]] = {}
+    for digest, guard, at, who, reason in store.rows("SELECT digest, guard, at, who, reason FROM approvals"):
+        approval = Approval(digest, (guard,), datetime.fromisoformat(at), who, reason)
+        found.setdefault(digest, {})[guard] = approval.by
+    return found
+
+
+def approve(tx: Transaction, approvals: Iterable[Approval]) -> None:
+    tx.replace(
+        "approvals",
+        ("digest", "guard"),
+        [
+            (each.digest, guard, format_instant(each.at), each.who, each.reason)
+            for each in approvals
+            for guard in each.guards
+        ],
+    )
+
+
+def use_up(tx: Transaction, changes: Iterable[str]) -> None:
+    """Forget the approvals of changes that were accepted."""
+    tx.executemany("DELETE FROM approvals WHERE digest = ?", [(each,) for each in changes])
+
+
 def give(store: Store, at: datetime, who: str, what: str, facts: Mapping[str, Any]) -> int:
     """Leave a request for the instance; from any process. Return its number."""
     with store.writing() as tx:
         ((number,),) = tx.rows(
             "INSERT INTO requests (at, who, what, facts) VALUES (?, ?, ?, ?) RETURNING id",
-            (format_instant(at), who, what, server_tables.json_of(facts)),
+            (format_instant(at), who, what, json_of(facts)),
         )
     return int(number)
 
@@ -429,8 +333,7 @@ def read_requests(store: Store) -> tuple[Request, ...]:
     with store.reading():
         found = store.rows("SELECT id, at, who, what, facts FROM requests WHERE outcome IS NULL ORDER BY id")
         return tuple(
-            Request(number, server_tables.instant(at), who, what, server_tables.json_value(facts))
-            for number, at, who, what, facts in found
+            Request(number, instant(at), who, what, json_value(facts)) for number, at, who, what, facts in found
         )
 
 
@@ -461,29 +364,25 @@ def add(tx: Transaction, entries: Iterable[str]) -> None:
 
 
 def write(tx: Transaction, events: Iterable[Event]) -> None:
-    tx.insert(
-        "events",
-        ("at", "type", "message", "facts"),
-        [(format_instant(each.at), each.type, each.message, server_tables.json_of(_facts(each))) for each in events],
-    )
-
-
-def _facts(event: Event) -> dict[str, Any]:
-    return {**event.facts, "level": "warning"} if event.warning else dict(event.facts)
+    rows = []
+    for each in events:
+        level = {"level": "warning"} if each.warning else {}
+        rows.append((format_instant(each.at), each.type, each.message, json_of({**each.facts, **level})))
+    tx.insert("events", ("at", "type", "message", "facts"), rows)
 
 
 def read_events(store: Store) -> Iterator[dict[str, Any]]:
     """Everything that was written down, oldest first, as JSON values."""
-    for at, type, message, facts in store.rows("SELECT at, type, message, facts FROM events ORDER BY id"):
+    for at, type, message, text in store.rows("SELECT at, type, message, facts FROM events ORDER BY id"):
         with store.reading():
-            yield {"at": at, "type": type, "message": message, **server_tables.json_value(facts)}
+            yield {"at": at, "type": type, "message": message, **json_value(text)}
 
 
 def accepted_commits(store: Store) -> tuple[str, ...]:
     """Return the commits that were ever accepted, in the order of their ids."""
     found = store.rows("SELECT facts FROM events WHERE type = 'Accepted'")
     with store.reading():
-        commits = (server_tables.json_value(facts).get("commit") for (facts,) in found)
+        commits = (json_value(facts).get("commit") for (facts,) in found)
         return tuple(sorted({each for each in commits if isinstance(each, str)}))
 
 
@@ -499,7 +398,7 @@ def after(path: Path, number: int, most: int) -> list[tuple[int, dict[str, Any]]
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id LIMIT ?"
     with _beside(path) as database:
         return [
-            (int(id), {"at": at, "type": type, "message": message, **server_tables.json_value(facts)})
+            (int(id), {"at": at, "type": type, "message": message, **json_value(facts)})
             for id, at, type, message, facts in database.execute(query, (number, most))
         ]
 

@@ -150,7 +150,7 @@ class Notes(NamedTuple):
 
 def note_left(database: Database, place: str, copy: str) -> None:
     """Note that it goes on elsewhere, with the transaction that there is."""
-    database.many.replace("facts", ("name",), [(LEFT, json.dumps({"place": place, "copy": copy}))])
+    database.replace("facts", ("name",), [(LEFT, json.dumps({"place": place, "copy": copy}))])
 
 
 def end_lease(database: Database, place: str) -> None:

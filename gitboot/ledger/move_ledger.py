@@ -28,6 +28,7 @@ from gitboot.ledger.location import (
     note_left,
     settle,
 )
+from gitboot.ledger.open_ledger import set_aside
 from gitboot.ledger.schema import Database
 from gitboot.ledger.shared_fetchlog import FETCHES
 from gitboot.ledger.sqlite import SqliteDatabase
@@ -75,7 +76,8 @@ def moved(path: Path, address: PostgresAddress | None) -> Moved:
             new.hold(holder)
             found = _copied(ours, new, f"{socket.gethostname()}:{path.absolute()}" if address is None else new.name)
         _finish(new)
-    return Moved(ours.name, new.name, found, _named(path, address), about.left_for is not None)
+    kept = _named(path, address)
+    return Moved(ours.name, new.name, found, kept, about.left_for is not None)
 
 
 def _copied(ours: Database, new: Database, place: str) -> dict[str, int]:
@@ -108,12 +110,16 @@ def _finish(new: Database) -> None:
 
 
 def _named(path: Path, address: PostgresAddress | None) -> Path | None:
-    """Name the new place; where the old one is now, if that was a file."""
+    """Name the new place; return where the old one is now, if that was a file."""
     if address is None:
         file_beside(path).unlink()
         return None
     note_address(path, address)
-    return _put_away(path) if path.exists() else None
+    if not path.exists():
+        return None
+    if not (kept := set_aside(path, "copied")).exists():
+        raise LedgerError(f"{path} is gone")
+    return kept
 
 
 def _refuse_untaken(ours: Database) -> None:
@@ -179,19 +185,6 @@ def _is_unfinished(found: Notes, about: Notes) -> bool:
     return found.source is not None and found.identity == about.identity and found.changes <= about.changes
 
 
-def _put_away(path: Path) -> Path:
-    """Where the file is now, under a name at which no gitboot looks for a ledger."""
-    number = 1
-    while (kept := path.with_name(f"{path.name}.copied-{number}")).exists():
-        number += 1
-    for suffix in ("-wal", "-shm", ""):
-        with suppress(FileNotFoundError):
-            Path(f"{path}{suffix}").rename(f"{kept}{suffix}")
-    if not kept.exists():
-        raise LedgerError(f"{path} is gone")
-    return kept
-
-
 _DOUBT: Final = "RestoredLedger"
 
 
@@ -249,27 +242,23 @@ def _refuse_lost_too_early(path: Path, about: Notes) -> None:
     """Raise `UsageError` where the ledger goes on, as far as this host can see."""
     host, _, file = (about.left_for or "").partition(":")
     named = address_beside(path)
-    found: list[Path] = []
     if named is not None and named.name == about.left_for:
-        found.append(path)
+        found = path
     elif host == socket.gethostname() and Path(file).is_file():
-        found.append(Path(file))
-    for each in found:
-        if (database := _answering(each)) is not None:
-            with closing(database):
-                if Notes.of(database).identity == about.identity:
-                    raise UsageError(
-                        f"the ledger goes on at {about.left_for}, which answers: take it from there by `gitboot ledger"
-                        " copy`, once this place is empty"
-                    )
+        found = Path(file)
+    else:
+        return
+    try:
+        database = open_database(found, reads_only=True)
+    except (LedgerError, UsageError):  # its schema may be gone
+        return
+    with closing(database):
+        if Notes.of(database).identity == about.identity:
+            raise UsageError(
+                f"the ledger goes on at {about.left_for}, which answers: take it from there by `gitboot ledger copy`,"
+                " once this place is empty"
+            )
 
 
 def _opened(place: PostgresAddress | Path) -> Database:
     return opened_at(place, None) if isinstance(place, Path) else opened_at(Path(), place)
-
-
-def _answering(path: Path) -> Database | None:
-    try:
-        return open_database(path, reads_only=True)
-    except (LedgerError, UsageError):  # its schema may be gone
-        return None

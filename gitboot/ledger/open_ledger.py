@@ -143,13 +143,13 @@ def _copy_mark(path: Path, to: Path) -> None:
         shutil.copyfile(mark_of(path), mark_of(to))
 
 
-def set_aside(path: Path) -> Path:
-    """Move a damaged ledger out of the way, with all that belongs to it; return where it is now.
+def set_aside(path: Path, word: str = "damaged") -> Path:
+    """Move a ledger out of the way, with all that belongs to it; return where it is now: at ``word`` and a number.
 
     Its mark stays: whatever comes in its place knows less.
     """
     number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+    while (aside := path.with_name(f"{path.name}.{word}-{number}")).exists():
         number += 1
     for suffix in ("-wal", "-shm", ""):  # the ledger last: a crash in between leaves a damaged one, not a new one
         with suppress(FileNotFoundError):

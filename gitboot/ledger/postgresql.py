@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, islice
@@ -25,7 +25,6 @@ from gitboot.ledger.schema import (
     SHARED,
     VERSION,
     Database,
-    ManyRows,
     Row,
     too_new,
 )
@@ -49,6 +48,10 @@ _SETTINGS: Final = (
     "-c synchronous_commit=on -c lock_timeout=10s -c statement_timeout=30s -c idle_in_transaction_session_timeout=5s"
     " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000"
     " -c client_min_messages=warning -c default_transaction_isolation=read\\ committed"
+)
+_AT_ONCE: Final = 500
+_COLUMNS: Final = (
+    "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
 )
 _TAKEN_UNTIL: Final = "clock_timestamp() + %(seconds)s * interval '1 second'"
 _TAKE: Final = f"""
@@ -93,7 +96,9 @@ class PostgresDatabase(Database):
     def __init__(self, address: PostgresAddress, *, synchronous: bool = True, reads_only: bool = False) -> None:
         self.name, self.address = address.name, address
         self._open = partial(_opened, address, synchronous=synchronous, reads_only=reads_only)
-        self.many = PostgresRows(self._live)
+        self._column_names: dict[str, list[str]] = {}
+        self._names: dict[str, str] = {}  # of statements that a connection has prepared
+        self._of: LimitedConnection | None = None  # that connection
         with self.reading():
             self._connection = self._open()
 
@@ -107,6 +112,47 @@ class PostgresDatabase(Database):
         while found := connection.execute(f"FETCH {_HELD} FROM whole").fetchall():
             yield from found
         connection.execute("CLOSE whole")
+
+    def execute_each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        for found in _some(map(storable, rows)):
+            each = f"EXECUTE {self._prepared(statement, len(found[0]))} ({', '.join(['%s'] * len(found[0]))});"
+            self._allowing(found).execute(each * len(found), list(chain.from_iterable(found)))
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        names = ", ".join(columns)
+        for found in _some(map(storable, rows)):
+            new = f"INSERT INTO {table} ({names}) SELECT {names} FROM {_those(table)}"  # noqa: S608
+            self._allowing(found).execute(new, (_json(columns, found),))
+
+    def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        for found in _some(map(storable, rows)):
+            self._allowing(found).execute(_deleting(table, keys), (_json(keys, found),))
+
+    def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        last = {row[: len(keys)]: row for row in map(storable, rows)}  # as one replaces the other
+        for found in _some(last.values()):
+            gone, new = _deleting(table, keys), f"INSERT INTO {table} SELECT * FROM {_those(table)}"  # noqa: S608
+            if table not in self._column_names:
+                self._column_names[table] = [name for (name,) in self._live().execute(_COLUMNS, (table,))]
+            rows_of_table = _json(self._column_names[table], found)
+            self._allowing(found).execute(f"{gone}; {new}", (_json(keys, found), rows_of_table))
+
+    def _allowing(self, rows: Sequence[object]) -> LimitedConnection:
+        """Return the connection, whose transaction may take longer by these rows."""
+        connection = self._live()
+        connection.allow_rows(len(rows))
+        return connection
+
+    def _prepared(self, statement: str, count: int) -> str:
+        """The name of a statement with so many parameters, which the connection plans once."""
+        if (connection := self._live()) is not self._of:
+            self._of, self._names = connection, {}
+        if (name := self._names.get(statement)) is None:
+            name = f"many_{len(self._names)}"
+            marks = (f"${number}" for number in range(1, count + 1))
+            connection.execute(f"PREPARE {name} AS {marked(statement) % tuple(marks)}")
+            self._names[statement] = name  # which a transaction that is rolled back leaves there
+        return name
 
     def begin(self, *, at_leisure: bool = False) -> None:
         connection = self._live()
@@ -196,40 +242,32 @@ class PostgresDatabase(Database):
 
 
 def _opened(address: PostgresAddress, *, synchronous: bool, reads_only: bool) -> LimitedConnection:
-    connection = _connected(address, "any" if reads_only else "read-write")
+    """Connect, check the server and the schema, and bring the tables to this version.
+
+    Raises `UsageError` if there is no schema for the tables, which gitboot does not make.
+    """
+    connection, name = _connected(address, "any" if reads_only else "read-write"), address.name
     try:
-        _check(connection, address.name, synchronous=synchronous)
-        _check_schema(connection, address.name)
+        if connection.info.server_version < _OLDEST:
+            raise LedgerError(f"{name}: this PostgreSQL is older than version 13")
+        (syncs,) = connection.execute("SHOW fsync").fetchone() or ("off",)
+        if synchronous and syncs != "on":
+            raise LedgerError(f"{name}: this PostgreSQL does not wait for its disk (fsync = off): turn that on")
+        found = connection.execute("SELECT current_schema(), current_user, current_setting('search_path')").fetchone()
+        schema, user, path = found or (None, "", "")
+        if schema is None:
+            wanted = path.split(",")[0].strip().strip('"')
+            if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (wanted,)).fetchone() is None:
+                made = f'CREATE SCHEMA "{wanted}" AUTHORIZATION "{user}"'
+                raise UsageError(f"{name}: schema {wanted} does not exist: {made}")
+            grant = f'GRANT USAGE, CREATE ON SCHEMA "{wanted}" TO "{user}"'
+            raise UsageError(f"{name}: {user} may not use schema {wanted}: {grant}")
         if not reads_only:
-            _migrate(connection, address.name)
+            _migrate(connection, name)
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _check(connection: psycopg.Connection[Row], name: str, *, synchronous: bool) -> None:
-    if connection.info.server_version < _OLDEST:
-        raise LedgerError(f"{name}: this PostgreSQL is older than version 13")
-    (syncs,) = connection.execute("SHOW fsync").fetchone() or ("off",)
-    if synchronous and syncs != "on":
-        raise LedgerError(f"{name}: this PostgreSQL does not wait for its disk (fsync = off): turn that on")
-
-
-def _check_schema(connection: psycopg.Connection[Row], name: str) -> None:
-    """Raise `UsageError` where there is no schema for its tables, which gitboot does not make."""
-    found = connection.execute("SELECT current_schema(), current_user, current_setting('search_path')").fetchone()
-    schema, user, path = found or (None, "", "")
-    if schema is not None:
-        return
-    wanted = path.split(",")[0].strip().strip('"')
-    known = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (wanted,)).fetchone()
-    if known is None:
-        made = f'CREATE SCHEMA "{wanted}" AUTHORIZATION "{user}"'
-        raise UsageError(f"{name}: schema {wanted} does not exist: {made}")
-    raise UsageError(
-        f'{name}: {user} may not use schema {wanted}: GRANT USAGE, CREATE ON SCHEMA "{wanted}" TO "{user}"'
-    )
 
 
 def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
@@ -335,15 +373,8 @@ class PostgresRenewing:
             self.close()
             return None
 
-    def branch(self) -> str | None:
-        """Return the reference that the acting instance follows; None if there is none yet, or it cannot be read."""
-        return self._fact("branch")
-
-    def accepted(self) -> str | None:
-        """Return the commit that the acting instance has accepted; None if there is none, or it cannot be read."""
-        return self._fact("accepted")
-
-    def _fact(self, name: str) -> str | None:
+    def fact(self, name: str) -> str | None:
+        """Return a fact of the acting instance, such as its branch; None if there is none, or it cannot be read."""
         try:
             found = self._live().execute(_FACT, (name,)).fetchone()
         except (psycopg.Error, LedgerError):
@@ -382,65 +413,6 @@ def arguments(address: PostgresAddress) -> dict[str, Any]:
         **asked,
         "options": f"{_SETTINGS} {asked.get('options') or ''}",
     }
-
-
-_AT_ONCE: Final = 500
-_COLUMNS: Final = (
-    "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
-)
-
-
-class PostgresRows(ManyRows):
-    """By the connection that there is, whose cursors put parameters into the query themselves."""
-
-    def __init__(self, live: Callable[[], LimitedConnection]) -> None:
-        self._live = live
-        self._columns: dict[str, list[str]] = {}
-        self._names: dict[str, str] = {}  # of statements that a connection has prepared
-        self._of: LimitedConnection | None = None  # that connection
-
-    def each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        for found in _some(map(storable, rows)):
-            each = f"EXECUTE {self._prepared(statement, len(found[0]))} ({', '.join(['%s'] * len(found[0]))});"
-            self._allowing(found).execute(each * len(found), list(chain.from_iterable(found)))
-
-    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        names = ", ".join(columns)
-        for found in _some(map(storable, rows)):
-            new = f"INSERT INTO {table} ({names}) SELECT {names} FROM {_those(table)}"  # noqa: S608
-            self._allowing(found).execute(new, (_json(columns, found),))
-
-    def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        for found in _some(map(storable, rows)):
-            self._allowing(found).execute(_deleting(table, keys), (_json(keys, found),))
-
-    def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        last = {row[: len(keys)]: row for row in map(storable, rows)}  # as one replaces the other
-        for found in _some(last.values()):
-            gone, new = _deleting(table, keys), f"INSERT INTO {table} SELECT * FROM {_those(table)}"  # noqa: S608
-            self._allowing(found).execute(f"{gone}; {new}", (_json(keys, found), _json(self._columns_of(table), found)))
-
-    def _allowing(self, rows: Sequence[object]) -> LimitedConnection:
-        """Return the connection, whose transaction may take longer by these rows."""
-        connection = self._live()
-        connection.allow_rows(len(rows))
-        return connection
-
-    def _prepared(self, statement: str, count: int) -> str:
-        """The name of a statement with so many parameters, which the connection plans once."""
-        if (connection := self._live()) is not self._of:
-            self._of, self._names = connection, {}
-        if (name := self._names.get(statement)) is None:
-            name = f"many_{len(self._names)}"
-            marks = (f"${number}" for number in range(1, count + 1))
-            connection.execute(f"PREPARE {name} AS {marked(statement) % tuple(marks)}")
-            self._names[statement] = name  # which a transaction that is rolled back leaves there
-        return name
-
-    def _columns_of(self, table: str) -> list[str]:
-        if table not in self._columns:
-            self._columns[table] = [name for (name,) in self._live().execute(_COLUMNS, (table,))]
-        return self._columns[table]
 
 
 def marked(statement: str) -> str:

@@ -223,12 +223,30 @@ NUMBERED: Final = ("events", "observations", "requests")  # whose key counts up 
 Row = tuple[Any, ...]
 
 
-class ManyRows(ABC):
-    """What is done with many rows of a table at once, within a transaction."""
+class Database(ABC):
+    """An open database, in which all of a version's tables are; for one thread at a time."""
+
+    errors: ClassVar[tuple[type[Exception], ...]]  # what it raises
+
+    snapshot: ClassVar[str]  # what begins a transaction in which all that is read is of one instant, and nobody waits
+    after_copying: ClassVar[tuple[str, ...]] = ()  # statements, once rows with numbers were put into it
+    is_local: ClassVar[bool]  # whether it lies in the state directory, and is lost or put back with it
+
+    name: str  # as people are told it
+    takes_any = False  # whether it is opened, and written to, where it was left or is half a copy
+    lease: HeldLease | None = None  # by which it is held; what lies in a state directory needs only that one's lock
 
     @abstractmethod
-    def each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Carry out a statement that gives none, for each of these."""
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Carry out a statement; its rows, if it gives some."""
+
+    @abstractmethod
+    def whole(self, query: str) -> Iterator[Row]:
+        """All rows of a long answer, within a transaction for which others may wait."""
+
+    @abstractmethod
+    def execute_each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Carry out a statement that gives no rows, for each of these."""
 
     @abstractmethod
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -241,29 +259,6 @@ class ManyRows(ABC):
     @abstractmethod
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Put whole rows in the place of those with the same ``keys``, which are the first columns of the table."""
-
-
-class Database(ABC):
-    """An open database, in which all of a version's tables are; for one thread at a time."""
-
-    errors: ClassVar[tuple[type[Exception], ...]]  # what it raises
-
-    snapshot: ClassVar[str]  # what begins a transaction in which all that is read is of one instant, and nobody waits
-    after_copying: ClassVar[tuple[str, ...]] = ()  # statements, once rows with numbers were put into it
-    is_local: ClassVar[bool]  # whether it lies in the state directory, and is lost or put back with it
-
-    name: str  # as people are told it
-    many: ManyRows
-    takes_any = False  # whether it is opened, and written to, where it was left or is half a copy
-    lease: HeldLease | None = None  # by which it is held; what lies in a state directory needs only that one's lock
-
-    @abstractmethod
-    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Carry out a statement; its rows, if it gives some."""
-
-    @abstractmethod
-    def whole(self, query: str) -> Iterator[Row]:
-        """All rows of a long answer, within a transaction for which others may wait."""
 
     @abstractmethod
     def begin(self, *, at_leisure: bool = False) -> None:

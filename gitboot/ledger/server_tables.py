@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gitboot.bmc.credentials import Pair, origin_of
 from gitboot.bmc.identity import Pinned, Shown
@@ -31,6 +31,8 @@ from gitboot.resolve.provisioning_record import (
 from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.resolve.server_plan import Offer, Phase
 
+T = TypeVar("T")
+
 
 def instant(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
@@ -41,7 +43,16 @@ def instant_or_none(text: str | None) -> datetime | None:
 
 
 def json_of(value: object) -> str:
-    return json.dumps(value, sort_keys=True)
+    """Return a value as JSON. Instants become text; a dataclass becomes its fields, under their own names."""
+    return json.dumps(value, sort_keys=True, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    return format_instant(value) if isinstance(value, datetime) else asdict(value)
+
+
+def json_or_none(value: object) -> str | None:
+    return json_of(value) if value is not None else None
 
 
 def json_value(text: str) -> dict[str, Any]:
@@ -51,27 +62,45 @@ def json_value(text: str) -> dict[str, Any]:
     return value
 
 
+def parse(kind: type[T], text: str, **parsers: Callable[[Any], Any]) -> T:
+    """Return a value from the JSON of its fields. Each parser reads the field of its name; None stays None.
+
+    Raises ValueError, TypeError or KeyError for other JSON.
+    """
+    found = json_value(text)
+    read = {name: parser(found[name]) for name, parser in parsers.items() if found[name] is not None}
+    return kind(**{**found, **read})
+
+
+def _parse_or_none(kind: type[T], text: str | None, **parsers: Callable[[Any], Any]) -> T | None:
+    return parse(kind, text, **parsers) if text is not None else None
+
+
+def _marks(found: Mapping[str, Any]) -> Marks:
+    return Marks(**found)
+
+
 _texts: Final[Callable[[str], list[str]]] = json_decoder(list[str])
 
 
-def _or_none(at: datetime | None) -> str | None:
+def _text_or_none(at: datetime | None) -> str | None:
     return format_instant(at) if at else None
 
 
 # A record
 
-RECORD: Final = (
+_RECORD: Final = (
     "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key,"
     " overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves"
 )
 _NO_ATTEMPTS: Final = "[]"
-RUNS: Final = ("uuid", "maintenance", "run", "made_at", "window_end", "seen")
+_RUNS: Final = ("uuid", "maintenance", "run", "made_at", "window_end", "seen")
 
 
-def of_record(record: Record) -> tuple[Any, ...]:
+def _row_of_record(record: Record) -> tuple[Any, ...]:
     return (
         *(record.provision, record.image, record.pool, record.decision, record.evidence),
-        *map(_or_none, (record.provisioned_at, record.grace_until, record.consumed_at)),
+        *map(_text_or_none, (record.provisioned_at, record.grace_until, record.consumed_at)),
         *(record.consumed_key, record.overwritten_by, record.offered, record.answered, record.taken_back),
         json_of([attempt_facts(each) for each in record.attempts]),
         record.released,
@@ -79,7 +108,7 @@ def of_record(record: Record) -> tuple[Any, ...]:
     )
 
 
-def record_server_tables(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
+def _parse_record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
     provision, image, pool, decision, evidence, *instants = row[:8]
     consumed_key, overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves = row[8:]
     provisioned_at, grace_until, consumed_at = map(instant_or_none, instants)
@@ -104,17 +133,10 @@ def record_server_tables(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
     )
 
 
-def of_run(maintenance: str, made: Run) -> tuple[Any, ...]:
-    return maintenance, made.run, format_instant(made.at), _or_none(made.end), json_of(run_facts(made))
+# Values
 
 
-def run_server_tables(number: int, made_at: str, end: str | None, seen: str) -> Run:
-    return Run(number, instant(made_at), instant_or_none(end), **seen_of_run(json_value(seen)))
-
-
-# What was set
-
-OVERRIDE: Final = (
+_OVERRIDE: Final = (
     "reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, medium,"
     " data_medium, clears_from"
 )
@@ -124,39 +146,37 @@ def of_override(record: OverrideRecord) -> tuple[Any, ...]:
     return (
         record.reason,
         record.plan_digest,
-        json_of(asdict(record.override)),
-        json_of(asdict(record.marks)),
+        json_of(record.override),
+        json_of(record.marks),
         record.state,
         format_instant(record.at),
-        json_of([format_instant(at) for at in record.corrections]),
-        json_of(asdict(record.replaces)) if record.replaces is not None else None,
-        json_of(asdict(record.bmc)) if record.bmc is not None else None,
-        json_of(asdict(record.shown)),
+        json_of(record.corrections),
+        json_or_none(record.replaces),
+        json_or_none(record.bmc),
+        json_of(record.shown),
         int(record.writes_disk),
-        _of_medium(record.medium),
-        _of_medium(record.data_medium),
-        _or_none(record.clears_from),
+        json_or_none(record.medium),
+        json_or_none(record.data_medium),
+        _text_or_none(record.clears_from),
     )
-
-
-def _of_medium(medium: Medium | None) -> str | None:
-    return json_of({**asdict(medium), "at": format_instant(medium.at)}) if medium is not None else None
 
 
 def override(row: Sequence[Any]) -> OverrideRecord:
     reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, *rest = row
-    medium, data_medium = map(_medium, rest[:2])
+    medium, data_medium = (
+        _parse_or_none(Medium, text, state=MediumState, at=instant, booted=_marks) for text in rest[:2]
+    )
     return OverrideRecord(
         reason=reason,
         plan_digest=plan_digest,
-        override=_override(override),
-        marks=Marks(**json_value(marks)),
+        override=parse(Override, override, enabled=OverrideEnabled),
+        marks=parse(Marks, marks),
         state=State(state),
         at=instant(at),
         corrections=tuple(instant(each) for each in json.loads(corrections)),
-        replaces=_override(replaces) if replaces is not None else None,
-        bmc=BmcAccess(**json_value(bmc)) if bmc is not None else None,
-        shown=Shown(**json_value(shown)),
+        replaces=_parse_or_none(Override, replaces, enabled=OverrideEnabled),
+        bmc=_parse_or_none(BmcAccess, bmc),
+        shown=parse(Shown, shown),
         writes_disk=bool(writes_disk),
         medium=medium,
         data_medium=data_medium,
@@ -164,157 +184,91 @@ def override(row: Sequence[Any]) -> OverrideRecord:
     )
 
 
-def _medium(text: str | None) -> Medium | None:
-    if text is None:
-        return None
-    facts = json_value(text)
-    booted = facts["booted"]
-    return Medium(
-        url=facts["url"],
-        state=MediumState(facts["state"]),
-        at=instant(facts["at"]),
-        booted=Marks(**booted) if booted is not None else None,
-    )
+def _parse_switch(text: str) -> SwitchRecord:
+    states: dict[str, Callable[[Any], Any]] = {"type": ResetType, "state": SwitchState, "marks": _marks}
+    return parse(SwitchRecord, text, **states, at=instant, since=instant, end=instant)
 
 
-def _override(text: str) -> Override:
-    facts = json_value(text)
-    return Override(**{**facts, "enabled": OverrideEnabled(facts["enabled"])})
+def _parse_pin(text: str) -> Pinned:
+    """Return a pin. One that was written before certificates were pinned has no certificate."""
+
+    def place(found: Sequence[Any]) -> tuple[str, str | None]:
+        address, system = found
+        return address, system
+
+    return parse(Pinned, text, at=instant, place=place, changed=lambda found: Shown(**found))
 
 
-# How a machine was switched
+def row_of_machine(machine: Machine) -> tuple[Any, ...]:
+    return machine.uuid, machine.name, json_of(machine.macs), machine.serial, json_or_none(machine.bmc)
 
 
-def of_switch(record: SwitchRecord) -> str:
-    instants = {"at": format_instant(record.at), "since": format_instant(record.since), "end": _or_none(record.end)}
-    return json_of({**asdict(record), **instants})
-
-
-def switch(text: str) -> SwitchRecord:
-    facts = json_value(text)
-    return SwitchRecord(
-        **{
-            **facts,
-            "type": ResetType(facts["type"]),
-            "marks": Marks(**facts["marks"]),
-            "state": SwitchState(facts["state"]),
-            "at": instant(facts["at"]),
-            "since": instant(facts["since"]),
-            "end": instant_or_none(facts["end"]),
-        }
-    )
-
-
-# What a BMC showed of its machine
-
-
-def of_pin(pinned: Pinned) -> str:
-    return json_of({**asdict(pinned), "at": format_instant(pinned.at)})
-
-
-def pin(text: str) -> Pinned:
-    facts = json_value(text)  # one that was written before certificates were pinned has none
-    address, system = facts["place"]
-    changed = facts["changed"]
-    return Pinned(
-        **{
-            **facts,
-            "at": instant(facts["at"]),
-            "place": (address, system),
-            "changed": Shown(**changed) if changed is not None else None,
-        }
-    )
-
-
-# A machine
-
-
-def of_machine(machine: Machine) -> tuple[Any, ...]:
-    bmc = json_of(asdict(machine.bmc)) if machine.bmc is not None else None
-    return machine.uuid, machine.name, json_of(machine.macs), machine.serial, bmc
-
-
-def machine_server_tables(row: Sequence[Any]) -> Machine:
+def parse_machine(row: Sequence[Any]) -> Machine:
     uuid, name, macs, serial, bmc = row
     return Machine(
         uuid=SystemUuid(uuid),
         name=name,
         macs=tuple(map(MacAddress, _texts(macs))),
         serial=serial,
-        bmc=BmcAccess(**json_value(bmc)) if bmc is not None else None,
+        bmc=_parse_or_none(BmcAccess, bmc),
     )
-
-
-# An offer
 
 
 _OFFER: Final = tuple(each.name for each in fields(Offer) if each.name != "plan")  # which is its key
 
 
 def of_offer(offer: Offer) -> str:
-    facts = {name: getattr(offer, name) for name in _OFFER}
-    return canonical({**facts, "start": _or_none(offer.start), "end": _or_none(offer.end)}).decode()
+    found = {name: getattr(offer, name) for name in _OFFER}
+    return canonical({**found, "start": _text_or_none(offer.start), "end": _text_or_none(offer.end)}).decode()
 
 
-def offer_server_tables(plan: Digest, text: str) -> Offer:
-    facts = json_value(text)
+def parse_offer(plan: Digest, text: str) -> Offer:
+    found = json_value(text)
     return Offer(
         **{
-            **facts,
+            **found,
             "plan": plan,
-            "uuid": SystemUuid(facts["uuid"]),
-            "decision": Digest(facts["decision"]),
-            "phase": Phase(facts["phase"]),
-            "start": instant_or_none(facts.get("start")),
-            "end": instant_or_none(facts.get("end")),
+            "uuid": SystemUuid(found["uuid"]),
+            "decision": Digest(found["decision"]),
+            "phase": Phase(found["phase"]),
+            "start": instant_or_none(found.get("start")),
+            "end": instant_or_none(found.get("end")),
         }
     )
 
 
-# An observation
-
-
 def of_observation(observation: Observation, marks: Marks | None = None) -> str:
-    facts = {"server": observation.server, "path": observation.path, "client": observation.client}
-    return json_of(facts | ({"marks": asdict(marks)} if marks is not None else {}))
+    found = {"server": observation.server, "path": observation.path, "client": observation.client}
+    return json_of({**found, "marks": marks} if marks is not None else found)
 
 
-def observation_server_tables(at: str, plan: str, text: str) -> tuple[Observation, Marks | None]:
-    facts = json_value(text)
-    marks = facts.pop("marks", None)
-    return Observation(**facts, digest=Digest(plan), at=instant(at)), Marks(**marks) if marks is not None else None
-
-
-# Who fetched secrets
+def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, Marks | None]:
+    found = json_value(text)
+    marks = found.pop("marks", None)
+    return Observation(**found, digest=Digest(plan), at=instant(at)), Marks(**marks) if marks is not None else None
 
 
 def of_secret_fetches(fetches: InstallationFetches) -> str:
-    secrets = {
-        name: {
-            "addresses": {address: found.facts() for address, found in each.addresses.items()},
-            "others": each.others.facts() if each.others is not None else None,
-            "confirmed": list(each.confirmed),
-        }
-        for name, each in fetches.secrets.items()
-    }
-    return json_of({"key": fetches.key, "attempt": fetches.attempt, "number": fetches.number, "secrets": secrets})
+    return json_of(facts(fetches))
 
 
 def secret_fetches(text: str) -> InstallationFetches:
-    facts = json_value(text)
-    secrets = {
+    return parse(InstallationFetches, text, secrets=_parse_secrets)
+
+
+def _parse_secrets(found: Mapping[str, Any]) -> dict[str, SecretFetches]:
+    return {
         name: SecretFetches(
-            addresses={address: _address_fetches(found) for address, found in each["addresses"].items()},
+            addresses={address: _address_fetches(fetches) for address, fetches in each["addresses"].items()},
             others=_address_fetches(each["others"]) if each["others"] is not None else None,
             confirmed=(each["confirmed"][0], each["confirmed"][1]),
         )
-        for name, each in facts["secrets"].items()
+        for name, each in found.items()
     }
-    return InstallationFetches(key=facts["key"], attempt=facts["attempt"], number=facts["number"], secrets=secrets)
 
 
-def _address_fetches(facts: Mapping[str, Any]) -> AddressFetches:
-    return AddressFetches(instant(facts["first"]), instant(facts["last"]), facts["times"])
+def _address_fetches(found: Mapping[str, Any]) -> AddressFetches:
+    return AddressFetches(instant(found["first"]), instant(found["last"]), found["times"])
 
 
 class Pending(NamedTuple):
@@ -333,7 +287,7 @@ def offered(store: Store, plan: Digest) -> Offer | None:
     """The boot of a plan that was published, if its being made once means something."""
     with store.reading():
         found = store.rows("SELECT facts FROM offers WHERE plan = ?", plan)
-        return offer_server_tables(plan, found[0][0]) if found else None
+        return parse_offer(plan, found[0][0]) if found else None
 
 
 def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
@@ -380,19 +334,12 @@ def pending(store: Store) -> list[Pending]:
             "SELECT observations.id, observations.at, observations.plan, observations.facts, offers.facts"
             " FROM observations LEFT JOIN offers USING (plan) WHERE verdict IS NULL ORDER BY observations.id"
         )
-        read = [
-            (
-                number,
-                *observation_server_tables(at, plan, facts),
-                offer_server_tables(Digest(plan), offer) if offer is not None else None,
-            )
-            for number, at, plan, facts, offer in found
-        ]
-        return [
-            Pending(number, observation, offer, marks)
-            for number, observation, marks, offer in read
-            if offer is not None
-        ]
+        waiting = []
+        for number, at, plan, text, offer in found:
+            observation, marks = parse_observation(at, plan, text)
+            if offer is not None:
+                waiting.append(Pending(number, observation, parse_offer(Digest(plan), offer), marks))
+        return waiting
 
 
 def last_noted(store: Store) -> int:
@@ -405,7 +352,7 @@ def was_noted(store: Store, observation: Observation, plan: Digest) -> bool:
     at = format_instant(observation.at)
     with store.reading():
         found = store.rows("SELECT facts FROM observations WHERE at = ? AND plan = ?", at, plan)
-        noted = (observation_server_tables(at, plan, facts)[0] for (facts,) in found)
+        noted = (parse_observation(at, plan, facts)[0] for (facts,) in found)
         return any(of_observation(each) == of_observation(observation) for each in noted)
 
 
@@ -471,36 +418,28 @@ def write_known_bmcs(tx: Transaction, pairs: Iterable[Pair]) -> None:
     tx.executemany("INSERT INTO known_bmcs VALUES (?, ?)", sorted(pairs))
 
 
-_TABLE: Final = "lost_identities"
-_KEY: Final = ("kind", "value", "uuid")
-
-
 def read_lost_identities(store: Store) -> frozenset[LostIdentity]:
     """Return every lost identity."""
     found = store.rows("SELECT kind, value, uuid, netboots FROM lost_identities")
-    return frozenset(
-        LostIdentity(kind, value, SystemUuid(uuid), bool(netboots)) for kind, value, uuid, netboots in found
-    )
+    return frozenset(LostIdentity(kind, value, SystemUuid(uuid), bool(boots)) for kind, value, uuid, boots in found)
 
 
 def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now: Collection[LostIdentity]) -> None:
     """Replace the lost identities. A backup that lacks a new one is an older copy."""
+    table, key = "lost_identities", ("kind", "value", "uuid")
     gone, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
     if gone:
-        tx.delete(_TABLE, _KEY, [(str(each.kind), each.value, each.uuid) for each in gone])
+        tx.delete(table, key, [(str(each.kind), each.value, each.uuid) for each in gone])
     if new:
-        rows = [(str(each.kind), each.value, each.uuid, int(each.netboots)) for each in new]
-        tx.replace(_TABLE, _KEY, rows)
+        tx.replace(table, key, [(str(each.kind), each.value, each.uuid, int(each.netboots)) for each in new])
         tx.mark()
 
 
 def read_machines(store: Store) -> dict[SystemUuid, Machine]:
     """Every machine, by UUID, as it was described last."""
     with store.reading():
-        found = map(
-            machine_server_tables, store.rows("SELECT uuid, name, macs, serial, bmc FROM machines ORDER BY uuid")
-        )
-        return {machine.uuid: machine for machine in found}
+        rows = store.rows("SELECT uuid, name, macs, serial, bmc FROM machines ORDER BY uuid")
+        return {machine.uuid: machine for machine in map(parse_machine, rows)}
 
 
 def standing(store: Store) -> frozenset[SystemUuid]:
@@ -516,14 +455,14 @@ def write_machines(
     Not to ``stand``: the accepted commit does not have them.
     """
     tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in gone])
-    tx.replace("machines", ("uuid",), [(*of_machine(each), int(stand)) for each in machines])
+    tx.replace("machines", ("uuid",), [(*row_of_machine(each), int(stand)) for each in machines])
 
 
 def read_overrides(store: Store) -> dict[SystemUuid, dict[str, OverrideRecord]]:
     """Every override that was set, by server and reason, one a reason."""
     found: dict[SystemUuid, dict[str, OverrideRecord]] = {}
     with store.reading():
-        for uuid, *rest in store.rows(f"SELECT uuid, {OVERRIDE} FROM overrides ORDER BY uuid, reason"):  # noqa: S608
+        for uuid, *rest in store.rows(f"SELECT uuid, {_OVERRIDE} FROM overrides ORDER BY uuid, reason"):  # noqa: S608
             record = override(rest)
             found.setdefault(SystemUuid(uuid), {})[record.reason] = record
     return found
@@ -539,7 +478,7 @@ def write_overrides(tx: Transaction, overrides: Iterable[tuple[SystemUuid, Overr
 def read_pins(store: Store) -> dict[SystemUuid, Pinned]:
     """What is pinned, by the UUID that the document says."""
     with store.reading():
-        return {SystemUuid(uuid): pin(facts) for uuid, facts in store.rows("SELECT * FROM pins ORDER BY uuid")}
+        return {SystemUuid(uuid): _parse_pin(found) for uuid, found in store.rows("SELECT * FROM pins ORDER BY uuid")}
 
 
 def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, Pinned]]) -> None:
@@ -547,17 +486,19 @@ def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, Pinned]]) -> No
 
     A backup without it is as good: what a BMC shows is pinned anew at the next contact.
     """
-    tx.replace("pins", ("uuid",), [(uuid, of_pin(each)) for uuid, each in pins])
+    tx.replace("pins", ("uuid",), [(uuid, json_of(each)) for uuid, each in pins])
 
 
 def read_records(store: Store) -> dict[SystemUuid, Record]:
     """What is known of each server, by UUID; a UUID that is missing is unknown."""
     with store.reading():
         runs: dict[str, dict[str, Run]] = {}
-        for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(RUNS)} FROM runs"):  # noqa: S608 - constant
-            runs.setdefault(uuid, {})[maintenance] = run_server_tables(*made)
-        found = store.rows(f"SELECT uuid, {RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
-        return {SystemUuid(uuid): record_server_tables(rest, runs.get(uuid, {})) for uuid, *rest in found}
+        for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(_RUNS)} FROM runs"):  # noqa: S608 - constant
+            number, made_at, end, seen = made
+            run = Run(number, instant(made_at), instant_or_none(end), **seen_of_run(json_value(seen)))
+            runs.setdefault(uuid, {})[maintenance] = run
+        found = store.rows(f"SELECT uuid, {_RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
+        return {SystemUuid(uuid): _parse_record(rest, runs.get(uuid, {})) for uuid, *rest in found}
 
 
 def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
@@ -566,10 +507,14 @@ def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Reco
     if not found:
         return
     tx.mark()
-    tx.replace("records", ("uuid",), [(uuid, server, *of_record(each)) for uuid, (server, each) in found.items()])
+    tx.replace("records", ("uuid",), [(uuid, server, *_row_of_record(each)) for uuid, (server, each) in found.items()])
     tx.delete("runs", ("uuid",), [(uuid,) for uuid in found])
     made = [(uuid, name, run) for uuid, (_, each) in found.items() for name, run in sorted(each.runs.items())]
-    tx.insert("runs", RUNS, [(uuid, *of_run(name, run)) for uuid, name, run in made])
+    rows = [
+        (uuid, name, run.run, format_instant(run.at), _text_or_none(run.end), json_of(run_facts(run)))
+        for uuid, name, run in made
+    ]
+    tx.insert("runs", _RUNS, rows)
 
 
 def drop(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
@@ -609,13 +554,13 @@ def read_switches(store: Store) -> dict[SystemUuid, dict[str, SwitchRecord]]:
     found: dict[SystemUuid, dict[str, SwitchRecord]] = {}
     with store.reading():
         for uuid, facts in store.rows("SELECT uuid, facts FROM switches ORDER BY uuid, reason"):
-            record = switch(facts)
+            record = _parse_switch(facts)
             found.setdefault(SystemUuid(uuid), {})[record.reason] = record
     return found
 
 
 def write_switches(tx: Transaction, switches: Iterable[tuple[SystemUuid, SwitchRecord]]) -> None:
     """Replace what is recorded for each server and reason."""
-    if found := [(uuid, record.reason, of_switch(record)) for uuid, record in switches]:
+    if found := [(uuid, record.reason, json_of(record)) for uuid, record in switches]:
         tx.mark()
         tx.replace("switches", ("uuid", "reason"), found)

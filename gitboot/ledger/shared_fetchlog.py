@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gitboot.errors import LedgerError
 from gitboot.fetchlog.log_entries import Observation
@@ -30,7 +30,6 @@ _HELD: Final = "SELECT epoch, holder, forgotten, place FROM lease"
 _RECORD: Final = "INSERT INTO fetches (writer, place, server, offer, line) VALUES (%s, %s, %s, %s, %s)"
 
 _Run = Callable[..., list[Any]]  # a statement, and its parameters; the rows that it gives
-_T = TypeVar("_T")
 
 
 class SharedFetches:
@@ -51,22 +50,29 @@ class SharedFetches:
         return has_reported(self._known(server, None), token)
 
     def record(self, observation: Observation, giver: str | None, is_given_up: Callable[[], bool] = bool) -> None:
-        def record(run: _Run) -> None:
+        """Write a fetch durably before it is answered from a tree that names this ``giver``.
+
+        Raises `Unrecordable` if the fetch may not have been written. Writes nothing if the caller has given up before
+        the database takes it.
+        """
+        with self._asking() as run:
             if giver is None or self._look(run, "FOR SHARE") != giver or is_given_up():
                 raise Unrecordable
             run(_RECORD, (None, None, *_row_of(observation)))
 
-        self._asked(record)
-
     def ping(self) -> None:
+        """Ask a question if the last one failed, or is some seconds old."""
         if self.failure is not None or now_s() - self._asked_s >= _ASKED_EVERY_S:
             with suppress(Unrecordable):
                 self._known("", None)
 
     def take(self, batch: ForwardedBatch, there: Collection[str]) -> int:
-        spool, file = batch.writer
+        """Take a batch if it is the next one of its writer; return the byte at which the next one has to begin.
 
-        def take(run: _Run) -> int:
+        ``there`` are the files that the batch's spool has. Raises `NotTaken`.
+        """
+        spool, file = batch.writer
+        with self._taking() as run:
             run("INSERT INTO writers VALUES (%s, %s, 0) ON CONFLICT DO NOTHING", (spool, file))
             ((place,),) = run("SELECT place FROM writers WHERE spool = %s AND file = %s FOR UPDATE", (spool, file))
             if batch.begin != place or not batch.lines:
@@ -74,36 +80,30 @@ class SharedFetches:
             _put(run, batch)
             run("UPDATE writers SET place = %s WHERE spool = %s AND file = %s", (batch.end, spool, file))
             run("DELETE FROM writers WHERE spool = %s AND NOT file = ANY(%s)", (spool, [*there, file]))
-            return batch.end
-
-        return self._taking(take)
+        return batch.end
 
     def go_back(self, writer: Writer, place: int) -> None:
-        self._taking(
-            lambda run: run(
-                "UPDATE writers SET place = %s WHERE spool = %s AND file = %s AND place > %s", (place, *writer, place)
-            )
-        )
+        """Let the next batch of a writer begin at ``place``, if more than that was taken. Raises `NotTaken`."""
+        query = "UPDATE writers SET place = %s WHERE spool = %s AND file = %s AND place > %s"
+        with self._taking() as run:
+            run(query, (place, *writer, place))
 
-    def _taking(self, work: Callable[[_Run], _T]) -> _T:
-        """Change what is known of writers, unless the ledger goes on elsewhere."""
-
-        def change(run: _Run) -> _T:
-            for place, holder in run(_NOT_LEFT):
-                self._refuse_left(place, holder)
-            return work(run)
-
+    @contextmanager
+    def _taking(self) -> Iterator[_Run]:
+        """A transaction that changes what is known of writers, unless the ledger goes on elsewhere."""
         try:
-            return self._transactions.within(change)
+            with self._transactions.begin() as run:
+                for place, holder in run(_NOT_LEFT):
+                    self._refuse_left(place, holder)
+                yield run
         except self._transactions.errors as error:
             raise NotTaken(in_one_line(error)) from error
 
     def _known(self, server: str, offer: str | None) -> list[Observation]:
-        def ask(run: _Run) -> list[Any]:
+        with self._asking() as run:
             self._look(run)
-            return run("SELECT line FROM fetches WHERE server = %s OR offer = %s ORDER BY id", (server, offer))
-
-        found = (parse(line.encode()) for (line,) in self._asked(ask))
+            lines = run("SELECT line FROM fetches WHERE server = %s OR offer = %s ORDER BY id", (server, offer))
+        found = (parse(line.encode()) for (line,) in lines)
         return [
             each for each in found if isinstance(each, Observation) and each.digest is not None and each.is_evidence
         ]
@@ -121,15 +121,17 @@ class SharedFetches:
         if holder == NOBODY:
             raise left(self.name, place)
 
-    def _asked(self, work: Callable[[_Run], _T]) -> _T:
+    @contextmanager
+    def _asking(self) -> Iterator[_Run]:
+        """A transaction that asks who may give; `failure` says whether it was answered."""
         self._asked_s = now_s()
         try:
-            found = self._transactions.within(work)
+            with self._transactions.begin() as run:
+                yield run
         except self._transactions.errors as error:
             self.failure = in_one_line(error)
             raise Unrecordable from error
         self.failure = None
-        return found
 
 
 class RecordedFetches:
@@ -144,19 +146,14 @@ class RecordedFetches:
 
         Raises `LedgerError`.
         """
-        after = taken.get(FETCHES, 0)
-
-        def last(run: _Run) -> int:
+        after, rows = taken.get(FETCHES, 0), list[Any]()
+        with self._reading() as run:
             run("LOCK TABLE fetches IN SHARE MODE")
-            ((number,),) = run("SELECT coalesce(max(id), 0) FROM fetches")
-            return int(number)
-
-        def read(run: _Run) -> list[Any]:  # without a lock: who is paused while it gets many rows holds nobody up
+            ((until,),) = run("SELECT coalesce(max(id), 0) FROM fetches")
+        if until > after:
             query = "SELECT id, writer, line FROM fetches WHERE id > %s AND id <= %s ORDER BY id"
-            return run(query, (after, until))
-
-        until = self._read(last)
-        rows = self._read(read) if until > after else []
+            with self._reading() as run:  # without a lock: who is paused while it gets many rows holds nobody up
+                rows = run(query, (after, until))
         latest: dict[str | None, datetime] = {}  # by writer, whose clock may go back
         found: list[tuple[datetime, int, Observation]] = []
         for number, writer, line in rows:
@@ -169,36 +166,27 @@ class RecordedFetches:
 
     def forgotten_next(self, taken: Mapping[str, int]) -> int:
         """How often rows will have been deleted, once those are that were taken in, if it is worth it."""
-
-        def count(run: _Run) -> int:
-            forgotten: int
-            rows: int
-            ((forgotten, rows),) = run(
-                "SELECT forgotten, (SELECT count(*) FROM fetches WHERE id <= %s) FROM lease", (taken.get(FETCHES, 0),)
-            )
-            return forgotten + (rows >= _WORTH)
-
-        return self._read(count)
+        query = "SELECT forgotten, (SELECT count(*) FROM fetches WHERE id <= %s) FROM lease"
+        with self._reading() as run:
+            ((forgotten, rows),) = run(query, (taken.get(FETCHES, 0),))
+        return int(forgotten + (rows >= _WORTH))
 
     def forget(self, taken: Mapping[str, int], times: int, lease: Lease) -> None:
         """Delete what was taken in, for the ``times``-th time; one that is no new number has nothing deleted.
 
         Raises `LedgerError`, and has nothing deleted where the lease is another's.
         """
-
-        def forget(run: _Run) -> None:
-            noted = run(
-                "UPDATE lease SET forgotten = %s WHERE holder = %s AND epoch = %s AND forgotten < %s RETURNING 1",
-                (times, *lease, times),
-            )
-            if noted:
+        query = "UPDATE lease SET forgotten = %s WHERE holder = %s AND epoch = %s AND forgotten < %s RETURNING 1"
+        with self._reading() as run:
+            if run(query, (times, *lease, times)):
                 run("DELETE FROM fetches WHERE id <= %s", (taken.get(FETCHES, 0),))
 
-        self._read(forget)
-
-    def _read(self, work: Callable[[_Run], _T]) -> _T:
+    @contextmanager
+    def _reading(self) -> Iterator[_Run]:
+        """A transaction whose failure is one of the ledger."""
         try:
-            return self._transactions.within(work)
+            with self._transactions.begin() as run:
+                yield run
         except self._transactions.errors as error:
             raise LedgerError(
                 f"{self._transactions.name}: what endpoints have given cannot be read ({in_one_line(error)})"
@@ -216,8 +204,9 @@ class _Transactions:
         self._lock = threading.Lock()
         self._connection: Any = None
 
-    def within(self, work: Callable[[_Run], _T]) -> _T:
-        """Work in one transaction."""
+    @contextmanager
+    def begin(self) -> Iterator[_Run]:
+        """A block in one transaction."""
         with self._lock:
             if self._connection is None or self._connection.closed or self._connection.broken:
                 self._connection = self._connect(self._address)
@@ -228,7 +217,7 @@ class _Transactions:
                 return cursor.fetchall() if cursor.description is not None else []
 
             with connection.transaction():
-                return work(run)
+                yield run
 
     def close(self) -> None:
         if self._connection is not None:

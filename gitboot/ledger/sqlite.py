@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import chain
 from pathlib import Path
@@ -13,32 +13,7 @@ from uuid import uuid4
 
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.ledger.location import check_is_used
-from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, ManyRows, Row, too_new
-
-
-class SqliteRows(ManyRows):
-    """Row by row, by the connection that there is."""
-
-    def __init__(self, connection: Callable[[], sqlite3.Connection]) -> None:
-        self._connection = connection
-
-    def each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        self._connection().executemany(statement, rows)
-
-    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        marks = ", ".join("?" * len(columns))
-        self._connection().executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)  # noqa: S608
-
-    def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        same = " AND ".join(f"{key} = ?" for key in keys)
-        self._connection().executemany(f"DELETE FROM {table} WHERE {same}", rows)  # noqa: S608
-
-    def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:  # noqa: ARG002 - it knows them
-        rest = iter(rows)
-        if (first := next(rest, None)) is not None:
-            marks = ", ".join("?" * len(first))
-            every = chain((first,), rest)
-            self._connection().executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", every)  # noqa: S608
+from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, too_new
 
 
 class SqliteDatabase(Database):
@@ -52,13 +27,29 @@ class SqliteDatabase(Database):
         self.path, self.name, self._synchronous = path, str(path), synchronous
         self._is_read_only = False  # whether the disk has no room for what a writer needs beside the file
         self._connection = self._opened()
-        self.many = SqliteRows(lambda: self._connection)
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
         return self._connection.execute(statement, parameters).fetchall()
 
     def whole(self, query: str) -> Iterator[Row]:
         yield from self.execute(query)
+
+    def execute_each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        self._connection.executemany(statement, rows)
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        marks = ", ".join("?" * len(columns))
+        self.execute_each(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)  # noqa: S608
+
+    def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        same = " AND ".join(f"{key} = ?" for key in keys)
+        self.execute_each(f"DELETE FROM {table} WHERE {same}", rows)  # noqa: S608
+
+    def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:  # noqa: ARG002 - it knows them
+        rest = iter(rows)
+        if (first := next(rest, None)) is not None:
+            marks = ", ".join("?" * len(first))
+            self.execute_each(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", chain((first,), rest))  # noqa: S608
 
     def begin(self, *, at_leisure: bool = False) -> None:  # noqa: ARG002 - nobody ends one
         self._connection.execute("BEGIN IMMEDIATE")
@@ -81,7 +72,8 @@ class SqliteDatabase(Database):
         """From the disk, and not from what the kernel remembers of it."""
         self._connection.close()
         for suffix in ("", "-wal", "-shm"):
-            _forget_cached(Path(f"{self.path}{suffix}"))
+            with suppress(FileNotFoundError), Path(f"{self.path}{suffix}").open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._connection = self._opened()
 
     def probe(self) -> None:
@@ -111,10 +103,11 @@ class SqliteDatabase(Database):
         try:
             connection, self._is_read_only = self._open_to_write(), False
         except LedgerError as error:
-            if not _lacks_room(error.__cause__) or _has_content(Path(f"{self.path}-wal")):
+            log = Path(f"{self.path}-wal")
+            if not _lacks_room(error.__cause__) or (log.exists() and log.stat().st_size > 0):
                 raise
+            uri = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1"
             with self.reading(), ExitStack() as failing:
-                uri = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1"
                 connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
                 failing.callback(connection.close)
                 _check(connection, self.name)
@@ -156,7 +149,8 @@ def backed_up(path: Path, to: Path) -> None:
 
 def unreadable(name: str, error: Exception) -> LedgerError:
     """What SQLite raised, or what was made of a row, as an error of the ledger."""
-    if isinstance(error, sqlite3.OperationalError) and not _lacks_something(error):
+    lacks_table = "no such table" in str(error) or "no such column" in str(error)
+    if isinstance(error, sqlite3.OperationalError) and not lacks_table:
         return LedgerError(f"{name}: the ledger cannot be read ({error})")  # no such file, no rights, locked
     return damaged(name, str(error))
 
@@ -180,26 +174,6 @@ _NO_ROOM: Final = (
 
 def _lacks_room(error: BaseException | None) -> bool:
     return getattr(error, "sqlite_errorcode", 0) in _NO_ROOM
-
-
-def _has_content(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except FileNotFoundError:
-        return False
-
-
-def _lacks_something(error: sqlite3.OperationalError) -> bool:
-    return "no such table" in str(error) or "no such column" in str(error)
-
-
-def _forget_cached(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
 
 
 def _check(connection: sqlite3.Connection, name: str) -> None:

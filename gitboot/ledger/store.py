@@ -17,6 +17,7 @@ from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
 from gitboot.text import in_one_line
 
 _MARK_BYTES: Final = 64
+_PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 
 
 class Transaction:
@@ -42,19 +43,19 @@ class Transaction:
         self._prepared.append(partial(self._database.execute, statement, parameters))
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        self._write(partial(self._database.many.each, statement), rows)
+        self._write(partial(self._database.execute_each, statement), rows)
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Add rows with these columns; the others are what they are by default."""
-        self._write(partial(self._database.many.insert, table, columns), rows)
+        self._write(partial(self._database.insert, table, columns), rows)
 
     def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Delete the rows that have these ``keys``."""
-        self._write(partial(self._database.many.delete, table, keys), rows)
+        self._write(partial(self._database.delete, table, keys), rows)
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Put whole rows in the place of those with the same ``keys``, which are the first columns of the table."""
-        self._write(partial(self._database.many.replace, table, keys), rows)
+        self._write(partial(self._database.replace, table, keys), rows)
 
     def _write(self, what: Callable[[Iterable[Sequence[Any]]], object], rows: Iterable[Sequence[Any]]) -> None:
         if self._database.is_local:
@@ -125,7 +126,9 @@ class Store:
                 yield tx
                 tx.send()
                 if tx.is_marked:
-                    changes = self._count_change()
+                    identity, before = _progress_in(database.execute(_PROGRESS))
+                    changes = identity, before + 1
+                    database.replace("facts", ("name",), [("changes", str(before + 1))])
                     _refuse_older(database.name, self._written, (changes[0], changes[1] - 1))
                 database.commit()
             except BaseException as error:
@@ -185,7 +188,7 @@ class Store:
     @property
     def mark(self) -> tuple[str, int] | None:
         """The identity and the number of changes that were last noted beside the ledger."""
-        return read_mark(self._mark_path)
+        return read_mark(mark_of(self.path))
 
     @property
     def progress(self) -> tuple[str, int]:
@@ -200,28 +203,19 @@ class Store:
         return self._held
 
     def _read_progress(self) -> tuple[str, int]:
-        found: dict[str, str] = dict(self.rows("SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"))
+        found = self.rows(_PROGRESS)
         with self.reading():
-            return found["identity"], int(found.get("changes", 0))
-
-    @property
-    def _mark_path(self) -> Path:
-        return mark_of(self.path)
-
-    def _count_change(self) -> tuple[str, int]:
-        rows = self.database.execute("SELECT name, value FROM facts WHERE name IN ('identity', 'changes')")
-        found: dict[str, str] = dict(rows)
-        changes = int(found.get("changes", 0)) + 1
-        self.database.many.replace("facts", ("name",), [("changes", str(changes))])
-        return found["identity"], changes
+            return _progress_in(found)
 
     def write_mark(self, identity: str, changes: int) -> None:
         """Note durably, beside the ledger, how far it has come; after each transaction that counts."""
         try:
-            write_mark(self._mark_path, identity, changes)
+            write_mark(mark_of(self.path), identity, changes)
         except OSError as error:
             self.is_suspect = True  # the change is in the ledger, and whoever made it does not know
-            raise LedgerError(f"{self._mark_path}: the ledger's mark cannot be written ({error.strerror})") from error
+            raise LedgerError(
+                f"{mark_of(self.path)}: the ledger's mark cannot be written ({error.strerror})"
+            ) from error
 
 
 def open_database(
@@ -249,6 +243,12 @@ def _database(path: Path, *, synchronous: bool, reads_only: bool) -> Database:
 
         return PostgresDatabase(address, synchronous=synchronous, reads_only=reads_only)
     return ReadOnlySqlite(path) if reads_only else SqliteDatabase(path, synchronous=synchronous)
+
+
+def _progress_in(facts: Iterable[Row]) -> tuple[str, int]:
+    """Return the identity of a ledger, and the number of changes that it holds."""
+    found: dict[str, str] = dict(facts)
+    return found["identity"], int(found.get("changes", 0))
 
 
 def _refuse_older(name: str, written: tuple[str, int] | None, found: tuple[str, int]) -> None:
@@ -310,13 +310,13 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
                 found = _rows(ours, table)
                 if found:
                     marks = ", ".join("?" * len(found[0]))
-                    new.many.each(f"INSERT INTO {table} VALUES ({marks})", found)  # noqa: S608
+                    new.execute_each(f"INSERT INTO {table} VALUES ({marks})", found)  # noqa: S608
                 counted[table] = len(found)
                 if _rows(new, table) != found:
                     raise LedgerError(f"{new.name}: the table {table} is not what {ours.name} has; nothing was copied")
             for statement in new.after_copying:
                 new.execute(statement)
-            new.many.replace("facts", ("name",), notes.items())
+            new.replace("facts", ("name",), notes.items())
             new.commit()
         except BaseException:
             new.rollback()

@@ -186,7 +186,7 @@ def server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None
     for render in _renderers(decisions.outputs, decisions.evidence):
         found.update(render(decision, plan))
     if decision.restrict and (plan is None or plan.boot is None):
-        return {path: file for path, file in found.items() if not _is_boot_script(path)}
+        return {path: file for path, file in found.items() if not _is_of(path, Role.ENTRY)}
     return found
 
 
@@ -196,11 +196,6 @@ def _renderers(outputs: frozenset[Output], evidence: Evidence) -> tuple[Renderer
     if Output.EC2 in asking:
         asking.add(Output.NOCLOUD)  # whose files it answers
     return tuple(render for made, render in RENDERERS if made.asked_by in asking)
-
-
-def _is_boot_script(path: str) -> bool:
-    kind = paths.kind_of(path)
-    return kind is not None and kind.role is Role.ENTRY
 
 
 def tombstones(outputs: Collection[Output], decision: Decision, idle: tuple[MacAddress, ...]) -> dict[str, File]:
@@ -214,12 +209,12 @@ def tombstones(outputs: Collection[Output], decision: Decision, idle: tuple[MacA
 
 
 def is_of_hosts(outputs: Collection[Output]) -> bool:
-    """Whether shared files name each server's interfaces."""
+    """Return whether shared files name each server's interfaces."""
     return Output.DHCP_DNSMASQ in outputs or Output.DHCP_KEA in outputs
 
 
 def shared_files(decisions: Decisions, monitors: Iterable[object] = ()) -> dict[str, File]:
-    """The files that every machine begins with, and the configuration of DHCP and mirrors.
+    """Return the files that every machine begins with, and the configuration of DHCP and mirrors.
 
     ``monitors`` are the networks of the Fleet's `provisioning.monitors`.
     """

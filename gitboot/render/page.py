@@ -37,7 +37,7 @@ MADE_OF: Final[Mapping[str, str]] = {
 
 
 def static(name: str) -> bytes:
-    """One of the files that the page is made of."""
+    """Return one of the files that the page is made of."""
     return (Path(__file__).with_name("page_files") / name).read_bytes()
 
 
@@ -47,7 +47,7 @@ def shard_of(server: str) -> str:
 
 
 def script_of(name: str, content: bytes) -> bytes:
-    """A JSON value as the page is given it, under a name of ASCII letters."""
+    """Return a JSON value as a script of the page, under a name of ASCII letters."""
     return b'gitboot("%b",%b);\n' % (name.encode(), content.strip())
 
 
@@ -59,7 +59,7 @@ def server_file(
     machine: Machine | None,
     written: Written | None,
 ) -> tuple[str, File]:
-    """All that the page shows of one server."""
+    """Return the file with everything that the page shows of one server, and its path."""
     bmc = machine.bmc if machine is not None else None
     name = f"server/{summary['server']}"
     facts = {

@@ -29,7 +29,8 @@ from tests.helpers.git_servers import free_port
 from tests.helpers.instance_bench import Bench
 from tests.helpers.instance_doubles import Unsynced
 from tests.helpers.instance_process import eventually
-from tests.helpers.instance_with_bmcs import Rack, boots, condition, typed, until_condition
+from tests.helpers.instance_with_bmcs import Rack, boots, condition, until_condition
+from tests.helpers.values import present
 
 __all__ = ["make_site"]  # a fixture
 
@@ -106,8 +107,7 @@ def test_only_what_is_known_to_be_absent_holds_a_boot_back(
 ) -> None:
     if seen is not None:
         told.see(seen, name)
-    bench.decide(*ONCE)
-    assert shown(bench.reconcile()) == expected
+    assert shown(bench.decide(*ONCE).reconcile()) == expected
     state = bench.servers["web01"]
     entry = next(path for path in state.published.paths if path.endswith("boot.ipxe"))
     turn = state.published.paths[entry][0]
@@ -136,15 +136,12 @@ def test_it_is_offered_by_itself_once_it_comes_and_each_turn_is_told_once(bench:
 
 
 def test_what_is_wanted_is_looked_at_and_nothing_else(bench: Bench, told: Told) -> None:
-    bench.decide(*ONCE)
-    bench.reconcile()
+    bench.decide(*ONCE).reconcile()
     assert {each.url for each in told.wanted} == {f"{BASE}/flatcar-1/{name}" for name in ("kernel", "initrd")}
-    bench.decide(*ONCE, maintenance("check", "20T22:00 21T04:00"))
-    bench.reconcile()
+    bench.decide(*ONCE, maintenance("check", "20T22:00 21T04:00")).reconcile()
     names = ("flatcar-1/kernel", "flatcar-1/initrd", "memtest-7/kernel", "memtest-7/initrd")
     assert {each.url for each in told.wanted} == {f"{BASE}/{name}" for name in names}
-    bench.decide(*SEED[:1], policy("web", "None"), *SEED[2:6])
-    bench.reconcile()
+    bench.decide(*SEED[:1], policy("web", "None"), *SEED[2:6]).reconcile()
     assert told.wanted == frozenset()
 
 
@@ -169,8 +166,7 @@ def test_what_writes_no_disk_boots_in_place_of_a_maintenance_that_is_absent(benc
         *(profile("web", "live-1"), profile("repair", "memtest-7"), policy("web")),
         maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 1"),
     )
-    bench.decide(*diskless)
-    assert shown(bench.reconcile()) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
+    assert shown(bench.decide(*diskless).reconcile()) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
     told.see(ABSENT, "memtest-7/kernel")
     assert shown(bench.reconcile()) == (Phase.NETWORK, Cause.ABSENT, "live-1")
     told.see(ABSENT, "live-1/initrd")
@@ -231,10 +227,8 @@ def test_a_boot_that_was_given_is_given_on_to_who_asks_again(bench: Bench, told:
     bench.decide(*ONCE)
     bench.fetch(bench.reconcile())
     told.see(ABSENT, KERNEL)
-    bench.wait(seconds=10)
-    assert shown(bench.reconcile()) == OFFERED
-    bench.wait(seconds=60)
-    planned = bench.reconcile()
+    assert shown(bench.wait(seconds=10).reconcile()) == OFFERED
+    planned = bench.wait(seconds=60).reconcile()
     assert planned is not None and planned.boot is None
     assert planned.cause is not Cause.ABSENT  # what was begun is told as what it is
 
@@ -243,8 +237,7 @@ def test_the_next_boot_of_an_installer_that_boots_twice_waits_for_its_files(benc
     twice = image("flatcar-1", "boots: 2")
     bench.decide(*ONCE[:2], twice, *ONCE[3:])
     bench.fetch(bench.reconcile())
-    bench.wait(minutes=5)
-    assert shown(bench.reconcile()) == OFFERED
+    assert shown(bench.wait(minutes=5).reconcile()) == OFFERED
     told.see(ABSENT, KERNEL)
     assert shown(bench.reconcile()) == DISK
     told.see(THERE, KERNEL)
@@ -259,8 +252,7 @@ def test_unknown_machines_go_to_their_disk_until_it_comes(bench: Bench, told: To
     told.see(ABSENT, "memtest-7/kernel")
 
     def unknown() -> str:
-        shared = bench.target.shared
-        assert shared is not None
+        shared = present(bench.target.shared)
         return shared["boot/unknown.ipxe"].content.decode()
 
     bench.reconcile()
@@ -281,8 +273,7 @@ MIRRORING = (
 
 
 def test_what_is_mirrored_is_offered_once_it_was_seen(bench: Bench, told: Told) -> None:
-    bench.decide(*MIRRORING)
-    assert shown(bench.reconcile()) == DISK
+    assert shown(bench.decide(*MIRRORING).reconcile()) == DISK
     assert "it was not looked at yet" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
     assert {each.url for each in told.wanted} == {f"http://boot.test/o/{SHA}/{name}" for name in ("kernel", "initrd")}
     told.sightings = dict.fromkeys(told.wanted, SILENT)
@@ -294,15 +285,13 @@ def test_what_is_mirrored_is_offered_once_it_was_seen(bench: Bench, told: Told) 
 def test_reconciling_once_looks_before_anything_is_offered(bench: Bench, told: Told) -> None:
     file = BootFile(url=f"{BASE}/{KERNEL}", sha256=SHA, size=None)  # type: ignore[arg-type]
     told.late = {file: ABSENT}
-    bench.decide(*ONCE)
-    assert shown(bench.reconcile()) == DISK
+    assert shown(bench.decide(*ONCE).reconcile()) == DISK
     assert bench.told("ArtifactMissing") == ["ArtifactMissing"]
 
 
 def test_without_anybody_who_looks_nothing_is_said(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
-        bench.decide(*ONCE)
-        assert shown(bench.reconcile()) == OFFERED
+        assert shown(bench.decide(*ONCE).reconcile()) == OFFERED
         assert bench.condition("ArtifactsPresent") is None
 
 
@@ -410,19 +399,23 @@ def looks(tmp_path: Path, ledger: Store) -> Iterator[Callable[..., Lookout]]:
     with DiskCache(tmp_path / "cache.sqlite", pytest.fail) as cache, ExitStack() as stack:
 
         def looks(check: str = "head", assets: Path | None = None, wake: Callable[[], None] = lambda: None) -> Lookout:
-            found = stack.enter_context(looking(settings(tmp_path, check, assets), ledger, cache, wake))
-            assert found is not None
-            return found
+            return present(stack.enter_context(looking(settings(tmp_path, check, assets), ledger, cache, wake)))
 
         yield looks
+
+
+def look(lookout: Lookout, files: Collection[BootFile], bases: tuple[str, ...]) -> Mapping[BootFile, Sighting]:
+    """Let a lookout look at each of these files once; return what it has seen."""
+    lookout.want(files, bases)
+    lookout.wait()
+    return lookout.seen()
 
 
 def test_a_lookout_sees_what_is_missing_and_when_it_comes(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
     woken: list[bool] = []
     lookout = looks(wake=lambda: woken.append(True))
     there, missing = web.put("/there", KERNEL_BYTES), web.file("/missing", KERNEL_BYTES)
-    lookout.want({there, missing}, (web.url,))
-    lookout.wait()
+    look(lookout, {there, missing}, (web.url,))
     assert lookout.seen()[there].presence is Presence.FOUND
     assert lookout.seen()[missing].is_absent
     assert woken
@@ -437,8 +430,7 @@ def test_a_lookout_sees_what_is_missing_and_when_it_comes(web: ArtifactServer, l
 def test_who_falls_silent_has_not_got_what_was_missing(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
     lookout = looks()
     there, missing = web.put("/there", KERNEL_BYTES), web.file("/missing", KERNEL_BYTES)
-    lookout.want({there, missing}, (web.url,))
-    lookout.wait()
+    look(lookout, {there, missing}, (web.url,))
     web.statuses |= {"/there": 503, "/missing": 503}
     eventually(lambda: lookout.seen()[there].presence is Presence.UNKNOWN)
     before = web.asked["HEAD", "/missing"]
@@ -451,8 +443,7 @@ def test_what_was_missing_is_missing_after_a_restart_until_it_is_looked_at(
 ) -> None:
     missing, there = web.file("/missing", KERNEL_BYTES), web.put("/there", KERNEL_BYTES)
     first = looks()
-    first.want({missing, there}, (web.url,))
-    first.wait()
+    look(first, {missing, there}, (web.url,))
     first.close()
     with ledger.writing() as tx:
         instance_tables.store_sightings(tx, first.seen(), "")
@@ -464,8 +455,7 @@ def test_what_was_missing_is_missing_after_a_restart_until_it_is_looked_at(
     }
     assert sum(web.asked.values()) == asked
     web.put("/missing", KERNEL_BYTES)
-    second.want({missing, there}, (web.url,))
-    second.wait()
+    look(second, {missing, there}, (web.url,))
     assert second.seen()[missing].is_there
 
 
@@ -475,8 +465,7 @@ def test_a_restart_reads_no_artifact_again_unless_the_cache_is_gone(
     right, wrong = web.put("/right", KERNEL_BYTES), replace(web.put("/wrong", OTHER), sha256=digest_of(KERNEL_BYTES))
     for reads in (1, 1, 2):
         lookout = looks("read")
-        lookout.want({right, wrong}, (web.url,))
-        lookout.wait()
+        look(lookout, {right, wrong}, (web.url,))
         assert (lookout.seen()[right].presence, lookout.seen()[wrong].presence) == (Presence.VERIFIED, Presence.WRONG)
         assert (web.asked["GET", "/right"], web.asked["GET", "/wrong"]) == (reads, reads)
         lookout.close()
@@ -486,9 +475,7 @@ def test_a_restart_reads_no_artifact_again_unless_the_cache_is_gone(
 
 def test_what_nobody_wants_any_more_is_forgotten(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
     lookout, missing = looks(), web.file("/missing", KERNEL_BYTES)
-    lookout.want({missing}, (web.url,))
-    lookout.wait()
-    same = lookout.seen()
+    same = look(lookout, {missing}, (web.url,))
     assert lookout.seen() is same
     lookout.want((), (web.url,))
     assert lookout.seen() == {}
@@ -503,8 +490,7 @@ def test_files_that_are_served_here_are_read_and_others_only_where_that_is_asked
     own, other = web.file("/assets/kernel", KERNEL_BYTES), web.put("/other", KERNEL_BYTES[::-1])
     other = replace(other, sha256=own.sha256)
     lookout = looks(assets=assets)
-    lookout.want({own, other}, (web.url,))
-    lookout.wait()
+    look(lookout, {own, other}, (web.url,))
     assert lookout.seen()[own].presence is Presence.WRONG
     assert lookout.seen()[other].presence is Presence.FOUND
     assert web.asked["HEAD", "/assets/kernel"] == 0
@@ -513,8 +499,7 @@ def test_files_that_are_served_here_are_read_and_others_only_where_that_is_asked
     eventually(lambda: lookout.seen()[own].presence is Presence.VERIFIED)
     lookout.close()
     reading = looks("read")
-    reading.want({other}, (web.url,))
-    reading.wait()
+    look(reading, {other}, (web.url,))
     assert reading.seen()[other].presence is Presence.WRONG
 
 
@@ -527,9 +512,7 @@ def test_what_is_mirrored_is_looked_for_in_the_tree_and_at_sites(
     bases = ("http://boot.invalid", web.url, nobody)
     own, site, silent = (replace(web.file("/", KERNEL_BYTES), url=f"{base}/{path}", source="s") for base in bases)
     lookout = looks()
-    lookout.want({own, site, silent}, bases)
-    lookout.wait()
-    found = lookout.seen()
+    found = look(lookout, {own, site, silent}, bases)
     assert [found[each].presence for each in (own, site, silent)] == [
         *(Presence.UNKNOWN, Presence.MISSING, Presence.MISSING),
     ]
@@ -599,26 +582,6 @@ def test_a_running_instance_waits_for_an_image_and_others_go_on(tmp_path: Path, 
             assert (web01.times_set, web02.times_set, web03.times_set) == (1, 1, 1)
         types = [event["type"] for event in instance.events]
         assert types.count("ArtifactFound") == 2
-
-
-def test_what_is_not_mirrored_yet_is_set_once_it_is(tmp_path: Path, web: ArtifactServer) -> None:
-    file = web.put("/vendor/kernel", KERNEL_BYTES)
-    kernel = f"{{url: '{file.url}', sha256: {file.sha256}, size: {file.size}}}"
-    linux = document("BootImage", "linux-1", f"version: '1', architectures: {{x86_64: {{kernel: {kernel}}}}}")
-    pool = (linux, profile("web", "linux-1"), policy("web", often="Once"))
-    settings = "baseURL: 'http://boot.invalid', outputs: [ipxe, grub, mirror]"
-    with Rack(tmp_path, settings=settings, pool=pool) as rack:
-        web01 = rack.add("web01", provision=1)
-        rack.push()
-        assert rack.once(*rack.spooling, records="fresh").code == 8
-        assert web01.times_set == 0
-        entry = tmp_path / "output" / "boot" / web01.entry[1:]
-        assert file.sha256 not in entry.read_text()
-        done = typed("artifacts", "download", rack.repository.work, "--out", tmp_path / "output" / "boot")
-        assert done.code == 0, done
-        assert rack.once(*rack.spooling).code == 0
-        assert web01.times_set == 1
-        assert f"http://boot.invalid/o/{file.sha256}/kernel" in entry.read_text()
 
 
 def test_e7_an_assets_directory_that_is_empty_sets_no_bmc(tmp_path: Path) -> None:

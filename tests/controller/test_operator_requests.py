@@ -34,6 +34,18 @@ def pending(site: Site, seen: Record | None = None) -> int:
     return site.bench.request("records", items=[{**item, "seen": known}], reason="INC-1")
 
 
+def begin(site: Site) -> None:
+    """web01 is to be installed, and its override is set."""
+    site.decide()
+    site.bench.reconcile()
+
+
+def outcome(site: Site, number: int) -> str:
+    """What comes of a request at the next pass."""
+    site.bench.reconcile()
+    return site.bench.outcome(number)
+
+
 def installed(site: Site) -> None:
     """web01 was installed, an hour ago."""
     site.decide()
@@ -66,8 +78,7 @@ def test_a_record_that_is_set_pending_installs_the_machine_once_more(site: Site)
 
 
 def test_a_record_that_is_set_provisioned_withdraws_what_was_set(site: Site) -> None:
-    site.decide()
-    site.bench.reconcile()
+    begin(site)
     number = records(site, Record(provision=1, image="flatcar-1", evidence="Operator", provisioned_at=site.bench.now))
     assert shown(site.bench.reconcile()) == INSTALLED
     assert site.shown == "Disabled Pxe"
@@ -94,8 +105,7 @@ def test_an_order_that_a_boot_has_overtaken_is_refused(site: Site) -> None:
     site.bench.fetch(plan)
     site.bench.reconcile()
     number = pending(site, seen=Record())
-    site.bench.reconcile()
-    assert site.bench.outcome(number).startswith("refused: web01 was provisioned after that")
+    assert outcome(site, number).startswith("refused: web01 was provisioned after that")
     site.wait(60)
     assert shown(site.bench.reconcile()) == INSTALLED
 
@@ -105,8 +115,7 @@ def test_while_the_ledger_is_in_doubt_that_is_why_nothing_is_said_of_a_server(si
     installed(site)
     site.restart(doubt="RestoredLedger")
     number = pending(site, seen=Record())
-    site.bench.reconcile()
-    assert site.bench.outcome(number).startswith("refused: nothing in this ledger is trusted before it is said")
+    assert outcome(site, number).startswith("refused: nothing in this ledger is trusted before it is said")
 
 
 def test_a_request_is_carried_out_whole_or_not_at_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +164,7 @@ def test_records_are_set_all_or_none(site: Site) -> None:
 def unsure(site: Site) -> None:
     """A PATCH was lost, and the BMC has no marks by which it could be told what became of it."""
     site.bmc.fault(Drop(applied=False), on="PATCH")
-    site.decide()
-    site.bench.reconcile()
+    begin(site)
     site.wait(120)
     site.bench.reconcile()
     condition = site.bench.condition("Bmc/web01")
@@ -200,12 +208,10 @@ def test_what_was_consumed_as_an_operator_says_is_never_set_again(make_site: Mak
 
 def test_what_a_person_accepts_is_set_and_stays_accepted(site: Site) -> None:
     site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
-    site.decide()
-    site.bench.reconcile()
+    begin(site)
     shown = [uuid_of("another"), "CZ29200XYZ"]
     number = site.bench.request("accept", uuid=WEB01, server="web01", shown=shown, reason="INC-1")
-    site.bench.reconcile()
-    assert site.bench.outcome(number) == (
+    assert outcome(site, number) == (
         f'web01: it is the machine whose BMC shows UUID {uuid_of("another")}, serial "CZ29200XYZ" (INC-1)'
     )
     assert site.shown == "Once Pxe"
@@ -217,47 +223,38 @@ def test_what_a_person_accepts_is_set_and_stays_accepted(site: Site) -> None:
 
 def test_what_a_person_has_not_seen_is_not_accepted(site: Site) -> None:
     site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
-    site.decide()
-    site.bench.reconcile()
+    begin(site)
     number = site.bench.request("accept", uuid=WEB01, server="web01", shown=[WEB01, "X6DCP93"], reason="INC-1")
-    site.bench.reconcile()
-    assert site.bench.outcome(number).startswith("refused: the BMC of web01 shows UUID")
+    assert outcome(site, number).startswith("refused: the BMC of web01 shows UUID")
     assert site.patches == 0
 
 
 def test_an_override_on_a_machine_that_is_gone_is_settled_by_a_word(site: Site) -> None:
-    site.decide()
-    site.bench.reconcile()
+    begin(site)
     site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
     site.wait(60)
     site.bench.reconcile()
     number = resolve(site, consumed=True)
-    site.bench.reconcile()
-    assert "is consumed, and is not set again" in site.bench.outcome(number)
+    assert "is consumed, and is not set again" in outcome(site, number)
     assert site.states == {"provision/1": State.LOST}
 
 
 def test_what_somebody_else_has_set_is_replaced_when_a_person_says_so(site: Site) -> None:
     site.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Hdd")
-    site.decide()
-    site.bench.reconcile()
+    begin(site)
     assert site.shown == "Continuous Hdd"
     number = site.bench.request("replace", uuid=WEB01, server="web01", key="provision/1", reason="old installer")
-    site.bench.reconcile()
-    assert site.bench.outcome(number) == "web01: whatever its BMC shows gives way to provision/1 (old installer)"
+    assert outcome(site, number) == "web01: whatever its BMC shows gives way to provision/1 (old installer)"
     assert (site.shown, site.states) == ("Once Pxe", {"provision/1": State.CONFIRMED})
 
 
 @pytest.mark.parametrize("consumed", [True, False])
 def test_where_nothing_is_in_doubt_there_is_nothing_to_resolve(site: Site, consumed: bool) -> None:
-    site.decide()
-    site.bench.reconcile()
+    begin(site)
     number = resolve(site, consumed=consumed)
-    site.bench.reconcile()
-    assert site.bench.outcome(number) == "web01: there was nothing to resolve"
+    assert outcome(site, number) == "web01: there was nothing to resolve"
     number = site.bench.request("replace", uuid=WEB01, server="web01", key="provision/1", reason="x")
-    site.bench.reconcile()
-    assert site.bench.outcome(number) == "web01: there was nothing to replace"
+    assert outcome(site, number) == "web01: there was nothing to replace"
     assert (site.shown, site.patches) == ("Once Pxe", 1)
 
 

@@ -13,8 +13,8 @@ from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.worker_pool import MOST, MOST_OF_SITE
 from gitboot.controller.artifact_watch import ArtifactWatch
 from gitboot.controller.bmcs.schedule import Schedule
-from gitboot.controller.instance.assembly import Outside, assembled, pool_of
-from gitboot.controller.instance.settings import BmcSettings, Clock, GitSettings, Settings
+from gitboot.controller.instance.assembly import Dependencies, WriteRecord, build, pool_of
+from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile_inputs import Bmcs
@@ -84,40 +84,28 @@ class Bench:
         self._spool = SpoolFile(spool)
         git = GitSettings(repository="")
         settings = Settings(output=folder, state=folder, git=git, bmc=bmc, limits=UNLIMITED, spool=spool)
-        outside = Outside(
+        dependencies = Dependencies(
+            store=self.ledger,
             source=self.commits,
             evaluation=self.commits,
             target=target if target is not None else self.target,
+            clock=lambda: self.job_clock or self.now,
+            make_bmcs=self._gate,
             owner=owner,
             observes=observes,
             keys=keys,
             artifacts=artifacts,
+            tell=self.events.append,
+            uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
         )
-        self.instance = self._opened.enter_context(
-            assembled(
-                settings,
-                self.ledger,
-                outside,
-                tell=self.events.append,
-                clock=lambda: self.job_clock or self.now,
-                bmcs_of=self._gate,
-                uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
-            )
-        )
+        self.instance = self._opened.enter_context(build(settings, dependencies))
         if initial is not None:
             self.request(BEGIN, **beginning(initial))
         self.job_clock: datetime | None = None  # that jobs at BMCs go by, where it is not the instance's
         self.before_recording: Callable[[OverrideRecord], None] = lambda _: None
         self.after_recording: Callable[[OverrideRecord], None] = lambda _: None
 
-    def _gate(
-        self,
-        settings: BmcSettings,
-        write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None],
-        clock: Clock,
-        wake: Callable[[], None],
-        dry_run: bool,
-    ) -> Bmcs:
+    def _gate(self, settings: Settings, dependencies: Dependencies, write: WriteRecord) -> Bmcs:
         def recording(uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
             if isinstance(record, SwitchRecord):
                 write(uuid, record)
@@ -126,7 +114,7 @@ class Bench:
             write(uuid, record)
             self.after_recording(record)
 
-        self.bmcs = Gate(pool_of(settings, recording, clock, wake, dry_run))
+        self.bmcs = Gate(pool_of(settings, dependencies, recording))
         return self.bmcs
 
     def close(self) -> None:
@@ -139,13 +127,15 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def decide(self, *documents: str, files: Mapping[str, str] | None = None) -> None:
+    def decide(self, *documents: str, files: Mapping[str, str] | None = None) -> Self:
         """Push a commit with these documents."""
         self.commits.push(snapshot(*documents, files=files))
+        return self
 
-    def wait(self, **given: float) -> None:
+    def wait(self, **given: float) -> Self:
         """Let time pass."""
         self.now += timedelta(**given)
+        return self
 
     def reconcile(self, *, wait: bool = True) -> BootPlan | None:
         """Reconcile, to the end of the BMC jobs that it begins; what web01 boots then."""

@@ -18,7 +18,7 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.client import assembled
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
-from gitboot.evaluator.process import told
+from gitboot.evaluator.process import report
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.fleet.identities import BmcAccess
@@ -124,7 +124,7 @@ class Commits:
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated:
         difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
-        return assembled(base, revision, (protocol.answer(encode(each)) for each in told(difference)))
+        return assembled(base, revision, (protocol.answer(encode(each)) for each in report(difference)))
 
     def keep(self, revision: Revision) -> None:
         """There is no cache."""

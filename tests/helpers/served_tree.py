@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from gitboot.cli.evaluated_fleet import Planned, about_all
-from gitboot.controller.instance_state import Standing
+from gitboot.controller.instance_state import InstanceState
 from gitboot.endpoint.app import Clients, Endpoint
 from gitboot.endpoint.recorder import Recording
 from gitboot.endpoint.served_files import ComparedClock, PublishedTree
@@ -278,7 +278,7 @@ def eventually(look: Callable[[], bool], within_s: float = 300) -> bool:
     return True
 
 
-def rendered_states(standing: Standing) -> dict[str, RenderedState]:
+def rendered_states(standing: InstanceState) -> dict[str, RenderedState]:
     """What an instance has planned last, with the files that it makes of that."""
     commit = standing.commit
     if commit is None:

@@ -51,6 +51,7 @@ from gitboot.status.events import Event
 from tests.helpers.fleets import at
 from tests.helpers.instance_process import eventually
 from tests.helpers.postgresql import CarriedConnections, PostgresServer, postgresql, public_folder
+from tests.helpers.values import present
 
 NOON = at("20T12:00")
 ONE, TWO = Holder("one", "host-a:/state", 3600), Holder("two", "host-b:/state", 3600)
@@ -74,9 +75,7 @@ def recorded(path: Path) -> Iterator[RecordedFetches]:
 
 
 def address(path: Path) -> PostgresAddress:
-    found = address_beside(path)
-    assert found is not None
-    return found
+    return present(address_beside(path))
 
 
 def schema_of(path: Path) -> str:
@@ -115,12 +114,20 @@ def run_out(path: Path, server: PostgresServer) -> None:
 
 
 @contextmanager
-def held(path: Path, holder: Holder) -> Iterator[tuple[Store, Lease]]:
+def held(path: Path, holder: Holder) -> Iterator[tuple[Store, HeldLease]]:
     with open_ledger(path) as ledger:
         ledger.database.hold(holder)
-        lease = ledger.database.lease
-        assert lease is not None
-        yield ledger, lease.lease
+        lease = present(ledger.database.lease)
+        yield ledger, lease
+
+
+def keeping(path: Path, lease: HeldLease, lost: Callable[[], None] = lambda: None) -> LeaseKeeper:
+    return LeaseKeeper(lease, PostgresRenewing(address(path)), lost)
+
+
+def give_to_two(path: Path, server: PostgresServer, lease: HeldLease) -> None:
+    """Give the lease to another holder, as the server does once it has run out."""
+    server.sql(f"UPDATE {schema_of(path)}.lease SET holder = 'two', epoch = {lease.lease.epoch + 1}")
 
 
 def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, clock: Time) -> None:
@@ -132,32 +139,27 @@ def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, c
                 clock.passes(ONE.seconds / 2)
             two.database.hold(TWO)
             assert two.database.lease is not None
-            assert two.database.lease.lease == (TWO.id, first.epoch + 1)
+            assert two.database.lease.lease == (TWO.id, first.lease.epoch + 1)
             with pytest.raises(LeaseLost, match="another instance acts"), one.writing() as tx:
-                instance_tables.accept(tx, "stale")
+                instance_tables.write_facts(tx, accepted="stale")
             with two.writing() as tx:
-                instance_tables.accept(tx, "c0ffee")
+                instance_tables.write_facts(tx, accepted="c0ffee")
         assert instance_tables.read(one).accepted == "c0ffee"
         with pytest.raises(LeaseLost), one.writing() as tx:  # it never has it again, though it is free now
-            instance_tables.accept(tx, "stale")
-        assert one.database.lease is not None
+            instance_tables.write_facts(tx, accepted="stale")
         with pytest.raises(LeaseLost):
-            one.database.lease.check()
+            first.check()
 
 
 def test_the_same_instance_takes_its_own_lease_at_once_and_a_clean_end_gives_it_back(path: Path) -> None:
     with held(path, ONE):
-        with held(path, ONE) as (ledger, again):
-            assert again.epoch == 1, "what it has published goes on as it is"
-            assert ledger.database.lease is not None
-            assert ledger.database.lease.before is None, "nobody else had it"
-        told = described(path).lease
-        assert told is not None
+        with held(path, ONE) as (_, again):
+            assert again.lease.epoch == 1, "what it has published goes on as it is"
+            assert again.before is None, "nobody else had it"
+        told = present(described(path).lease)
         assert told[:4] == (1, "host-a:/state", "one", False)
-    with held(path, TWO) as (ledger, lease):
-        assert lease.epoch == 2
-        assert ledger.database.lease is not None
-        assert ledger.database.lease.before == "host-a:/state"
+    with held(path, TWO) as (_, lease):
+        assert (lease.lease.epoch, lease.before) == (2, "host-a:/state")
 
 
 def test_what_one_host_saw_of_artifacts_does_not_count_on_another(path: Path) -> None:
@@ -200,22 +202,17 @@ def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
 ) -> None:
     monkeypatch.setattr(lease_module, "SHARE", 10 * ONE.seconds)  # it is renewed ten times each second
     lost = threading.Event()
-    with held(path, ONE) as (ledger, lease):
-        renewed = ledger.database.lease
-        assert renewed is not None
-        with LeaseKeeper(renewed, PostgresRenewing(address(path)), lost.set):
-            for _ in range(3):
-                clock.passes(0.9 * ONE.seconds)
-                eventually(lambda: renewed.until_s > clock.now_s() + 0.5 * ONE.seconds)
+    with held(path, ONE) as (_, renewed), keeping(path, renewed, lost.set):
+        for _ in range(3):
+            clock.passes(0.9 * ONE.seconds)
+            eventually(lambda: renewed.until_s > clock.now_s() + 0.5 * ONE.seconds)
+        renewed.check()
+        told = present(described(path).lease)
+        assert told.stands
+        give_to_two(path, postgres_server, renewed)
+        assert lost.wait(60)
+        with pytest.raises(LeaseLost, match="another instance acts"):
             renewed.check()
-            told = described(path).lease
-            assert told is not None
-            assert told.stands
-            schema = schema_of(path)
-            postgres_server.sql(f"UPDATE {schema}.lease SET holder = 'two', epoch = {lease.epoch + 1}")
-            assert lost.wait(60)
-            with pytest.raises(LeaseLost, match="another instance acts"):
-                renewed.check()
 
 
 def test_a_copy_of_a_machine_or_of_its_state_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,17 +231,14 @@ def test_who_was_stopped_with_its_clock_is_told_by_the_server_that_another_has_i
     path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a virtual machine whose host had no room on its disk: to its own clock no time has passed."""
-    with held(path, ONE) as (ledger, lease):
-        assert ledger.database.lease is not None
-        with LeaseKeeper(ledger.database.lease, PostgresRenewing(address(path)), lambda: None) as keeper:
+    with held(path, ONE) as (_, lease), keeping(path, lease) as keeper:
+        keeper.check()
+        give_to_two(path, postgres_server, lease)
+        lease.check()
+        with pytest.raises(LeaseLost, match="another instance acts"):
             keeper.check()
-            schema = schema_of(path)
-            postgres_server.sql(f"UPDATE {schema}.lease SET holder = 'two', epoch = {lease.epoch + 1}")
-            ledger.database.lease.check()
-            with pytest.raises(LeaseLost, match="another instance acts"):
-                keeper.check()
-            with pytest.raises(LeaseLost, match="another instance acts"):
-                ledger.database.lease.check()
+        with pytest.raises(LeaseLost, match="another instance acts"):
+            lease.check()
 
 
 def refuse_writes(path: Path, server: PostgresServer) -> None:
@@ -259,9 +253,7 @@ def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last
     path: Path, postgres_server: PostgresServer
 ) -> None:
     """A read that succeeds meanwhile changes nothing."""
-    with held(path, ONE) as (ledger, _), closing(PostgresRenewing(address(path))) as renewing:
-        lease = ledger.database.lease
-        assert lease is not None
+    with held(path, ONE) as (ledger, lease), closing(PostgresRenewing(address(path))) as renewing:
         keeper = LeaseKeeper(lease, renewing, lambda: None)
         keeper.check_ending()
         refuse_writes(path, postgres_server)
@@ -286,9 +278,8 @@ def test_what_only_ends_something_does_not_wait_for_a_server_that_another_thread
             assert answer.wait(60)
             super().renew(held)
 
-    with held(path, ONE) as (ledger, lease), closing(Waiting(address(path))) as renewing:
-        assert ledger.database.lease is not None
-        keeper = LeaseKeeper(ledger.database.lease, renewing, lambda: None)
+    with held(path, ONE) as (_, lease), closing(Waiting(address(path))) as renewing:
+        keeper = LeaseKeeper(lease, renewing, lambda: None)
         other = threading.Thread(target=keeper.check)
         other.start()
         assert asks.wait(60)
@@ -296,7 +287,7 @@ def test_what_only_ends_something_does_not_wait_for_a_server_that_another_thread
         assert other.is_alive()
         answer.set()
         other.join()
-        postgres_server.sql(f"UPDATE {schema_of(path)}.lease SET holder = 'two', epoch = {lease.epoch + 1}")
+        give_to_two(path, postgres_server, lease)
         with pytest.raises(LeaseLost, match="another instance acts"):
             keeper.check_ending()
 
@@ -314,7 +305,7 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
         at=NOON,
         clears_from=NOON,
     )
-    with held(path, ONE) as (ledger, _):
+    with held(path, ONE) as (ledger, lease):
         inbox = Inbox(ledger, withdrawals=NotedWithdrawals(note, "l"), clock=lambda: NOON)
         with psycopg.connect(address(path).url) as another:
             another.execute("SELECT 1 FROM lease FOR UPDATE")
@@ -322,8 +313,6 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
         assert not ledger.is_failing
         assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
         assert server_tables.read_overrides(ledger) == {}
-        lease = ledger.database.lease
-        assert lease is not None
         lease.until_s = now_s()
         with pytest.raises(LeaseLost, match="another instance may act"):
             inbox.record(uuid, replace(record, state=State.WITHDRAWN))
@@ -332,9 +321,8 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
 
 def test_while_the_server_cannot_be_asked_nothing_is_certain(path: Path) -> None:
     nowhere = PostgresAddress(url="postgresql://nobody@127.0.0.1:1/none?sslmode=disable")
-    with held(path, ONE) as (ledger, _):
-        assert ledger.database.lease is not None
-        keeper = LeaseKeeper(ledger.database.lease, PostgresRenewing(nowhere), lambda: None)
+    with held(path, ONE) as (_, lease):
+        keeper = LeaseKeeper(lease, PostgresRenewing(nowhere), lambda: None)
         with pytest.raises(LeaseLost, match="it cannot be asked whether another instance acts"):
             keeper.check()
 
@@ -343,19 +331,17 @@ def test_a_lease_is_renewed_although_the_server_has_closed_the_connection(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     """As it does when it restarts: an override that was recorded is set, and nobody has to be asked about it."""
-    with held(path, ONE) as (ledger, _):
-        assert ledger.database.lease is not None
-        with LeaseKeeper(ledger.database.lease, PostgresRenewing(address(path)), lambda: None) as keeper:
-            keeper.check()
-            others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
-            postgres_server.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
-            keeper.check()
+    with held(path, ONE) as (_, lease), keeping(path, lease) as keeper:
+        keeper.check()
+        others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        postgres_server.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+        keeper.check()
 
 
 def change(ledger: Store, revision: str) -> None:
     """Something that a backup must have, to be as good."""
     with ledger.writing() as tx:
-        instance_tables.accept(tx, revision)
+        instance_tables.write_facts(tx, accepted=revision)
         tx.mark()
 
 
@@ -374,16 +360,14 @@ def test_a_backup_that_is_put_in_its_place_is_not_written_to(path: Path, postgre
 
 
 def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path, clock: Time) -> None:
-    with held(path, ONE) as (ledger, _):
-        lease = ledger.database.lease
-        assert lease is not None
+    with held(path, ONE) as (ledger, lease):
         for _ in range(2):
             lease.check()
             clock.passes(ONE.seconds / 2)
         with pytest.raises(LeaseLost, match="could not be renewed for"):
             lease.check()
         with ledger.writing() as tx:  # nobody has taken it meanwhile
-            instance_tables.accept(tx, "c0ffee")
+            instance_tables.write_facts(tx, accepted="c0ffee")
         lease.check()
 
 
@@ -404,33 +388,31 @@ def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, p
             store.database.hold(TWO)
         took.append("asked")
 
-    with held(path, ONE) as (one, _), open_ledger(path) as two:
+    with held(path, ONE) as (one, lease), open_ledger(path) as two:
         one.database.execute("SET idle_in_transaction_session_timeout = 0")
         two.database.execute("SET lock_timeout = 0")
         waiting = threading.Thread(target=take, args=(two,))
         with one.writing() as tx:
-            instance_tables.accept(tx, "c0ffee")
+            instance_tables.write_facts(tx, accepted="c0ffee")
             tx.send()
             waiting.start()
             eventually(lambda: int(postgres_server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
             clock.passes(2 * ONE.seconds, one.database.execute)
         waiting.join()
         assert took == ["asked"], "who waits for it sees that it is renewed"
-        assert one.database.lease is not None
-        one.database.lease.check()
+        lease.check()
 
 
 def test_what_is_rolled_back_has_renewed_nothing(path: Path, clock: Time) -> None:
-    with held(path, ONE) as (one, _):
+    with held(path, ONE) as (one, lease):
         clock.passes(ONE.seconds)
         with suppress(LookupError), one.writing() as tx:
-            instance_tables.accept(tx, "c0ffee")
+            instance_tables.write_facts(tx, accepted="c0ffee")
             tx.send()
             raise LookupError
         assert instance_tables.read(one).accepted is None
-        assert one.database.lease is not None
         with pytest.raises(LeaseLost, match="could not be renewed for"):
-            one.database.lease.check()
+            lease.check()
         with open_ledger(path) as two:
             two.database.hold(TWO)
 
@@ -447,18 +429,17 @@ def shared(path: Path) -> Iterator[SharedFetches]:
 def test_what_is_given_once_is_recorded_under_the_lease_of_the_tree_alone(path: Path, clock: Time) -> None:
     with held(path, ONE) as (_, first), shared(path) as here, shared(path) as there:
         assert here.given("web01", OFFER, None) is None
-        assert here.giver == str(first)
-        here.record(GIVEN, str(first))
-        found = there.given("web01", OFFER, None)
-        assert found is not None
+        assert here.giver == str(first.lease)
+        here.record(GIVEN, str(first.lease))
+        found = present(there.given("web01", OFFER, None))
         assert found.first == GIVEN
         clock.passes(ONE.seconds)
         with held(path, TWO) as (_, second):
-            for giver in (None, str(first), "0/nobody"):
+            for giver in (None, str(first.lease), "0/nobody"):
                 with pytest.raises(Unrecordable):
                     here.record(replace(GIVEN, server="web02"), giver)
             assert here.given("web02", KEY, None) is None, "it was not recorded"
-            here.record(replace(GIVEN, server="web02"), str(second))
+            here.record(replace(GIVEN, server="web02"), str(second.lease))
 
 
 def test_a_batch_is_taken_in_once_and_what_was_taken_back_is_not_there(path: Path, recorded: RecordedFetches) -> None:
@@ -499,7 +480,7 @@ def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, 
         def record(first: int) -> None:
             with shared(path) as fetches:
                 for number in range(first, first + count):
-                    fetches.record(replace(GIVEN, server=f"web{number}"), str(lease))
+                    fetches.record(replace(GIVEN, server=f"web{number}"), str(lease.lease))
 
         threads = [threading.Thread(target=record, args=(each * count,)) for each in range(4)]
         for thread in threads:
@@ -523,12 +504,12 @@ def test_what_was_taken_in_is_deleted_a_thousand_at_a_time_by_who_has_the_lease(
         assert recorded.forgotten_next(taken) == 1
         recorded.forget(taken, 1, Lease("two", 1))
         assert recorded.forgotten_next(taken) == 1, "another's lease"
-        recorded.forget(taken, 1, lease)
+        recorded.forget(taken, 1, lease.lease)
         assert len(recorded.read({}).observations) == 0
         fetches.given("web01", OFFER, None)
         assert fetches.forgotten == 1
         fetches.take(ForwardedBatch(SPOOL, len(lines), line_of(GIVEN)), [SPOOL.file])
-        recorded.forget(recorded.read({}).offsets, 1, lease)
+        recorded.forget(recorded.read({}).offsets, 1, lease.lease)
         assert len(recorded.read({}).observations) == 1, "no new number"
 
 
@@ -552,7 +533,7 @@ def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_g
 ) -> None:
     with held(path, ONE) as (_, lease), shared(path) as fetches:
         fetches.given("web01", OFFER, None)
-        fetches.record(GIVEN, str(lease))
+        fetches.record(GIVEN, str(lease.lease))
         last = recorded.read({}).offsets
     copy = ("ledger", "copy", "--state", str(tmp_path), "--to", "file")
     refused = CliRunner().invoke(cli, copy)
@@ -563,7 +544,7 @@ def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_g
     assert CliRunner().invoke(cli, copy).exit_code == 0
     with closing(SharedFetches(nowhere)) as fetches:
         with pytest.raises(Unrecordable):
-            fetches.record(GIVEN, str(lease))
+            fetches.record(GIVEN, str(lease.lease))
         with pytest.raises(Unrecordable):
             fetches.given("web01", OFFER, None)
         assert fetches.failure is not None
@@ -587,7 +568,7 @@ def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_right
             server.sql(grants, database="gitboot")
             with closing(SharedFetches(its)) as fetches:
                 assert fetches.given("web01", OFFER, None) is None
-                fetches.record(GIVEN, str(lease))
+                fetches.record(GIVEN, str(lease.lease))
                 batch = ForwardedBatch(SPOOL, 0, line_of(GIVEN) + b'{"not":0}\n')
                 assert fetches.take(batch, []) == batch.end
             with (
@@ -653,7 +634,7 @@ def written(ledger: Store, many: int = 1200) -> None:
         server_tables.judge(tx, dict.fromkeys(range(many), "Provisioned"))
         tx.send()
         assert len(list(ledger.database.whole("SELECT * FROM events"))) >= many
-        instance_tables.accept(tx, "c0ffee")
+        instance_tables.write_facts(tx, accepted="c0ffee")
 
 
 def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server_has_waited(
@@ -719,7 +700,7 @@ def test_who_is_paused_while_it_takes_in_what_was_given_lets_others_give(path: P
             thread.start()
             eventually(lambda: line.is_stuck)
             fetches.given("web01", OFFER, None)
-            fetches.record(GIVEN, str(lease))
+            fetches.record(GIVEN, str(lease.lease))
             line.hang_up()
             thread.join(60)
             assert not thread.is_alive()

@@ -39,6 +39,8 @@ from tests.helpers.git_servers import free_port
 from tests.helpers.instance_process import Instance, eventually
 from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.values import present
+from tests.ledger.test_leader_lease import run_out, schema_of
 from tests.ledger.test_store import NOON, WEB01, WEB02, put, written
 
 
@@ -57,16 +59,6 @@ def own() -> Iterator[PostgresServer]:
 # Opening
 
 
-def test_it_has_an_identity_of_its_own_and_keeps_it(path: Path, tmp_path: Path) -> None:
-    found = []
-    for _ in range(2):
-        with open_ledger(path) as ledger:
-            found.append(instance_tables.read(ledger).identity)
-    assert found[0] == found[1]
-    assert has_ledger(tmp_path)
-    assert not path.exists(), "there is no file"
-
-
 def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> None:
     found: list[str] = []
 
@@ -79,16 +71,14 @@ def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> 
         each.start()
     for each in threads:
         each.join()
-    assert len(found) == 4
-    assert len(set(found)) == 1
+    assert (len(found), len(set(found))) == (4, 1)
+    assert has_ledger(path.parent)
+    assert not path.exists(), "there is no file"
 
 
 def test_the_ledger_of_a_newer_gitboot_is_refused(path: Path, postgres_server: PostgresServer) -> None:
     written(path)
-    address = address_beside(path)
-    assert address is not None
-    schema = address.url.rpartition("%3D")[2]
-    postgres_server.sql(f"UPDATE {schema}.ledger_version SET number = 99")
+    postgres_server.sql(f"UPDATE {schema_of(path)}.ledger_version SET number = 99")
     with pytest.raises(LedgerError, match=r"is of version 99, this gitboot knows \d+; use a newer"):
         open_ledger(path)
 
@@ -98,9 +88,7 @@ def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_w
     path: Path, postgres_server: PostgresServer, version: int
 ) -> None:
     written(path)
-    address = address_beside(path)
-    assert address is not None
-    schema = address.url.rpartition("%3D")[2]
+    schema = schema_of(path)
     later = [table for since, table in NEW_TABLES.items() if since > version]
     dropped = "".join(f"DROP TABLE {schema}.{table}; " for table in later)
     dropped += "".join(
@@ -126,9 +114,7 @@ def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_k
     path: Path, postgres_server: PostgresServer
 ) -> None:
     written(path)
-    address = address_beside(path)
-    assert address is not None
-    schema, gone = address.url.rpartition("%3D")[2], SystemUuid(uuid_of("old01"))
+    schema, gone = schema_of(path), SystemUuid(uuid_of("old01"))
     postgres_server.sql(
         f"DROP TABLE {schema}.lost_identities; UPDATE {schema}.ledger_version SET number = 9; "
         f"INSERT INTO {schema}.machines VALUES ('{gone}', 'old01', '[\"52-54-00-00-00-01\"]', 'cz1', NULL, 0)"
@@ -326,7 +312,7 @@ def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, instance_tables.accept, "one")
+        put(ledger, instance_tables.write_facts, accepted="one")
         with pytest.raises(LedgerError, match="cannot be written"):
             put(ledger, _write_while_the_connection_is_lost, postgres_server)
         assert ledger.is_suspect
@@ -361,7 +347,7 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
         yield WEB01, "web01", Record()
 
     def write(tx: Transaction) -> None:
-        instance_tables.accept(tx, "one")
+        instance_tables.write_facts(tx, accepted="one")
         server_tables.write_records(tx, made())
 
     def idle(tx: Transaction) -> None:
@@ -393,7 +379,7 @@ def test_all_calls_of_a_transaction_have_one_deadline_and_rows_prolong_it(path: 
         assert isinstance(database, PostgresDatabase)
         database.begin()
         until_s = database._connection._until_s
-        database.many.insert("events", ("at", "type", "message", "facts"), [("", "", "", "")] * 700)
+        database.insert("events", ("at", "type", "message", "facts"), [("", "", "", "")] * 700)
         assert database._connection._until_s == pytest.approx(until_s + 7)
         database._connection.limit_transaction(0)
         with pytest.raises(psycopg.OperationalError, match="no answer"):
@@ -414,7 +400,7 @@ def test_finding_c2_a_commit_without_an_answer_is_read_again_before_anything_dep
         try:
             eventually(lambda: own.sql("SHOW synchronous_standby_names") == "none_such")
             with pytest.raises(LedgerError, match="no answer within 5 s"):
-                put(ledger, instance_tables.accept, "one")
+                put(ledger, instance_tables.write_facts, accepted="one")
             assert ledger.is_suspect
         finally:
             own.sql("ALTER SYSTEM RESET synchronous_standby_names")
@@ -445,17 +431,6 @@ def test_a_server_that_is_stopped_and_started_has_what_was_acknowledged(
         assert not instance_tables.is_behind(ledger)
 
 
-def test_a_server_that_reads_only_takes_nothing_and_then_all(own: PostgresServer, tmp_path: Path) -> None:
-    with open_ledger(own.ledger(tmp_path)) as ledger:
-        ledger.rows("SET default_transaction_read_only = on")
-        with pytest.raises(LedgerError, match=r"cannot be written .*read-only"):
-            put(ledger, instance_tables.accept, "one")
-        assert instance_tables.read(ledger).accepted is None
-        ledger.rows("SET default_transaction_read_only = off")
-        put(ledger, instance_tables.accept, "one")
-        assert instance_tables.read(ledger).accepted == "one"
-
-
 def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: PostgresServer) -> None:
     """As with a file, where a second writer waits."""
     with open_ledger(path) as one, open_ledger(path) as other:
@@ -464,12 +439,12 @@ def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: Postgr
         other.database.execute("SET lock_timeout = 0")
 
         def write() -> None:
-            put(other, instance_tables.accept, "other")
+            put(other, instance_tables.write_facts, accepted="other")
             wrote.set()
 
         thread = threading.Thread(target=write)
         with one.writing() as tx:
-            instance_tables.accept(tx, "one")
+            instance_tables.write_facts(tx, accepted="one")
             tx.send()
             thread.start()
             eventually(lambda: int(postgres_server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
@@ -490,11 +465,7 @@ def test_what_postgresql_has_no_place_for_is_replaced(path: Path) -> None:
 def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
     written(path)
     with open_ledger(path) as ledger:
-        put(
-            ledger,
-            instance_tables.note_surroundings,
-            instance_tables.read(ledger).__class__(identity="", output="/srv/boot"),
-        )
+        put(ledger, instance_tables.write_facts, output="/srv/boot")
     assert instance_tables.last(path) == 1
     assert [event["type"] for _, event in instance_tables.after(path, 0, 10)] == ["Accepted"]
     assert places(path) == (Path("/srv/boot"), None)
@@ -514,7 +485,7 @@ def test_who_looks_holds_up_nobody_who_writes(path: Path, tmp_path: Path) -> Non
     written(path)
     with open_ledger(path) as ledger:
         with ledger.writing() as tx:
-            instance_tables.accept(tx, "unwritten")
+            instance_tables.write_facts(tx, accepted="unwritten")
             tx.send()
             copy_ledger(path, tmp_path / "copy.sqlite", in_use=True)
         assert instance_tables.read(ledger).accepted == "unwritten"
@@ -603,8 +574,7 @@ def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at
     path: Path, tmp_path: Path
 ) -> None:
     written(path)
-    address = address_beside(path)
-    assert address is not None
+    address = present(address_beside(path))
     moved(tmp_path, "file")
     (tmp_path / "tree").mkdir()
     places = ("--out", str(tmp_path / "tree"), "--spool", str(tmp_path / "spool"), "--listen", "127.0.0.1:0")
@@ -631,7 +601,7 @@ def test_a_file_that_was_left_is_refused_where_it_is_put_back(postgres_server: P
     with open_ledger(path) as before:
         moved(tmp_path, postgres_server.address().url)
         with pytest.raises(LedgerLeft, match="was copied to postgresql://"):
-            put(before, instance_tables.accept, "by a process that has had it open")
+            put(before, instance_tables.write_facts, accepted="by a process that has had it open")
     (other := tmp_path / "other").mkdir()
     shutil.copyfile(f"{path}.copied-1", other / "ledger.sqlite")
     with pytest.raises(LedgerLeft, match=r"was copied to postgresql://.*gitboot ledger copy --state STATE --to URL"):
@@ -649,7 +619,7 @@ def test_another_host_is_told_the_new_place_by_the_same_line(
     assert "was copied to" in refused(two, postgres_server.address().url), "another place"
     assert "it was copied before" in moved(two, url)
     with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
-        put(one, instance_tables.accept, "by one")
+        put(one, instance_tables.write_facts, accepted="by one")
         assert instance_tables.read(other).accepted == "by one"
 
 
@@ -659,12 +629,10 @@ def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
     """As one that was paused while it was copied: it neither renews its lease, nor writes, nor takes another."""
     written(path)
     theirs = Holder("theirs", "another host", 3600)
-    address = address_beside(path)
-    assert address is not None
+    address = present(address_beside(path))
     with open_ledger(two / "ledger.sqlite") as ledger, open_ledger(two / "ledger.sqlite") as commands:
         ledger.database.hold(theirs)
-        schema = address.url.rpartition("%3D")[2]
-        postgres_server.sql(f"UPDATE {schema}.lease SET until = clock_timestamp()")  # it has run out
+        run_out(path, postgres_server)
         moved(tmp_path, "file")
         assert ledger.database.lease is not None
         with closing(PostgresRenewing(address)) as renewing:
@@ -673,11 +641,11 @@ def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
             with pytest.raises(LedgerLeft, match="was copied to"):
                 renewing.other_than(theirs)
         with pytest.raises(LeaseLost, match="was copied to"):
-            put(ledger, instance_tables.accept, "theirs")
+            put(ledger, instance_tables.write_facts, accepted="theirs")
         with pytest.raises(LedgerLeft, match="was copied to"):
             ledger.database.hold(theirs)
         with pytest.raises(LedgerLeft, match="was copied to"):
-            put(commands, instance_tables.accept, "theirs")
+            put(commands, instance_tables.write_facts, accepted="theirs")
     with open_ledger(path) as ledger:
         assert instance_tables.read(ledger).accepted == "c0ffee"
 
@@ -767,7 +735,7 @@ def test_a_copy_that_is_killed_leaves_one_ledger_or_none_and_is_ended_by_the_sam
     assert is_opened(elsewhere / "ledger.sqlite") == is_copy_used
     if is_used:
         with open_ledger(path) as ledger:
-            put(ledger, instance_tables.accept, "goes on")
+            put(ledger, instance_tables.write_facts, accepted="goes on")
     moved(tmp_path, "file" if to == "file" else address.url)
     assert (address_beside(path) is None) == (to == "file")
     after = described(path)
@@ -789,15 +757,14 @@ def test_a_place_that_was_left_is_gone_back_to_once_it_is_empty(
     path: Path, tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
     written(path)
-    address = address_beside(path)
-    assert address is not None
+    address = present(address_beside(path))
     moved(tmp_path, "file")
     assert "holds what was the ledger before already" in refused(tmp_path, address.url)
     schema = address.url.rpartition("%3D")[2]
     postgres_server.sql(f"DROP SCHEMA {schema} CASCADE; CREATE SCHEMA {schema}")
     moved(tmp_path, address.url)
     with open_ledger(path) as ledger:
-        put(ledger, instance_tables.accept, "back")
+        put(ledger, instance_tables.write_facts, accepted="back")
 
 
 @pytest.mark.parametrize("from_file", [True, False], ids=["a file", "a database"])
@@ -812,7 +779,7 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
     moved(tmp_path, address.url if from_file else "file")
     place = str(tmp_path / "ledger.sqlite.copied-1") if from_file else address.url
     with open_ledger(path) as ledger:
-        put(ledger, instance_tables.accept, "since")
+        put(ledger, instance_tables.write_facts, accepted="since")
 
     def reclaim(state: Path, *more: str) -> Result:
         return CliRunner().invoke(cli, ["ledger", "reclaim", place, "--state", str(state), *more])
@@ -832,7 +799,7 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
         assert (about.identity, about.accepted, about.doubt) == (identity, "c0ffee", "RestoredLedger")
         assert not instance_tables.is_behind(ledger)
         ledger.database.hold(Holder("theirs", "another host"))
-        put(ledger, instance_tables.accept, "goes on")
+        put(ledger, instance_tables.write_facts, accepted="goes on")
     again = reclaim(tmp_path, "--yes")
     if from_file:
         assert "is no file" in str(again.exception)
@@ -844,8 +811,7 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
 
 def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path: Path, tmp_path: Path) -> None:
     open_ledger(path).close()
-    address = address_beside(path)
-    assert address is not None
+    address = present(address_beside(path))
     moved(tmp_path, "file")
     (other := tmp_path / "other").mkdir()
     open_ledger(other / "ledger.sqlite").close()
@@ -853,7 +819,7 @@ def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path
     moved(tmp_path, address.url)
     with open_ledger(path) as ledger:
         ledger.database.hold(Holder("theirs", "another host"))
-        put(ledger, instance_tables.accept, "back")
+        put(ledger, instance_tables.write_facts, accepted="back")
 
 
 def test_what_is_there_already_is_not_written_over(postgres_server: PostgresServer, tmp_path: Path) -> None:

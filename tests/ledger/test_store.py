@@ -22,23 +22,25 @@ from hypothesis import strategies as st
 
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.override_state import Medium, MediumState, Override, OverrideRecord, State
+from gitboot.bmc.power_steps import ResetType, SwitchRecord, SwitchState
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.controller.instance.assembly import opened_ledger
-from gitboot.errors import DamagedLedger, LedgerError
+from gitboot.errors import DamagedLedger, LedgerError, Orders
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.instance_tables import Approval, Suspension
+from gitboot.ledger.instance_tables import Approval, Heartbeat, Suspension, Withheld
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
-from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from gitboot.resolve.server_plan import Offer, Phase
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget, WithheldBoot
+from gitboot.resolve.server_plan import Offer, Phase, Stoppage
 from gitboot.status.events import Event
+from gitboot.system_clock import Uptime
 from tests.helpers.fleets import at, uuid_of
 from tests.helpers.instance_doubles import Unsynced
 from tests.helpers.postgresql import PostgresServer
@@ -89,9 +91,8 @@ def written(path: Path) -> None:
     """A ledger with something of everything in it."""
     with open_ledger(path) as ledger:
         with ledger.writing() as tx:
-            instance_tables.accept(tx, "c0ffee")
-            instance_tables.initialise(tx, "fresh")
-            instance_tables.suspend(tx, Suspension("ada", "moving", NOON))
+            suspension = Suspension("ada", "moving", NOON)
+            instance_tables.write_facts(tx, accepted="c0ffee", initialised="fresh", suspension=suspension)
             instance_tables.approve(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
             server_tables.write_records(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
             server_tables.write_overrides(tx, [(WEB01, recorded())])
@@ -124,29 +125,6 @@ def opened(path: Path) -> Iterator[Store]:
         yield ledger
 
 
-@BOTH
-@pytest.mark.parametrize(
-    "medium",
-    [
-        None,
-        Medium(url="https://images.example.net/a.iso", state=MediumState.INSERTED, at=NOON),
-        Medium(
-            url="https://images.example.net/a.iso",
-            state=MediumState.EJECTING,
-            at=NOON,
-            booted=Marks(last_reset_time="then", settled=True),
-        ),
-    ],
-    ids=["none", "inserted", "booted"],
-)
-def test_an_override_and_its_medium_are_read_as_they_were_written(path: Path, medium: Medium | None) -> None:
-    record = replace(recorded(), medium=medium)
-    with open_ledger(path) as ledger:
-        put(ledger, server_tables.write_overrides, [(WEB01, record)])
-    with open_ledger(path) as ledger:
-        assert overrides_of(ledger, WEB01) == (record,)
-
-
 # Opening
 
 
@@ -159,22 +137,12 @@ def test_each_new_ledger_has_an_identity_of_its_own_and_keeps_it(tmp_path: Path)
     assert len(identities[0]) == 36
 
 
-@pytest.mark.parametrize(
-    ("case", "data"),
-    [
-        ("it is text", b"this was never a database, only some text of some length\n" * 30),
-        ("its header is overwritten", None),
-        ("its schema is overwritten", None),
-    ],
-)
-def test_a_damaged_file_is_refused_with_its_name_and_what_to_do(path: Path, case: str, data: bytes | None) -> None:
+@pytest.mark.parametrize("damaged", [slice(None), slice(16), slice(100, 4096)], ids=["all", "header", "schema"])
+def test_a_damaged_file_is_refused_with_its_name_and_what_to_do(path: Path, damaged: slice) -> None:
     written(path)
     found = bytearray(path.read_bytes())
-    if case == "its header is overwritten":
-        found[:16] = b"\xff" * 16
-    elif case == "its schema is overwritten":
-        found[100:4096] = b"\xff" * 3996
-    path.write_bytes(data or found)
+    found[damaged] = b"\xff" * len(found[damaged])
+    path.write_bytes(found)
     with pytest.raises(LedgerError, match=r"ledger\.sqlite: the ledger cannot be read .*restore it from a backup"):
         open_ledger(path)
 
@@ -394,13 +362,13 @@ def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(pat
     with open_ledger(path) as ledger:
         ledger.rows("PRAGMA query_only = ON")
         with pytest.raises(LedgerError, match="cannot be written"):
-            put(ledger, instance_tables.accept, "decade")
+            put(ledger, instance_tables.write_facts, accepted="decade")
         with pytest.raises(LedgerError, match="cannot be written"):
             put(ledger, server_tables.write_overrides, [(WEB01, recorded(state=State.CONFIRMED))])
         assert instance_tables.read(ledger).accepted == "c0ffee"
         assert overrides_of(ledger, WEB01) == (recorded(),)
         ledger.rows("PRAGMA query_only = OFF")
-        put(ledger, instance_tables.accept, "decade")
+        put(ledger, instance_tables.write_facts, accepted="decade")
         assert instance_tables.read(ledger).accepted == "decade"
 
 
@@ -460,7 +428,17 @@ PINNED = st.builds(
     accepted=st.booleans(),
     changed=st.none() | SHOWN,
 )
-OVERRIDE = st.builds(
+MARKS = st.builds(
+    Marks,
+    last_reset_time=st.none() | TEXTS,
+    boot_progress_time=st.none() | TEXTS,
+    settled=st.booleans(),
+    bmc_time=st.none() | TEXTS,
+    bmc_ahead_s=st.none() | st.integers(-(10**10), 10**10),
+    manager_reset_time=st.none() | TEXTS,
+)
+MEDIA = st.builds(Medium, url=TEXTS, state=st.sampled_from(MediumState), at=INSTANTS, booted=st.none() | MARKS)
+OVERRIDES = st.builds(
     OverrideRecord,
     reason=st.sampled_from(["provision/1", "maintenance/repair/0", "disk"]),
     plan_digest=TEXTS,
@@ -471,21 +449,26 @@ OVERRIDE = st.builds(
         mode=st.none() | st.sampled_from(["UEFI", "Legacy"]),
         http_boot_uri=st.none() | TEXTS,
     ),
-    marks=st.builds(
-        Marks,
-        last_reset_time=st.none() | TEXTS,
-        boot_progress_time=st.none() | TEXTS,
-        settled=st.booleans(),
-        bmc_time=st.none() | TEXTS,
-        bmc_ahead_s=st.none() | st.integers(-(10**10), 10**10),
-        manager_reset_time=st.none() | TEXTS,
-    ),
+    marks=MARKS,
     state=st.sampled_from(State),
     at=INSTANTS,
     corrections=st.lists(INSTANTS, max_size=3).map(tuple),
     bmc=st.none() | BMCS,
     shown=SHOWN,
     writes_disk=st.booleans(),
+    medium=st.none() | MEDIA,
+    data_medium=st.none() | MEDIA,
+    clears_from=st.none() | INSTANTS,
+)
+SWITCHES = st.builds(
+    SwitchRecord,
+    reason=st.sampled_from(["provision/1", "maintenance/repair/0"]),
+    type=st.sampled_from(ResetType),
+    marks=MARKS,
+    state=st.sampled_from(SwitchState),
+    at=INSTANTS,
+    since=INSTANTS,
+    end=st.none() | INSTANTS,
 )
 MACHINES = st.builds(
     Machine,
@@ -512,74 +495,89 @@ OFFERS = st.builds(
 )
 
 
-@contextmanager
-def reopened() -> Iterator[tuple[Store, Path]]:
-    """A ledger of a moment, and where it lies for whoever opens it once more."""
+UUIDS = st.sampled_from([WEB01, WEB02])
+TABLES: dict[str, tuple[st.SearchStrategy[Any], Callable[..., None], Callable[[Store], Any]]] = {
+    "records": (RECORDS, server_tables.write_records, server_tables.read_records),
+    "overrides": (OVERRIDES, server_tables.write_overrides, server_tables.read_overrides),
+    "switches": (SWITCHES, server_tables.write_switches, server_tables.read_switches),
+    "pins": (PINNED, server_tables.write_pins, server_tables.read_pins),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_what_was_written_last_of_each_server_comes_back(table: str, data: st.DataObject) -> None:
+    """Of overrides and switches, one a reason."""
+    values, write, read = TABLES[table]
+    last: dict[SystemUuid, Any] = {}
     with TemporaryDirectory() as folder, Unsynced.open(Path(folder) / "ledger.sqlite") as ledger:
-        yield ledger, Path(folder) / "ledger.sqlite"
-
-
-@settings(max_examples=15)
-@given(st.lists(st.tuples(st.sampled_from([WEB01, WEB02]), RECORDS), max_size=4))
-def test_records_come_back_as_they_were_written_last(given_records: list[tuple[SystemUuid, Record]]) -> None:
-    with reopened() as (ledger, path):
-        for uuid, record in given_records:
-            put(ledger, server_tables.write_records, [(uuid, "a name", record)])
-        with open_ledger(path) as again:
-            assert server_tables.read_records(again) == server_tables.read_records(ledger) == dict(given_records)
-
-
-@settings(max_examples=15)
-@given(st.lists(st.tuples(st.sampled_from([WEB01, WEB02]), OVERRIDE), max_size=5))
-def test_what_was_set_comes_back_one_a_reason(given_set: list[tuple[SystemUuid, OverrideRecord]]) -> None:
-    with reopened() as (ledger, path):
-        for uuid, each in given_set:
-            put(ledger, server_tables.write_overrides, [(uuid, each)])
-        last = {(uuid, each.reason): each for uuid, each in given_set}
-        with open_ledger(path) as again:
-            for uuid in (WEB01, WEB02):
-                expected = tuple(each for (of, _), each in sorted(last.items()) if of == uuid)
-                assert overrides_of(ledger, uuid) == overrides_of(again, uuid) == expected
-
-
-@given(MACHINES)
-def test_a_machine_comes_back_from_its_row(machine: Machine) -> None:
-    assert server_tables.machine_server_tables(server_tables.of_machine(machine)) == machine
+        for uuid, value in data.draw(st.lists(st.tuples(UUIDS, values), max_size=4)):
+            put(ledger, write, [(uuid, "a name", value) if table == "records" else (uuid, value)])
+            by_reason = {**last.get(uuid, {}), value.reason: value} if table in ("overrides", "switches") else value
+            last[uuid] = by_reason
+        with open_ledger(Path(folder) / "ledger.sqlite") as again:
+            assert read(again) == read(ledger) == last
 
 
 @given(OFFERS)
 def test_an_offer_comes_back_from_its_row(offer: Offer) -> None:
-    assert server_tables.offer_server_tables(offer.plan, server_tables.of_offer(offer)) == offer
+    assert server_tables.parse_offer(offer.plan, server_tables.of_offer(offer)) == offer
 
 
-@settings(max_examples=15)
-@given(st.lists(st.tuples(st.sampled_from([WEB01, WEB02]), PINNED), max_size=4))
-def test_what_was_pinned_last_comes_back(given_pins: list[tuple[SystemUuid, Pinned]]) -> None:
-    with reopened() as (ledger, path):
-        for pinned in given_pins:
-            put(ledger, server_tables.write_pins, [pinned])
-        with open_ledger(path) as again:
-            assert server_tables.read_pins(again) == server_tables.read_pins(ledger) == dict(given_pins)
-
-
-@given(client=TEXTS, path=TEXTS, marks=st.none() | st.builds(Marks, last_reset_time=st.none() | TEXTS))
+@given(client=TEXTS, path=TEXTS, marks=st.none() | MARKS)
 def test_an_observation_comes_back_from_its_row(client: str, path: str, marks: Marks | None) -> None:
     observation = Observation(server="", path=path, digest=PLAN, client=client, at=NOON)
     row = (format_instant(NOON), PLAN, server_tables.of_observation(observation, marks))
-    assert server_tables.observation_server_tables(*row) == (observation, marks)
+    assert server_tables.parse_observation(*row) == (observation, marks)
 
 
 @settings(max_examples=15)
 @given(st.lists(MACHINES, max_size=4))
 def test_machines_are_as_they_were_described_last_and_those_that_left_stay_known(described: list[Machine]) -> None:
-    with reopened() as (ledger, path):
+    with TemporaryDirectory() as folder, Unsynced.open(Path(folder) / "ledger.sqlite") as ledger:
         for machine in described:
             put(ledger, server_tables.write_machines, [machine])
         put(ledger, server_tables.write_machines, [], gone=[WEB02])
-        with open_ledger(path) as again:
+        with open_ledger(Path(folder) / "ledger.sqlite") as again:
             last = {machine.uuid: machine for machine in described}
             assert server_tables.read_machines(again) == server_tables.read_machines(ledger) == last
             assert server_tables.standing(again) == last.keys() & {WEB01}
+
+
+FACTS: dict[str, Any] = {
+    "accepted": "c0ffee",
+    "branch": "refs/heads/main",
+    "is_default_branch": True,
+    "searched": "c0ffee",
+    "sequence": 7,
+    "begun": NOON,
+    "doubt": "DamagedLedger",
+    "observes": False,
+    "heir_of": "another",
+    "site": "",
+    "heartbeat": Heartbeat(NOON, (timedelta(seconds=0.5),), Uptime("this", 1.5)),
+    "gap": True,
+    "suspension": Suspension("ada", "moving", NOON),
+    "stoppage": Stoppage("ada", "fire", everything=True),
+    "orders": Orders("a flood", None),
+    "withheld": Withheld("decade", {WEB01: (WithheldBoot("m", NOON, None, takes_image_back=True, by="decade"),)}),
+    "rolled_back": {WEB01: 7},
+    "left_output": frozenset([WEB01, WEB02]),
+}
+
+
+@BOTH
+def test_facts_are_as_they_were_written_last(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        new = instance_tables.read(ledger)
+        put(ledger, instance_tables.write_facts, **{**FACTS, "accepted": "bad"})
+        put(ledger, instance_tables.write_facts, accepted="c0ffee")
+    with open_ledger(path) as ledger:
+        written = instance_tables.read(ledger)
+        assert written == replace(new, **FACTS)
+        put(ledger, instance_tables.write_changed_facts, written, new)
+        assert instance_tables.read(ledger) == new
 
 
 @BOTH
@@ -612,30 +610,6 @@ def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock
         "server": "web01",
         "count": 2,
     }
-
-
-@BOTH
-def test_what_a_ledger_was_told_ends_its_doubt_and_stays(path: Path) -> None:
-    with open_ledger(path) as ledger:
-        assert instance_tables.read(ledger).initialised is None
-        instance_tables.doubt(ledger, "DamagedLedger")
-    with open_ledger(path) as ledger:
-        assert instance_tables.read(ledger).doubt == "DamagedLedger"
-        put(ledger, instance_tables.initialise, "adopt")
-    with open_ledger(path) as ledger:
-        assert (instance_tables.read(ledger).initialised, instance_tables.read(ledger).doubt) == ("adopt", None)
-
-
-@BOTH
-def test_the_accepted_commit_is_the_last_one_until_it_is_forgotten(path: Path) -> None:
-    with open_ledger(path) as ledger:
-        assert instance_tables.read(ledger).accepted is None
-        put(ledger, instance_tables.accept, "one")
-        put(ledger, instance_tables.accept, "two")
-    with open_ledger(path) as ledger:
-        assert instance_tables.read(ledger).accepted == "two"
-        put(ledger, instance_tables.accept, None)
-        assert instance_tables.read(ledger).accepted is None
 
 
 # What was offered and fetched
@@ -686,7 +660,7 @@ def test_what_is_current_is_never_pruned(path: Path) -> None:
     before, long_ago = NOON - timedelta(days=90), NOON - timedelta(days=200)
     old, now = int(long_ago.timestamp()), int(NOON.timestamp())
     plans = [Digest(letter * 64) for letter in "abc"]
-    offers = [server_tables.offer_server_tables(plan, server_tables.of_offer(OFFER)) for plan in plans]
+    offers = [server_tables.parse_offer(plan, server_tables.of_offer(OFFER)) for plan in plans]
     judged = Pending(1, replace(OBSERVATION, digest=plans[1], at=long_ago), offers[1])
     waiting = Pending(2, replace(judged.observation, client="10.0.0.8"), offers[1])
     with open_ledger(path) as ledger:
@@ -776,43 +750,32 @@ def is_behind(path: Path) -> bool:
         return instance_tables.is_behind(ledger)
 
 
-CHANGES = {
-    "a record": lambda ledger: put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))]),
-    "what was set": lambda ledger: put(
-        ledger, server_tables.write_overrides, [(WEB01, recorded(state=State.CONFIRMED))]
-    ),
-    "what was offered": lambda ledger: put(
-        ledger, server_tables.offer_evidence, [replace(OFFER, plan=Digest("e" * 64))], NOON
-    ),
-    "what was forgotten": lambda ledger: put(ledger, server_tables.forget),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_backup_from_before_a_change_is_noticed(path: Path, change: str) -> None:
-    written(path)
-    copy = backup(path)
-    with open_ledger(path) as ledger:
-        CHANGES[change](ledger)
-        assert not instance_tables.is_behind(ledger)
-    assert not is_behind(path)
-    put_back(copy, path)
-    assert is_behind(path)
-
-
 def test_a_backup_of_this_instant_is_as_good_as_the_ledger(path: Path) -> None:
     written(path)
     put_back(backup(path), path)
     assert not is_behind(path)
 
 
-def test_what_is_offered_again_changes_nothing_that_a_backup_must_have(path: Path) -> None:
+CHANGES: dict[str, tuple[Callable[..., None], tuple[Any, ...], bool]] = {
+    "a record": (server_tables.write_records, ([(WEB01, "web01", Record(provision=2))],), True),
+    "what was set": (server_tables.write_overrides, ([(WEB01, recorded(state=State.CONFIRMED))],), True),
+    "what was offered": (server_tables.offer_evidence, ([replace(OFFER, plan=Digest("e" * 64))], NOON), True),
+    "what was forgotten": (server_tables.forget, (), True),
+    "what is offered again": (server_tables.offer_evidence, ([OFFER], at("21T11:00")), False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_backup_from_before_a_change_is_noticed(path: Path, change: str) -> None:
+    write, given, is_change = CHANGES[change]
     written(path)
     copy = backup(path)
     with open_ledger(path) as ledger:
-        put(ledger, server_tables.offer_evidence, [OFFER], at("21T11:00"))
-    put_back(copy, path)
+        put(ledger, write, *given)
+        assert not instance_tables.is_behind(ledger)
     assert not is_behind(path)
+    put_back(copy, path)
+    assert is_behind(path) is is_change
 
 
 def test_another_ledger_in_its_place_is_noticed(path: Path) -> None:
@@ -847,7 +810,7 @@ def test_e9_a_ledger_that_was_written_to_and_has_no_mark_is_an_older_copy(path: 
     assert is_behind(path)
     with opened(path) as ledger:
         assert instance_tables.read(ledger).doubt == "RestoredLedger"
-        put(ledger, instance_tables.initialise, "as-recorded")
+        put(ledger, instance_tables.write_facts, initialised="as-recorded", doubt=None)
     with opened(path) as ledger:  # its mark is whole again
         assert instance_tables.read(ledger).doubt is None
 
@@ -873,7 +836,7 @@ def test_of_two_older_copies_the_second_is_noticed_as_the_first(path: Path) -> N
         with opened(path) as ledger:
             assert instance_tables.read(ledger).doubt == "RestoredLedger", copy.name
             put(ledger, server_tables.forget)
-            put(ledger, instance_tables.initialise, "adopt")
+            put(ledger, instance_tables.write_facts, initialised="adopt", doubt=None)
     with opened(path) as ledger:
         assert instance_tables.read(ledger).doubt is None
 
@@ -890,7 +853,7 @@ def test_a_damaged_ledger_is_set_aside_whole_and_the_new_one_is_in_doubt(path: P
         assert aside.read_bytes() == garbage
         with opened(path) as ledger:
             assert instance_tables.read(ledger).doubt == "DamagedLedger"
-            put(ledger, instance_tables.initialise, "adopt")
+            put(ledger, instance_tables.write_facts, initialised="adopt", doubt=None)
         path.unlink()
         path.with_suffix(".mark").unlink()
 
@@ -921,7 +884,7 @@ at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = open_ledger(Path(sys.argv[1]))
 set = OverrideRecord(reason="r", plan_digest="d", override=OFF, marks=Marks(), state=State.RECORDED, at=at)
 for write in (
-    lambda tx: instance_tables.accept(tx, "c0ffee"),
+    lambda tx: instance_tables.write_facts(tx, accepted="c0ffee"),
     lambda tx: server_tables.write_records(tx, [(sys.argv[2], "web01", Record(provision=1))]),
     lambda tx: server_tables.write_overrides(tx, [(sys.argv[2], set)]),
 ):
@@ -987,7 +950,7 @@ def test_a_copy_has_everything_and_leaves_no_trace(tmp_path: Path, left: str) ->
 
     if left == "in use":
         with open_ledger(path) as ledger:
-            put(ledger, instance_tables.accept, "decade")
+            put(ledger, instance_tables.write_facts, accepted="decade")
             before = look()
             copy_ledger(path, copy, in_use=True)
             assert look() == before

@@ -38,9 +38,9 @@ from gitboot.bmc.redfish.transport import (
     is_conditional,
     origin_of,
     read_etags,
-    tls_context,
 )
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
+from gitboot.http_client import tls_context
 
 _ROOT = "/redfish/v1/"
 _LONGEST_RETRY_AFTER_S = 3600

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from http import HTTPStatus
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final, TypeAlias
@@ -27,6 +27,7 @@ from urllib3.response import HTTPResponse as Urllib3Response
 from gitboot.bmc.credentials import Credentials, Sign
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
 from gitboot.http_client import (
+    MAX_ANSWER_BYTES,
     LimitedConnection,
     LimitedTlsConnection,
     RequestLimits,
@@ -36,7 +37,6 @@ from gitboot.http_client import (
 )
 
 JOB_S: Final = 300.0  # for all requests of a job: 30 requests of 10 s each
-MAX_BODY_BYTES = 1024 * 1024  # the largest ComputerSystem seen has 60 KB
 _CHUNK_BYTES = 64 * 1024
 
 
@@ -49,7 +49,7 @@ class BmcTooSlow(RequestException):
 
 
 class BodyTooLarge(RequestException):
-    """An answer of more than ``MAX_BODY_BYTES``."""
+    """An answer of more than ``MAX_ANSWER_BYTES``."""
 
 
 class AddressRefused(RequestException):
@@ -132,16 +132,6 @@ class Reach:
         self.seen = shown
 
 
-@cache
-def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext:
-    """Return the TLS context that all BMCs share which trust one ``ca``, as PEM; None: what this machine trusts."""
-    context = ssl.create_default_context(cadata=ca)
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
 _ONLY_READ: Final = ("GET", "HEAD")
 _SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: what answers a write is to be read there
 _JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
@@ -205,7 +195,7 @@ class BmcAdapter(HTTPAdapter):
                 raise
             try:
                 _refuse_redirect(request, response)
-                limits.begin_body(MAX_BODY_BYTES)
+                limits.begin_body(MAX_ANSWER_BYTES)
                 _read_whole(response)
                 _drop_strange_error(response)
             except BaseException:
@@ -251,8 +241,8 @@ def _read_whole(response: Response) -> None:
     body = bytearray()
     for chunk in response.iter_content(_CHUNK_BYTES):
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise BodyTooLarge(f"an answer of more than {MAX_BODY_BYTES} bytes", response=response)
+        if len(body) > MAX_ANSWER_BYTES:
+            raise BodyTooLarge(f"an answer of more than {MAX_ANSWER_BYTES} bytes", response=response)
     # Where requests itself keeps a body that it has read.
     response._content = bytes(body)
     response.encoding = "utf-8"  # Redfish, DSP0266 6.5; guessing it from garbage takes seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 from gitboot.artifacts.availability import ReadResults, Sighting
 from gitboot.bmc.credentials import is_covered
@@ -26,14 +27,14 @@ from gitboot.controller.commit_judgement import Evaluating
 from gitboot.controller.forge import project_of
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.git_source import (
-    _KEYS,
+    KEYS,
     BranchInLedger,
     fetched_apart,
     look_for_repository,
     source_of,
     trust_of,
 )
-from gitboot.controller.instance.settings import BmcSettings, CheckAssets, Clock, Settings, Tell
+from gitboot.controller.instance.settings import CheckAssets, Clock, GitSettings, Settings, Tell
 from gitboot.controller.instance.state_directory import (
     check_acts,
     check_spool_rights,
@@ -42,24 +43,25 @@ from gitboot.controller.instance.state_directory import (
     restored,
     token_keys,
 )
-from gitboot.controller.instance_state import Standing
+from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes, write, write_events
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
-from gitboot.controller.reconcile import Outlet, Reconciler
+from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, SharedSpool
+from gitboot.controller.reconcile_pass import Components
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
-from gitboot.endpoint.served_files import status_file
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.evaluator.cache import Results
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.fetchlog.one_time_boots import claims_in
+from gitboot.fetchlog.spool import IDENTITY
 from gitboot.files import check_output, check_spool, check_state
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source, accepted_snapshot
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
@@ -70,7 +72,7 @@ from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import OPEN
 from gitboot.publish.manifest import STATUS, UNKNOWN
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import Directory, Looked
 from gitboot.publish.targets.follower import Followers
 from gitboot.publish.tree_reader import Words, folders, records_in
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
@@ -82,23 +84,29 @@ from gitboot.status.instance_status import Status
 from gitboot.status.work_progress import Laps, Stage, Underway, Work, WorkListener
 from gitboot.system_clock import Uptime, uptime
 
-MakeBmcs = Callable[
-    [BmcSettings, Callable[[SystemUuid, OverrideRecord | SwitchRecord], None], Clock, Callable[[], None], bool], Bmcs
-]
+Fence = Callable[[], None]  # raises where another instance may act, right before anything is changed at a BMC
+WriteRecord = Callable[[SystemUuid, OverrideRecord | SwitchRecord], None]  # stores what a job at a BMC is about to do
+UNUSED: Final[Any] = None  # in place of what only a reconcile uses
 
 
-def nobody(_: Event) -> None:
-    """Whom what happens in a look, or in the ledger alone, is told."""
+def nobody(*_: object) -> None:
+    """Ignore an event, a status, or the end of a job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outside:
+class Dependencies:
     """What an instance works with and does not own: each real, or a test's."""
 
+    store: Store  # the open ledger
     source: CommitSource
     evaluation: Evaluating
     target: ListedTarget
-    followers: Followers = field(default_factory=Followers)  # the targets that follow it
+    clock: Clock
+    make_bmcs: MakeBmcs | None = None  # None: jobs are carried out at real BMCs
+    dry_run: bool = False  # whether jobs only read BMCs
+    fence: Fence = nobody
+    ending_fence: Fence | None = None  # the same for what only ends something; None: `fence`
+    followers: Followers = field(default_factory=Followers)  # the targets that follow ``target``
     published: Revision | None = None  # the commit that the target was made of before
     owner: str | None = None  # the ledger whose tree lies there
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what that tree knows of servers
@@ -109,6 +117,20 @@ class Outside:
     artifacts: ArtifactWatch | None = None  # who looks at them; None: nobody does
     checkpoint: Checkpoint | None = None  # None: the instance writes no checkpoint, and starts without one
     resumes: bool = False  # whether it continues from the checkpoint
+    shared: RecordedFetches | None = None  # what endpoints recorded in a ledger that hosts share
+    read: Knowledge | None = None  # what the ledger knows, but for its facts, if that was read already
+    is_offline: bool = False  # whether it never reconciles: then it notes nothing about itself, either
+    # Who is told what happens
+    tell: Tell = nobody
+    wake: Callable[[], None] = nobody  # when a job at a BMC has ended, from its thread
+    report: Callable[[Status, datetime], None] = nobody
+    stalled: Callable[[Condition], None] = nobody
+    uptime: Callable[[], Uptime] = uptime
+    laps: Laps = field(default_factory=Laps)
+    listener: WorkListener = field(default_factory=WorkListener)
+
+
+MakeBmcs = Callable[[Settings, Dependencies, WriteRecord], Bmcs]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,138 +142,167 @@ class Instance:
     store: Store
 
 
-Fence = Callable[[], None]  # raises where another instance may act, right before anything is changed at a BMC
-
-
-def _nobody_else() -> None:
-    """The fence of whoever is alone with a state directory."""
-
-
-def pool_of(
-    settings: BmcSettings,
-    write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None],
-    clock: Clock,
-    wake: Callable[[], None],
-    dry_run: bool,
-    *,
-    fence: Callable[[], None] = _nobody_else,
-    ending_fence: Callable[[], None] | None = None,
-) -> Bmcs:
-    """Whoever carries out jobs at real BMCs; ``fence`` raises where another instance may do so.
-
-    ``ending_fence`` does so for requests that only end something; None: ``fence`` does.
-    """
+def pool_of(settings: Settings, dependencies: Dependencies, write: WriteRecord) -> Bmcs:
+    """Return what carries out jobs at real BMCs."""
     return BmcPool(
-        credentials=settings.credentials,
+        credentials=settings.bmc.credentials,
         write=write,
-        clock=clock,
-        dry_run=dry_run,
-        parallel=settings.parallel,
-        per_site=settings.per_site,
-        on_finished=wake,
-        fence=fence,
-        ending_fence=ending_fence,
+        clock=dependencies.clock,
+        dry_run=dependencies.dry_run,
+        parallel=settings.bmc.parallel,
+        per_site=settings.bmc.per_site,
+        on_finished=dependencies.wake,
+        fence=dependencies.fence,
+        ending_fence=dependencies.ending_fence,
     )
 
 
 @contextmanager
-def assembled(
-    settings: Settings,
-    store: Store,
-    outside: Outside,
-    *,
-    tell: Tell = nobody,
-    clock: Clock,
-    dry_run: bool = False,
-    wake: Callable[[], None] = lambda: None,
-    bmcs_of: MakeBmcs | None = None,
-    report: Callable[[Status, datetime], None] = lambda _, __: None,
-    stalled: Callable[[Condition], None] = lambda _: None,
-    uptime: Callable[[], Uptime] = uptime,
-    laps: Laps | None = None,
-    listener: WorkListener | None = None,
-    shared: RecordedFetches | None = None,
-    fence: Fence = _nobody_else,
-    ending_fence: Fence | None = None,
-    read: Knowledge | None = None,
-) -> Iterator[Instance]:
-    """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
-
-    ``wake`` is called when a job has ended, from its thread. ``read``: what the ledger knows, but for its facts, where
-    that was read already.
-    """
-    words = Words(*folders(settings.output, settings.spool))
-    held = store.database.lease
-    spool = SharedSpool(shared, held.lease) if shared is not None and held is not None else None
-    former = settings.state / state.SPOOL
-    noted = None if dry_run else settings.state / state.WITHDRAWALS
+def build(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
+    """Put an instance together; its jobs at BMCs have ended when the block ends."""
+    store, held = dependencies.store, dependencies.store.database.lease
+    shared = dependencies.shared
+    is_noting = not (dependencies.dry_run or dependencies.is_offline)
     inbox = Inbox(
-        *(store, settings.spool, witness_of(settings), words, uptime, outside.artifacts, spool, former),
-        withdrawals=NotedWithdrawals(noted, instance_tables.read(store).identity),
-        clock=clock,
-    )
-    make_bmcs = bmcs_of or partial(pool_of, fence=fence, ending_fence=ending_fence)
-    bmcs = make_bmcs(settings.bmc, inbox.record, clock, wake, dry_run)
-    looked_around(
         store,
-        observes=outside.observes,
-        owner=outside.owner,
-        output=settings.output,
-        spool=settings.spool,
-        site=settings.site,
+        settings.spool,
+        witness_of(settings),
+        Words(*folders(settings.output, settings.spool)),
+        dependencies.uptime,
+        dependencies.artifacts,
+        SharedSpool(shared, held.lease) if shared is not None and held is not None else None,
+        settings.state / state.SPOOL,
+        withdrawals=NotedWithdrawals(
+            settings.state / state.WITHDRAWALS if is_noting else None, instance_tables.read(store).identity
+        ),
+        clock=dependencies.clock,
     )
-    knowledge = replace(read, facts=instance_tables.read(store)) if read is not None else known(store)
-    if outside.owner == knowledge.facts.identity and _is_behind(knowledge, outside.records):
-        instance_tables.doubt(store, "RestoredLedger")
+    bmcs = (dependencies.make_bmcs or pool_of)(settings, dependencies, inbox.record)
+    standing = _start(settings, dependencies)
+    accepting = Accepting(
+        dependencies.source,
+        dependencies.evaluation,
+        limits=settings.limits,
+        covered=partial(is_covered, settings.bmc.credentials),
+        published=dependencies.published,
+        trust=dependencies.trust,
+        kept=standing.plans.commit,
+    )
+    components = Components(
+        accepting=accepting,
+        inbox=inbox,
+        store=store,
+        target=Followed(dependencies.target, dependencies.followers, settings.list_keys),
+        bmcs=bmcs,
+        checkpoint=dependencies.checkpoint,
+        tell=dependencies.tell,
+        report=dependencies.report,
+        report_stalled=dependencies.stalled,
+        laps=dependencies.laps,
+        listener=dependencies.listener,
+        clock=dependencies.clock,
+    )
+    try:
+        yield Instance(reconciler=Reconciler(standing, components), inbox=inbox, store=store)
+    finally:
+        bmcs.close()
+
+
+def _start(settings: Settings, dependencies: Dependencies) -> InstanceState:
+    """Return where an instance starts: at what its ledger, the published tree and the checkpoint know."""
+    store, records = dependencies.store, dependencies.records
+    if not dependencies.is_offline:
+        looked_around(
+            store,
+            observes=dependencies.observes,
+            owner=dependencies.owner,
+            output=settings.output,
+            spool=settings.spool,
+            site=settings.site,
+        )
+    knowledge = known(store) if dependencies.read is None else dependencies.read
+    knowledge = replace(knowledge, facts=instance_tables.read(store))
+    if dependencies.owner == knowledge.facts.identity and ahead(
+        records, knowledge.records, lambda uuid: knowledge.overrides.get(uuid, {}).keys()
+    ):
+        instance_tables.doubt(store, "RestoredLedger")  # it knows less than the tree that it published
         knowledge = replace(knowledge, facts=instance_tables.read(store))
     if not knowledge.is_trusted:
-        knowledge = replace(knowledge, published=outside.records)
-    standing = Standing(
+        knowledge = replace(knowledge, published=records)
+    standing = InstanceState(
         knowledge=knowledge,
-        keys=outside.keys,
+        keys=dependencies.keys,
         attempt=Attempt(orders=knowledge.facts.orders, withheld=knowledge.facts.withheld),
         schedule=Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter),
         longest_step=timedelta(minutes=settings.step_minutes),
         opened=store.progress[1],
         was_left=knowledge.facts.gap,
-        is_output_open=outside.is_output_open,
+        is_output_open=dependencies.is_output_open,
         is_upgraded=knowledge.facts.left_output is None and knowledge.facts.accepted is not None,
     )
-    if outside.checkpoint is not None and outside.resumes:
-        standing = outside.checkpoint.resume(standing)
-    accepting = Accepting(
-        outside.source,
-        outside.evaluation,
-        limits=settings.limits,
-        covered=partial(is_covered, settings.bmc.credentials),
-        published=outside.published,
-        trust=outside.trust,
-        kept=standing.plans.commit,
-    )
-    reconciler = Reconciler(
-        standing,
-        accepting=accepting,
-        inbox=inbox,
-        store=store,
-        target=Followed(outside.target, outside.followers, settings.list_keys),
-        bmcs=bmcs,
-        outlet=Outlet(
-            tell=tell,
-            report=report,
-            laps=laps or Laps(),
-            listener=listener or WorkListener(),
-            stalled=stalled,
-            clock=clock,
-        ),
-        checkpoint=outside.checkpoint,
-    )
-    try:
-        yield Instance(reconciler=reconciler, inbox=inbox, store=store)
-    finally:
-        bmcs.close()
+    if dependencies.checkpoint is not None and dependencies.resumes:
+        return dependencies.checkpoint.resume(standing)
+    return standing
 
 
 # To run
+
+
+class _Reports:
+    """What a running instance tells of itself: events, progress, and the status that it leaves."""
+
+    def __init__(
+        self, settings: Settings, tell: Tell, clock: Clock, judged: Callable[[Status, int], None] | None
+    ) -> None:
+        self._settings, self._tell, self._clock, self._judged = settings, tell, clock, judged
+        self.left = state.LeftStatus(settings.state, clock)
+        self._unknown = KeptUnknown(settings.state, settings.spool, settings.output, clock)
+        self.laps = Laps()
+        self.listener = WorkListener(self._tell_progress, progress=self.laps.note_progress)
+
+    def warn(self, message: str) -> None:
+        self._tell(Event(at=self._clock(), type="KeptUnusable", message=message, warning=True))
+
+    def time_evaluation(self) -> Callable[[], None]:
+        """Start to measure an evaluation; the result is called at its end."""
+        lap = self.laps.start()
+        return lambda: lap(Stage.EVALUATE)
+
+    def _tell_progress(self, underway: Underway | None) -> None:
+        """Report how far long work has come, and how long it still takes: as an event, and in the status."""
+        self.left.note(underway)
+        if underway is not None:
+            facts = {name: value for name, value in underway.facts().items() if name != "message"}
+            self._tell(Event(at=self._clock(), type="Progress", message=underway.message, facts=facts))
+
+    def leave_status(self, store: Store, source: Source, tree: Directory, status: Status, at: datetime) -> None:
+        """Leave the status for `gitboot status`, and for the endpoints of the tree, which compare their clock by it.
+
+        It has how far the ledger has come: an older copy of it is noticed by that.
+        """
+        settings, (identity, changes) = self._settings, store.progress
+        project = project_of(settings)
+        said = {
+            "at": format_instant(at),
+            "site": settings.site,
+            "changes": changes,
+            "links": project.links() if project is not None else None,
+            "branch": source.reference,
+        }
+        tree.write_status(canonical(self.left.write({**status.facts(), **said})) + b"\n", at)
+        if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
+            with suppress(OSError):  # it says less then, and is trusted less
+                write_mark(spooled, identity, changes)
+        if (seen := self._unknown.take_in(status.applied, at)) is not None:
+            content, events = seen
+            tree.write_status(content, at, UNKNOWN)
+            with suppress(LedgerError):  # they are told all the same
+                write_events(store, events)
+            for event in events:
+                self._tell(event)
+        if self._judged is not None:
+            _, change = store.mark or ("", 0)
+            self._judged(status, change)
 
 
 @contextmanager
@@ -260,12 +311,12 @@ def running(
     *,
     tell: Tell,
     clock: Clock,
-    wake: Callable[[], None] = lambda: None,
+    wake: Callable[[], None] = nobody,
     wait: bool = False,
     judged: Callable[[Status, int], None] | None = None,
     evaluation_of: Callable[[Path], Evaluation] | None = None,
     uptime: Callable[[], Uptime] = uptime,
-    lost: Callable[[], None] = lambda: None,
+    lost: Callable[[], None] = nobody,
 ) -> Iterator[tuple[Instance, Source]]:
     """The instance that settings describe, over its own ledger, clone and tree; nobody else has them meanwhile.
 
@@ -280,82 +331,118 @@ def running(
         stack.enter_context(private(settings.state))
         if settings.spool is not None:
             check_spool_rights(settings.spool)
-        _look_at_storage(settings, tell, clock)
+        _check_storage(settings, tell, clock)
         stack.enter_context(state.locked(settings.state))
         state.remove_former_caches(settings.state)
-        cache = stack.enter_context(state.open_cache(settings.state, partial(_warned, tell, clock)))
+        reports = _Reports(settings, tell, clock, judged)
+        cache = stack.enter_context(state.open_cache(settings.state, reports.warn))
         store, read = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
         store.database.hold(Holder.of(settings.state, settings.lease_s))
         _tell_of_taking_over(store, tell, clock())
         shared, fence, ending_fence = stack.enter_context(_kept(store, lost))
-        ledger = instance_tables.read(store).identity
-        left = state.LeftStatus(settings.state, clock)
-        laps = Laps()
-        listener = WorkListener(partial(_told_how_far, left, tell, clock), progress=laps.note_progress)
-        heir_of, told = (lambda: instance_tables.read(store).heir_of), listener.of(Work.PUBLISH)
         modes = output_modes(store, settings.output, settings.output_group)
-        opened = Directory.open(settings.output, ledger=ledger, heir_of=heir_of, told=told, modes=modes)
+        opened = Directory.open(
+            settings.output,
+            ledger=instance_tables.read(store).identity,
+            heir_of=lambda: instance_tables.read(store).heir_of,
+            told=reports.listener.of(Work.PUBLISH),
+            modes=modes,
+        )
         tree = stack.enter_context(opened)
         owner = tree.stamp.ledger if tree.stamp is not None else None
-        records = records_in(settings.output)
         _doubt_without_marks(store, settings, owner)
-        record = BranchInLedger(store, tell, clock)
+        branch = BranchInLedger(store, tell, clock)
         if evaluation_of is None:
             evaluation = Evaluation(
                 settings.state,
                 allowance=settings.allowance,
                 waits=wait,
-                timed=partial(_timed, laps),
-                read=listener.of(Work.READ),
+                timed=reports.time_evaluation,
+                read=reports.listener.of(Work.READ),
                 site=settings.site,
                 cache=cache,
             )
-            source = stack.enter_context(fetched_apart(settings, settings.state, record))
+            source = stack.enter_context(fetched_apart(settings, settings.state, branch))
         else:
             evaluation = evaluation_of(settings.state)
-            source = source_of(settings, settings.state, record=record)
+            source = source_of(settings, settings.state, record=branch)
         evaluation.on_answer = wake
         stack.callback(evaluation.close)
-        artifacts = stack.enter_context(looking(settings, store, cache, wake))
         patrol = Patrol(settings.output, wake)
         stack.callback(patrol.close)
-        outside = Outside(
-            checkpoint=Checkpoint(cache, tree, patrol, partial(_warned, tell, clock), settings.site),
-            resumes=not wait,
+        dependencies = Dependencies(
+            store=store,
             source=source,
             evaluation=evaluation,
             target=tree,
+            clock=clock,
+            fence=fence,
+            ending_fence=ending_fence,
             followers=stack.enter_context(followers_of(settings, store, source, clock, wake).running()),
-            artifacts=artifacts,
             published=Revision(tree.stamp.commit) if tree.stamp is not None else None,
             owner=owner,
-            records=records,
+            records=records_in(settings.output),
             observes=settings.observes,
             is_output_open=modes is OPEN,
             keys=keys_of(settings.state, store, tell, clock),
-            trust=trust_of(settings.trust, source, settings.state / _KEYS),
+            trust=trust_of(settings.trust, source, settings.state / KEYS),
+            artifacts=stack.enter_context(looking(settings, store, cache, wake)),
+            checkpoint=Checkpoint(cache, tree, patrol, reports.warn, settings.site),
+            resumes=not wait,
+            shared=shared,
+            read=read,
+            tell=tell,
+            wake=wake,
+            report=partial(reports.leave_status, store, source, tree),
+            stalled=reports.left.add,
+            uptime=uptime,
+            laps=reports.laps,
+            listener=reports.listener,
         )
-        unknown = KeptUnknown(settings.state, settings.spool, settings.output, clock)
-        instance = stack.enter_context(
-            assembled(
-                settings,
-                store,
-                outside,
-                tell=tell,
-                clock=clock,
-                wake=wake,
-                report=partial(_reported, settings, tree, left, store, source, judged, unknown, tell),
-                stalled=left.add,
-                uptime=uptime,
-                laps=laps,
-                listener=listener,
-                shared=shared,
-                fence=fence,
-                ending_fence=ending_fence,
-                read=read,
-            )
+        yield stack.enter_context(build(settings, dependencies)), source
+
+
+@contextmanager
+def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple[Instance, Source, Looked]]:
+    """An instance over a copy of the state, with a target and BMCs that are only looked at."""
+    look_for_repository(settings)
+    with ExitStack() as stack:
+        copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
+        if state.has_ledger(settings.state):
+            in_use = state.running(settings.state) is not None
+            copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=in_use)
+        store, read = stack.enter_context(opened_ledger(copy / state.LEDGER, tell, clock))
+        has_keys = (settings.state / state.TOKEN_KEYS).exists()  # they are read then, and none is made
+        keys = keys_of(settings.state if has_keys else copy, store, tell, clock)
+        with store.writing() as tx:
+            instance_tables.lapse(tx)  # it is not in the copy's clone
+        about = instance_tables.read(store)
+        cache = stack.enter_context(state.open_cache(settings.state, nobody, writes=False))
+        looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
+        source = stack.enter_context(fetched_apart(settings, copy, BranchInLedger(store, tell, clock)))
+        evaluation = Evaluation(copy, allowance=settings.allowance, waits=True, site=settings.site)
+        stack.callback(evaluation.close)
+        dependencies = Dependencies(
+            store=store,
+            source=source,
+            evaluation=evaluation,
+            target=looked,
+            clock=clock,
+            dry_run=True,
+            observes=settings.observes,
+            keys=keys,
+            trust=trust_of(settings.trust, source, copy / KEYS),
+            artifacts=stack.enter_context(looking(settings, store, cache, nobody)),
+            read=read,
+            tell=tell,
         )
-        yield instance, source
+        spool, empty = settings.spool_folder, None
+        if spool is not None and (spool / IDENTITY).exists():
+            # An empty spool with the identity of the real one: what lies there is for the instance itself.
+            empty = copy / "spool"
+            empty.mkdir()
+            shutil.copyfile(spool / IDENTITY, empty / IDENTITY)
+        yield stack.enter_context(build(replace(settings, spool=empty), dependencies)), source, looked
 
 
 def _tell_of_taking_over(store: Store, tell: Tell, at: datetime) -> None:
@@ -376,7 +463,7 @@ def _kept(store: Store, lost: Callable[[], None]) -> Iterator[tuple[RecordedFetc
     """
     held, address = store.database.lease, address_beside(store.path)
     if held is None or address is None:
-        yield None, _nobody_else, _nobody_else
+        yield None, nobody, nobody
         return
     from gitboot.ledger.postgresql import PostgresRenewing
 
@@ -395,16 +482,6 @@ def named_ledger(settings: Settings) -> Path:
             )
         note_address(path, wanted)
     return path
-
-
-def _timed(laps: Laps) -> Callable[[], None]:
-    """Start to measure an evaluation; the result is called at its end."""
-    lap = laps.start()
-    return lambda: lap(Stage.EVALUATE)
-
-
-def _warned(tell: Tell, clock: Clock, message: str) -> None:
-    tell(Event(at=clock(), type="KeptUnusable", message=message, warning=True))
 
 
 @contextmanager
@@ -514,27 +591,17 @@ def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKey
     return keys
 
 
-def _is_behind(knowledge: Knowledge, published: Mapping[SystemUuid, Record]) -> bool:
-    """Whether a ledger knows less than the tree that it published."""
-    return bool(ahead(published, knowledge.records, lambda uuid: knowledge.overrides.get(uuid, {}).keys()))
-
-
 def _doubt_without_marks(store: Store, settings: Settings, owner: str | None) -> None:
     """Doubt a ledger that has published a tree which is not there, or of which something outside knows more."""
     identity, changes = store.progress
-    marks = [_mark_in_tree(settings.output), read_mark(spooled) if (spooled := _mark_in_spool(settings)) else None]
+    marks = [read_mark(spooled) if (spooled := _mark_in_spool(settings)) else None]
+    with suppress(OSError, ValueError, TypeError, KeyError):  # the tree has the status of the ledger that published it
+        found = json.loads((settings.output / STATUS).read_bytes())
+        marks.append((str(found["ledger"]), int(found["changes"])))
     known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)
     is_alone = store.database.is_local and instance_tables.read(store).published and owner is None
     if known > changes or is_alone:
         instance_tables.doubt(store, "RestoredLedger", known)
-
-
-def _mark_in_tree(output: Path) -> tuple[str, int] | None:
-    """The identity and the number of changes of the ledger that left its status in the tree."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        found = json.loads((output / STATUS).read_bytes())
-        return str(found["ledger"]), int(found["changes"])
-    return None
 
 
 def _mark_in_spool(settings: Settings) -> Path | None:
@@ -552,71 +619,7 @@ def witness_of(settings: Settings) -> Path | None:
     return None
 
 
-def _told_how_far(left: state.LeftStatus, tell: Tell, clock: Clock, underway: Underway | None) -> None:
-    """Say what long work is at, and how long it still takes: as an event, and in the status."""
-    left.note(underway)
-    if underway is not None:
-        facts = {name: value for name, value in underway.facts().items() if name != "message"}
-        tell(Event(at=clock(), type="Progress", message=underway.message, facts=facts))
-
-
-def _reported(
-    settings: Settings,
-    tree: Directory,
-    left: state.LeftStatus,
-    store: Store,
-    source: Source,
-    judged: Callable[[Status, int], None] | None,
-    unknown: KeptUnknown,
-    tell: Tell,
-    status: Status,
-    at: datetime,
-) -> None:
-    _leave_status(settings, store, source, tree, left, status, at)
-    if (seen := unknown.take_in(status.applied, at)) is not None:
-        content, events = seen
-        tree.write_status(content, at, UNKNOWN)
-        with suppress(LedgerError):  # they are told all the same
-            write_events(store, events)
-        for event in events:
-            tell(event)
-    if judged is not None:
-        _, change = store.mark or ("", 0)
-        judged(status, change)
-
-
-def _leave_status(
-    settings: Settings,
-    store: Store,
-    source: Source,
-    tree: Directory,
-    left: state.LeftStatus,
-    status: Status,
-    at: datetime,
-) -> None:
-    """Leave the status for `gitboot status`, and for the endpoints of the tree, which compare their clock by it.
-
-    It has how far the ledger has come: an older copy of it is noticed by that.
-    """
-    identity, changes = store.progress
-    project, links = project_of(settings), None
-    if project is not None:
-        links = project.links()
-    said = {
-        "at": format_instant(at),
-        "site": settings.site,
-        "changes": changes,
-        "links": links,
-        "branch": source.reference,
-    }
-    facts_at = left.write({**status.facts(), **said})
-    tree.write_status(status_file(facts_at), at)
-    if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
-        with suppress(OSError):  # it says less then, and is trusted less
-            write_mark(spooled, identity, changes)
-
-
-def _look_at_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
+def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
     """Refuse, or warn of, file systems on which the ledger or what was fetched may be lost."""
 
     def warn(message: str) -> None:
@@ -666,14 +669,15 @@ def looked_at(
         evaluator = Evaluator(lambda _, __: snapshot, begun=begun, results=results)
         evaluated = evaluator.evaluate(snapshot.revision, None).head
         whole = commit_of(evaluated.loaded.repository, evaluated.decided.decisions)
-        commit = whole.at_site(instance_tables.read(store).site or None)
-        batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
-        seen = instance_tables.sightings(store, place_of(directory))
-        learnt = learn(_known_and_published(store), batch, at).knowledge
-        folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
-        knowledge = replace(learnt, sightings=seen, claims=claims_in(folders, folders[-1]))
         has_keys = (directory / state.TOKEN_KEYS).exists()  # they are read then, and none is made
         keys = token_keys(directory, at, follows_none=False) if has_keys else NO_KEYS
+        instance = stack.enter_context(_offline(store, directory, at, keys))
+        before = instance.reconciler.standing.knowledge
+        commit = whole.at_site(before.facts.site or None)
+        learnt = learn(before, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
+        folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
+        seen = instance_tables.sightings(store, place_of(directory))
+        knowledge = replace(learnt, sightings=seen, claims=claims_in(folders, folders[-1]))
         yield Look(commit=commit, knowledge=knowledge, keys=keys)
 
 
@@ -684,7 +688,8 @@ def carried_out(store: Store, commit: Commit | None, at: datetime, held: HeldCha
     """
     changed = tuple(commit.decisions.servers) if commit else ()
     batch = Batch(requests=instance_tables.read_requests(store), commit=commit, changed=changed, held=held)
-    learnt = learn(_known_and_published(store), batch, at)
+    with _offline(store, store.path.parent, at) as instance:
+        learnt = learn(instance.reconciler.standing.knowledge, batch, at)
     write(store, [learnt.news])
 
 
@@ -699,6 +704,21 @@ def begun(look: Look, facts: Mapping[str, Any], at: datetime) -> Knowledge:
     return learnt.knowledge
 
 
-def _known_and_published(store: Store) -> Knowledge:
-    output = instance_tables.read(store).output
-    return replace(known(store), published=records_in(Path(output)) if output is not None else {})
+@contextmanager
+def _offline(store: Store, directory: Path, at: datetime, keys: TokenKeys = NO_KEYS) -> Iterator[Instance]:
+    """The instance on ``directory`` without its work: it looks, or stands in for one that does not run."""
+    about = instance_tables.read(store)
+    output = Path(about.output) if about.output is not None else None
+    settings = Settings(output=output or directory, state=directory, git=GitSettings(repository=""))
+    dependencies = Dependencies(
+        store=store,
+        source=UNUSED,
+        evaluation=UNUSED,
+        target=UNUSED,
+        clock=lambda: at,
+        records=records_in(output) if output is not None else {},
+        keys=keys,
+        is_offline=True,
+    )
+    with build(settings, dependencies) as instance:
+        yield instance

@@ -37,22 +37,16 @@ def look_for_repository(settings: Settings) -> None:
         local = remote.local
         if local is None:
             return
-        if has_repository(local):
-            _check_branch(settings, remote)
+        if not has_repository(local):
+            raise UsageError(f"there is no Git repository at {local}: nothing was made; look how it is spelt")
+        has_ledger = settings.ledger is not None or state.has_ledger(settings.state)
+        if remote.reference is not None or has_ledger:
             return
-        raise UsageError(f"there is no Git repository at {local}: nothing was made; look how it is spelt")
-
-
-def _check_branch(settings: Settings, remote: Remote) -> None:
-    """Raise `BranchNotNamed` if a new ledger is to follow a repository on this host whose HEAD is detached."""
-    has_ledger = settings.ledger is not None or state.has_ledger(settings.state)
-    if remote.reference is not None or has_ledger:
-        return
-    head = None
-    with suppress(SourceError, UsageError):  # the fetch reports it
-        head = Upstream(remote, settings.state).read_head()
-    if head is not None and head.branch is None:
-        raise BranchNotNamed(detached(remote))
+        head = None
+        with suppress(SourceError, UsageError):  # the fetch reports it
+            head = Upstream(remote, settings.state).read_head()
+        if head is not None and head.branch is None:
+            raise BranchNotNamed(detached(remote))
 
 
 @contextmanager
@@ -83,7 +77,7 @@ class BranchInLedger:
         message = f"the instance follows {followed.reference} from now on, until --rev names something else"
         event = Event(at=self._clock(), type="BranchChosen", message=message, facts={"branch": followed.reference})
         with self._store.writing() as tx:
-            instance_tables.follow(tx, followed.reference, is_default=followed.is_default)
+            instance_tables.write_facts(tx, branch=followed.reference, is_default_branch=followed.is_default)
             instance_tables.write(tx, [event])
         self._tell(event)
 
@@ -142,4 +136,4 @@ def trust_of(settings: TrustSettings, source: Source, folder: Path) -> Authority
     return Authority(signatures=signatures, reinstalls_need=settings.reinstalls_need)
 
 
-_KEYS: Final = "keys"  # in STATE: what gpg needs, made anew at each start
+KEYS: Final = "keys"  # in STATE: what gpg needs, made anew at each start

@@ -137,8 +137,8 @@ class Standby:
         self.is_patient = True
         if other is not None:
             self._note_progress(looking.progress())
-            self._reference = self._settings.git.reference or looking.branch() or self._reference
-            if (accepted := looking.accepted()) not in (None, self._accepted):
+            self._reference = self._settings.git.reference or looking.fact("branch") or self._reference
+            if (accepted := looking.fact("accepted")) not in (None, self._accepted):
                 self._accepted = accepted
                 self._woken.set()
         return (_STANDING_BY, f"the instance {other} acts by {looking.name}") if other is not None else None

@@ -20,12 +20,12 @@ from gitboot.controller.checkpoint import WORTH, Checkpoint
 from gitboot.controller.current_plans import changed_by, replanned
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import is_of, restored, token_keys
-from gitboot.controller.instance_state import Standing, goes_by
+from gitboot.controller.instance_state import InstanceState, goes_by
 from gitboot.controller.learn.install_boots import offers_of
 from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes
+from gitboot.controller.learn.ledger_snapshot import known, looked_around, output_modes
 from gitboot.controller.operator_requests import stop_of
-from gitboot.controller.publish_stage import Dated, published
+from gitboot.controller.publication import Dated, published
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluator.client import Evaluation
@@ -42,7 +42,6 @@ from gitboot.render.endpoint_files import Terms
 from gitboot.render.paths import File, Files, token_in
 from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_files import ServerState
-from gitboot.resolve.server_plan import Offer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,40 +74,43 @@ def prepare(
     This runs in a process of its own, which may be killed at any time, while the standby holds STATE. A second call
     publishes only what has changed. Raises `NotYetDone` if the ledger is not ready, or if the fleet is small.
     """
-    _refuse_shared(place)
-    with ExitStack() as stack:
-        copy = stack.enter_context(_emptied(place.state / state.PREPARING))
-        copy_ledger(place.state / state.LEDGER, copy / state.LEDGER, in_use=True)
-        store = stack.enter_context(Store.open(copy / state.LEDGER))
-        accepted, about = _accepted(store), instance_tables.read(store)
-        if not (lines := token_keys_of(place.state / state.LEDGER)):
-            raise NotYetDone("the ledger has no keys of tokens")
-        restored(copy, lines)
-        at = _no_earlier(clock(), about)
-        modes = output_modes(store, place.output, place.output_group)
-        directory = stack.enter_context(Directory.open(place.output, ledger=about.identity, modes=modes))
-        tree = _StandbyTree(directory, store, _undated(store, at, about))
-        cache = stack.enter_context(state.open_cache(place.state, lambda _: None))  # the standby reports what is wrong
-        checkpoint = Checkpoint(cache, tree, None, warn, place.site)
-        standing = checkpoint.resume(
-            Standing(
-                knowledge=_known(store, place, directory.stamp.ledger if directory.stamp is not None else None),
-                keys=token_keys(copy, at, follows_none=False),
-            )
-        )
-        commit = _evaluated(place, allowance, accepted, standing.plans.commit, cache)
-        standing = _brought_near(standing, commit, tree, at)
-        checkpoint.store(standing, len(standing.plans.servers), at)
-    return Prepared(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
-
-
-def _refuse_shared(place: StandbyPlace) -> None:
-    """Raise `NotYetDone` if the active instance publishes to this OUTPUT."""
     lease = lease_of(place.state / state.LEDGER)
     if lease is None or not lease.stands:
         raise NotYetDone("no instance acts")
     if is_of(place.output, lease):
         raise NotYetDone(f"{place.output} is where {lease.place} publishes")
+    with ExitStack() as stack:
+        copy = stack.enter_context(_emptied(place.state / state.PREPARING))
+        copy_ledger(place.state / state.LEDGER, copy / state.LEDGER, in_use=True)
+        store = stack.enter_context(Store.open(copy / state.LEDGER))
+        about = instance_tables.read(store)
+        if about.accepted is None or not about.published or instance_tables.is_behind(store):
+            raise NotYetDone("the instance that acts has published nothing by this ledger as yet")
+        accepted = Revision(about.accepted)
+        if not (lines := token_keys_of(place.state / state.LEDGER)):
+            raise NotYetDone("the ledger has no keys of tokens")
+        restored(copy, lines)
+        at = max(clock(), about.heartbeat.at) if about.heartbeat is not None else clock()
+        modes = output_modes(store, place.output, place.output_group)
+        directory = stack.enter_context(Directory.open(place.output, ledger=about.identity, modes=modes))
+        tree = _StandbyTree(directory, store, _undated(store, at, about))
+        cache = stack.enter_context(state.open_cache(place.state, lambda _: None))  # the standby reports what is wrong
+        checkpoint = Checkpoint(cache, tree, None, warn, place.site)
+        looked_around(
+            store,
+            observes=place.spool is not None,
+            owner=directory.stamp.ledger if directory.stamp is not None else None,
+            output=place.output,
+            spool=place.spool,
+            site=place.site,
+        )
+        # The ledger has the sightings of the other host.
+        knowledge = replace(known(store), sightings={} if place.looks else None)
+        standing = checkpoint.resume(InstanceState(knowledge=knowledge, keys=token_keys(copy, at, follows_none=False)))
+        commit = _evaluated(place, allowance, accepted, standing.plans.commit, cache)
+        standing = _brought_near(standing, commit, tree, at)
+        checkpoint.store(standing, len(standing.plans.servers), at)
+    return Prepared(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
 
 
 @contextmanager
@@ -120,19 +122,6 @@ def _emptied(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _accepted(store: Store) -> Revision:
-    """Return the accepted commit of the active instance."""
-    about = instance_tables.read(store)
-    if about.accepted is None or not about.published or instance_tables.is_behind(store):
-        raise NotYetDone("the instance that acts has published nothing by this ledger as yet")
-    return Revision(about.accepted)
-
-
-def _no_earlier(at: datetime, about: Facts) -> datetime:
-    """Return the time, or that of the other host's last heartbeat if it is later."""
-    return max(at, about.heartbeat.at) if about.heartbeat is not None else at
 
 
 def _undated(store: Store, at: datetime, about: Facts) -> datetime:
@@ -163,20 +152,7 @@ def _evaluated(
     return evaluated.commit
 
 
-def _known(store: Store, place: StandbyPlace, owner: str | None) -> Knowledge:
-    """Return what the ledger knows, for the directories of this standby."""
-    looked_around(
-        store,
-        observes=place.spool is not None,
-        owner=owner,
-        output=place.output,
-        spool=place.spool,
-        site=place.site,
-    )
-    return replace(known(store), sightings={} if place.looks else None)  # the ledger has sightings of the other host
-
-
-def _brought_near(before: Standing, commit: Commit, tree: _StandbyTree, at: datetime) -> Standing:
+def _brought_near(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
     """Plan and publish all servers, and halt those that the ledger is not ready for."""
     if len(commit.decisions.servers) < WORTH:
         raise NotYetDone(f"with fewer than {WORTH} servers it saves no time")
@@ -244,26 +220,22 @@ class _StandbyTree:
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
         """Write nothing, and return the servers to halt."""
-        found = {
-            name
-            for name, state in states.items()
-            if state.installs_at is not None
-            or not all(map(self._has_noted, offers_of(state)))
-            or not all(map(self._has_dated, dates[name]))
-        }
+        found = set()
+        for name, server in states.items():
+            offers = [(each, server_tables.offered(self._store, each.plan)) for each in offers_of(server)]
+            has_noted = all(known is not None and replace(each, number=known.number) == known for each, known in offers)
+            # A path needs no date in the ledger if a token in the path names its boot.
+            has_dated = all(
+                token_in(each.path) is not None and server_tables.token_at(self._store, each.path) == each.plan
+                for each in dates[name]
+            )
+            if server.installs_at is not None or not (has_noted and has_dated):
+                found.add(name)
         self.halted |= found
         return found
 
     def note_published(self) -> None:
         """Write nothing: the active instance did."""
-
-    def _has_noted(self, offer: Offer) -> bool:
-        known = server_tables.offered(self._store, offer.plan)
-        return known is not None and replace(offer, number=known.number) == known
-
-    def _has_dated(self, each: Dated) -> bool:
-        """Return whether a path needs no date in the ledger, because a token in the path names its boot."""
-        return token_in(each.path) is not None and server_tables.token_at(self._store, each.path) == each.plan
 
     # Methods for the checkpoint
 

@@ -376,24 +376,24 @@ def restored(directory: Path, lines: Sequence[str]) -> None:
 
 
 def _read(path: Path) -> list[_Keyed] | None:
+    """Return the lines of the file; None if there is no file. No message shows a line."""
     try:
         text = path.read_text("ascii", errors="replace")
     except FileNotFoundError:
         return None
-    lines = [_parsed(path, number, line) for number, line in enumerate(text.splitlines(), 1)]
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        found, since = _LINE.fullmatch(line), None
+        with suppress(ValueError, OverflowError):
+            since = datetime.fromisoformat(found[1]) if found is not None else None
+            since = since.astimezone(UTC) if since is not None and since.tzinfo is not None else None
+        if found is None or since is None:
+            raise UsageError(
+                f"{path}:{number}: expected an instant and a key of {2 * _BYTES} hexadecimal digits; {_WAYS}"
+            )
+        lines.append(_Keyed(since, bytes.fromhex(found[2]) if found[2] != _NONE else None))
     if not lines or lines[-1].key is None:
         raise UsageError(
             f"{path} ends without a key; restore it, or remove it: what is being installed is not heard then"
         )
     return lines
-
-
-def _parsed(path: Path, number: int, line: str) -> _Keyed:
-    """A line, which no message shows."""
-    found = _LINE.fullmatch(line)
-    try:
-        if found is not None and (since := datetime.fromisoformat(found[1])).tzinfo is not None:
-            return _Keyed(since.astimezone(UTC), bytes.fromhex(found[2]) if found[2] != _NONE else None)
-    except (ValueError, OverflowError):
-        pass
-    raise UsageError(f"{path}:{number}: expected an instant and a key of {2 * _BYTES} hexadecimal digits; {_WAYS}")

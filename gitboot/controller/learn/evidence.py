@@ -28,14 +28,13 @@ from gitboot.controller.learn.provisioning import (
 )
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.fetchlog.log_entries import Observation, Outcome, with_outcomes
+from gitboot.fetchlog.log_entries import Observation, Outcome, network_of, with_outcomes
 from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,
     InstallationFetches,
     SecretFetches,
     described,
     is_report,
-    network_of,
     secret_of,
 )
 from gitboot.ledger.server_tables import Pending
@@ -46,7 +45,6 @@ from gitboot.resolve.plan_at_time import wanted_release
 from gitboot.resolve.provisioning_record import Seen
 from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.resolve.server_plan import WAITING, Cause, Offer, Phase
-from gitboot.status.events import Event
 
 Networks = Iterable[IPv4Network | IPv6Network]
 
@@ -67,7 +65,7 @@ class Reading:
 # Fetches
 
 
-def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datetime) -> None:
+def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit) -> None:
     """Take in what was fetched since the last time, but for what monitors asked for.
 
     A mirror, which knows no server's name, has sent what it has to whoever asked: it was given. An intent without an
@@ -78,28 +76,26 @@ def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datet
     here = [_by_a_named_client(each, clients) for each in fetched if not _is_by_a_monitor(each.observation, monitors)]
     intended = [fetch for fetch in here if fetch.observation.is_open_intent]
     for fetch in intended:  # the fetch of a secret counts by this line: the secret may be out
-        note_fetch(learning, fetch.offer, fetch.observation, at)
+        note_fetch(learning, fetch.offer, fetch.observation)
     ids = {fetch.observation.intent for fetch in intended}
     for fetch in with_outcomes(here, lambda each: each.observation):
         observation = fetch.observation
         is_known = not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD
-        if is_known or (observation.is_open_intent and _may_overwrite(fetch.offer)):
-            _take(learning, fetch, commit, spec.evidence, at)
-            if observation.outcome is Outcome.SERVED or _is_sent_by_mirror(observation):
+        # A boot that is served at each request and writes disks leaves them unknown, perhaps served or surely.
+        may_overwrite = fetch.offer.phase is Phase.MAINTENANCE and fetch.offer.writes_disk and not fetch.offer.once
+        if is_known or (observation.is_open_intent and may_overwrite):
+            _take(learning, fetch, commit, spec.evidence)
+            is_sent_by_mirror = not (observation.server or observation.is_open_intent or observation.is_report)
+            if observation.outcome is Outcome.SERVED or is_sent_by_mirror:
                 record_served(learning, fetch.offer)
         elif _uses_up(fetch):
-            record_intent(learning, fetch.offer, observation, at, is_early=observation.intent not in ids)
+            record_intent(learning, fetch.offer, observation, is_early=observation.intent not in ids)
 
 
 def _is_by_a_monitor(observation: Observation, monitors: Networks) -> bool:
     """Return whether a monitor asked, and not a machine. What a mirror sent to a loader there counts all the same."""
     is_boot_by_mirror = not observation.server and not observation.is_open_intent
     return not is_boot_by_mirror and _is_in(observation.client, monitors)
-
-
-def _is_sent_by_mirror(observation: Observation) -> bool:
-    """Return whether a mirror has sent a boot, or its user data, to a machine."""
-    return not observation.server and not observation.is_open_intent and not observation.is_report
 
 
 def _by_a_named_client(fetch: Fetch, clients: Networks) -> Fetch:
@@ -117,78 +113,59 @@ def _uses_up(fetch: Fetch) -> bool:
     return fetch.offer.once and fetch.offer.writes_disk
 
 
-def _may_overwrite(offer: Offer) -> bool:
-    """Whether a boot that is served at each request writes disks: it leaves them unknown, perhaps served or surely."""
-    return offer.phase is Phase.MAINTENANCE and offer.writes_disk and not offer.once
-
-
-def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence, at: datetime) -> None:
+def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence) -> None:
     offer, observation = fetch.offer, fetch.observation
     if offer.key == DISK_BOOT:
-        record_disk_boot(learning, offer, observation, at)
+        record_disk_boot(learning, offer, observation)
         return
     machine = commit.machines.get(offer.uuid)
     has_bmc = machine is not None and machine.bmc is not None
     if observation.is_report or observation.is_failure:
         before = learning.record(offer.uuid)
         if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
-            _take_report(learning, fetch, at)
+            if observation.is_failure:
+                record_step(learning, offer, observation)
+            else:
+                record_boot(learning, offer, observation.at, "Reported")
         is_overtaken = learning.record(offer.uuid) is before and not fetch.noted
-        if is_overtaken and note_fetch(learning, offer, observation, at):
-            learning.events.append(_changes_nothing(fetch, at))
+        if is_overtaken and note_fetch(learning, offer, observation):
+            said = f"has failed: {observation.log}" if observation.is_failure else "is done"
+            by = f"an installer of {offer.key} ({offer.image})"
+            learning.tell(
+                "ReportOvertaken",
+                f"{offer.server}: {by} says that it {said}; nothing follows",
+                warning=observation.is_failure,
+                server=offer.server,
+                key=offer.key,
+                log=observation.log,
+            )
         return
     if observation.intent is None:
-        note_fetch(learning, offer, observation, at)
+        note_fetch(learning, offer, observation)
     if not observation.is_evidence:
         return
-    asks_bmc = has_bmc and any(map(_is_set_once, learning.overrides_of(offer.uuid)))
+    asks_bmc = has_bmc and any(map(_is_set_once, learning.overrides.of(offer.uuid)))
     if offer.phase is not Phase.MAINTENANCE:
         asks_bmc |= has_bmc and kind is fleet.Evidence.PROGRESS
         if not (asks_bmc and fetch.noted):
-            record_step(learning, offer, observation, at)
+            record_step(learning, offer, observation)
         begin_installation(learning, offer)
-    if asks_bmc:
-        _keep(learning, fetch)
-    else:
-        _prove(learning, offer, observation, kind, at)
+    if not asks_bmc:
+        _prove(learning, offer, observation, kind)
+    elif not fetch.noted and not any(_waits_alike(each, fetch) for each in learning.pending_of(offer.uuid)):
+        learning.note(Pending(learning.noted + 1, observation, offer))  # it is kept until the machine's BMC was read
 
 
-def _take_report(learning: Learning, fetch: Fetch, at: datetime) -> None:
-    if fetch.observation.is_failure:
-        record_step(learning, fetch.offer, fetch.observation, at)
-    else:
-        record_boot(learning, fetch.offer, fetch.observation.at, "Reported", at)
-
-
-def _changes_nothing(fetch: Fetch, at: datetime) -> Event:
-    """What there is to say of an installer's last word that comes too late, or once more."""
-    offer, observation = fetch.offer, fetch.observation
-    said = f"has failed: {observation.log}" if observation.is_failure else "is done"
-    return Event(
-        at=at,
-        type="ReportOvertaken",
-        message=f"{offer.server}: an installer of {offer.key} ({offer.image}) says that it {said}; nothing follows",
-        facts={"server": offer.server, "key": offer.key, "log": observation.log},
-        warning=observation.is_failure,
-    )
-
-
-def _prove(learning: Learning, offer: Offer, observation: Observation, kind: fleet.Evidence, at: datetime) -> str:
+def _prove(learning: Learning, offer: Offer, observation: Observation, kind: fleet.Evidence) -> str:
     """Take a fetch for what it proves of a machine that speaks for itself; return that in a word."""
     if offer.phase is Phase.MAINTENANCE:
         seen = Seen(observation.at, observation.path, observation.client)
-        record_run(learning, offer, seen, "Fetched", at, starts=observation.is_start)
+        record_run(learning, offer, seen, "Fetched", starts=observation.is_start)
     elif kind is fleet.Evidence.FETCHED:
-        complete(learning, offer, "Fetched", at)
+        complete(learning, offer, "Fetched")
     else:
         return "Attempted"
     return "Provisioned"
-
-
-def _keep(learning: Learning, fetch: Fetch) -> None:
-    """Keep it until the machine's BMC was read."""
-    if not fetch.noted and not any(_waits_alike(each, fetch) for each in learning.pending_of(fetch.offer.uuid)):
-        learning.note(Pending(learning.noted + 1, fetch.observation, fetch.offer))
 
 
 def _waits_alike(pending: Pending, fetch: Fetch) -> bool:
@@ -202,12 +179,12 @@ def _waits_alike(pending: Pending, fetch: Fetch) -> bool:
     return (before.path, before.client, pending.offer.plan) == (now.path, now.client, fetch.offer.plan)
 
 
-def trust_unasked(learning: Learning, unasked: Iterable[SystemUuid], commit: Commit, at: datetime) -> None:
+def trust_unasked(learning: Learning, unasked: Iterable[SystemUuid], commit: Commit) -> None:
     """Take the word of machines whose BMCs nobody asks any more: nothing of gitboot's stands there."""
     kind = commit.fleet.provisioning.evidence
     for uuid in sorted(unasked):
         for pending in learning.pending_of(uuid):
-            learning.judge(pending, _prove(learning, pending.offer, pending.observation, kind, at))
+            learning.judge(pending, _prove(learning, pending.offer, pending.observation, kind))
 
 
 # Readings of a BMC
@@ -227,47 +204,47 @@ def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Eviden
     return record.consumed_key == plan.key or uuid in knowledge.pending
 
 
-def judge(learning: Learning, reading: Reading, kind: fleet.Evidence, at: datetime) -> bool:
+def judge(learning: Learning, reading: Reading, kind: fleet.Evidence) -> bool:
     """Note what a reading proves; return whether a fetch was judged by it."""
     judged = False
-    _rule_out_serves(learning, reading, at)
+    _rule_out_serves(learning, reading)
     for pending in learning.pending_of(reading.uuid):
         if pending.id in reading.judges:
-            judged |= _judge(learning, pending, reading, kind, at)
+            judged |= _judge(learning, pending, reading, kind)
     if reading.state is not None and reading.is_own:
-        _judge_off(learning, reading.state, reading.observed, at)
+        _judge_off(learning, reading.state, reading.observed)
     if reading.state is not None and not judged:
-        _judge_consumed(learning, reading.state, reading.number, at)
+        _judge_consumed(learning, reading.state, reading.number)
     if reading.state is not None and kind is fleet.Evidence.PROGRESS:
-        _judge_progress(learning, reading.state, reading, at)
+        _judge_progress(learning, reading.state, reading)
     return judged
 
 
-def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.Evidence, at: datetime) -> bool:
+def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.Evidence) -> bool:
     observation, offer, seen = pending.observation, pending.offer, reading.observed
-    records = learning.overrides_of(reading.uuid)
+    records = learning.overrides.of(reading.uuid)
     if any(_rules_out(record, observation.at, seen) for record in records):
-        learning.events.append(_ignored(offer.server, observation.path, observation.client, at))
+        _tell_ignored(learning, offer.server, observation.path, observation.client)
         record_taken_back(learning, offer, observation)
         learning.judge(pending, "Ignored")
     elif offer.phase is Phase.MAINTENANCE or kind is not fleet.Evidence.PROGRESS:
         if offer.phase is not Phase.MAINTENANCE:  # an earlier fetch may have been taken back, and it with that
-            record_step(learning, offer, observation, at)
-        learning.judge(pending, _prove(learning, offer, observation, kind, at))
+            record_step(learning, offer, observation)
+        learning.judge(pending, _prove(learning, offer, observation, kind))
     elif pending.marks is None:  # it is being installed: set now, it would be once more
         learning.note(pending._replace(marks=seen.marks))
-        note_consumed(learning, reading.uuid, offer.server, offer.key, at)
+        note_consumed(learning, reading.uuid, offer.server, offer.key, learning.at)
     else:
         return False
     return True
 
 
-def _rule_out_serves(learning: Learning, reading: Reading, at: datetime) -> None:
+def _rule_out_serves(learning: Learning, reading: Reading) -> None:
     """Drop the intents without an outcome by clients that cannot be the machine, and offer its boot anew."""
     record, state = learning.record(reading.uuid), reading.state
     if record is None or state is None:
         return
-    overrides = learning.overrides_of(reading.uuid)
+    overrides = learning.overrides.of(reading.uuid)
     ruled_out = [
         each
         for each in record.unknown_serves
@@ -278,15 +255,16 @@ def _rule_out_serves(learning: Learning, reading: Reading, at: datetime) -> None
     kept = tuple(each for each in record.unknown_serves if each not in ruled_out)
     name, number = state.decision.server, learning.decide()
     learning.write_record(reading.uuid, name, replace(record, unknown_serves=kept, taken_back=number))
-    learning.events += (_ignored(name, each.seen.path, each.seen.client, at) for each in ruled_out)
+    for each in ruled_out:
+        _tell_ignored(learning, name, each.seen.path, each.seen.client)
 
 
-def _ignored(server: str, path: str, client: str, at: datetime) -> Event:
+def _tell_ignored(learning: Learning, server: str, path: str, client: str) -> None:
     message = f"{server}: {client} fetched {path}, but the override still stands: another client"
-    return Event(at=at, type="FetchIgnored", message=message, facts={"server": server, "client": client})
+    learning.tell("FetchIgnored", message, server=server, client=client)
 
 
-def _judge_off(learning: Learning, state: ServerState, seen: Observed, at: datetime) -> None:
+def _judge_off(learning: Learning, state: ServerState, seen: Observed) -> None:
     """The machine is off: what waits for that is offered from now on."""
     plan, policy, record = state.plan, state.decision.policy, learning.record(state.decision.uuid)
     if plan is None or plan.cause is not Cause.RUNS or policy is None or record is None or seen.power != "Off":
@@ -295,11 +273,10 @@ def _judge_off(learning: Learning, state: ServerState, seen: Observed, at: datet
     if released != record.released:
         name = state.decision.server
         learning.write_record(state.decision.uuid, name, replace(record, released=released))
-        message = f"{name} is off: it is provisioned at its next boot"
-        learning.events.append(Event(at=at, type="SeenOff", message=message, facts={"server": name}))
+        learning.tell("SeenOff", f"{name} is off: it is provisioned at its next boot", server=name)
 
 
-def _judge_consumed(learning: Learning, state: ServerState, number: int, at: datetime) -> None:
+def _judge_consumed(learning: Learning, state: ServerState, number: int) -> None:
     """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look.
 
     Where DHCP names the loader, that would have asked for the machine's entry. What another instance has set is that
@@ -308,32 +285,32 @@ def _judge_consumed(learning: Learning, state: ServerState, number: int, at: dat
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.boot is None or (offer := offer_of(state.decision, plan, state.record)) is None:
         return
-    own = next((each for each in learning.overrides_of(uuid) if each.reason == offer.key), None)
+    own = next((each for each in learning.overrides.of(uuid) if each.reason == offer.key), None)
     if own is not None and own.state is State.SET_BY_ANOTHER:
-        leave_to_another(learning, offer, at)
+        leave_to_another(learning, offer)
     if own is None or own.state not in (State.CONSUMED, State.LOST):
         return
     if own.state is State.CONSUMED and not fetches(plan.boot) and not own.override.leaves_it_to_dhcp:
-        record_consumed(learning, replace(offer, number=number), at)
+        record_consumed(learning, replace(offer, number=number))
     elif plan.phase is Phase.NETWORK:
-        note_consumed(learning, uuid, state.decision.server, offer.key, at)
+        note_consumed(learning, uuid, state.decision.server, offer.key, learning.at)
 
 
-def _judge_progress(learning: Learning, state: ServerState, reading: Reading, at: datetime) -> None:
+def _judge_progress(learning: Learning, state: ServerState, reading: Reading) -> None:
     """The machine runs its system, and has come up since the boot was set or fetched."""
     plan, uuid, seen = state.plan, state.decision.uuid, reading.observed
     if plan is None or plan.key is None or not seen.runs_os:
         return
     if plan.phase is not Phase.NETWORK and plan.cause not in WAITING:
         return
-    own = [each for each in learning.overrides_of(uuid) if each.reason == plan.key]
-    before = [each.marks for each in own if _was_consumed(each, seen, at)]
+    own = [each for each in learning.overrides.of(uuid) if each.reason == plan.key]
+    before = [each.marks for each in own if _was_consumed(each, seen, learning.at)]
     before += [each.marks for each in learning.pending_of(uuid) if each.marks is not None]
     offer = offer_of(state.decision, plan, state.record)
     if offer is None or offer.boot < offer.boots:
         return
     if any(seen.marks.has_come_up_since(marks) for marks in before):
-        record_boot(learning, replace(offer, number=reading.number), at, "Progress", at)
+        record_boot(learning, replace(offer, number=reading.number), learning.at, "Progress")
         for pending in learning.pending_of(uuid):
             learning.judge(pending, "Provisioned")
 
@@ -370,7 +347,7 @@ def _is_in(client: str, networks: Networks) -> bool:
     return any(address in network for network in networks)
 
 
-def note_fetch(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> bool:
+def note_fetch(learning: Learning, offer: Offer, observation: Observation) -> bool:
     """Count a fetch of a secret, or a report that changes nothing, in its installation; return whether it is new there.
 
     A fetch is new if its address is. All addresses beyond `MOST_ADDRESSES` are new once together. A secret that a new
@@ -385,7 +362,21 @@ def note_fetch(learning: Learning, offer: Offer, observation: Observation, at: d
     fetches, address = before.secrets.get(secret, SecretFetches()), network_of(observation.client)
     is_new = fetches.others is None and not before.has_fetched(address, secret)
     if is_new and not is_report(secret):
-        learning.events.append(_told(offer, secret, fetches, observation, at))
+        number, client = len(fetches.addresses) + 1, observation.client
+        others = f"{number - 1} other {'address has' if number == 2 else 'addresses have'} fetched it"
+        which = f"; {others}" if number > 1 else ""
+        if number > MOST_ADDRESSES:
+            which += ". Fetches by further addresses are only counted"
+        learning.tell(
+            "SecretFetched",
+            f"{offer.server}: {client} fetched {described(secret)} for {_key(offer)}{which}",
+            warning=number > 1,
+            server=offer.server,
+            secret=secret,
+            client=client,
+            key=_key(offer),
+            addresses=number,
+        )
     now = fetches.fetched(address, observation.at, observation.times)
     number = max(before.number, offer.number) if _key(offer) == before.key else before.number
     learning.note_secret_fetches(offer.uuid, replace(before, number=number, secrets={**before.secrets, secret: now}))
@@ -427,20 +418,3 @@ def _is_newer(offer: Offer, before: InstallationFetches) -> bool:
     if _key(offer) == before.key:
         return offer.attempt > before.attempt
     return offer.number > before.number
-
-
-def _told(offer: Offer, secret: str, fetches: SecretFetches, observation: Observation, at: datetime) -> Event:
-    """Return the event for an address that is new."""
-    number, client = len(fetches.addresses) + 1, observation.client
-    which = (
-        "" if number == 1 else f"; {number - 1} other {'address has' if number == 2 else 'addresses have'} fetched it"
-    )
-    if number > MOST_ADDRESSES:
-        which += ". Fetches by further addresses are only counted"
-    return Event(
-        at=at,
-        type="SecretFetched",
-        message=f"{offer.server}: {client} fetched {described(secret)} for {_key(offer)}{which}",
-        facts={"server": offer.server, "secret": secret, "client": client, "key": _key(offer), "addresses": number},
-        warning=number > 1,
-    )

@@ -36,7 +36,7 @@ from gitboot.resolve.install_attempts import (
 )
 from gitboot.resolve.plan_at_time import is_made
 from gitboot.resolve.provisioning_record import FETCH_GRACE, Failure, InstallAttempt, Record, Run, Seen, UnknownServe
-from gitboot.resolve.server_decision import Boot, Decision, PolicyDecision, WithheldBoot
+from gitboot.resolve.server_decision import Boot, Decision, WithheldBoot
 from gitboot.resolve.server_plan import WAITING, BootPlan, Offer, Phase
 from gitboot.review.reinstalls import withheld_boots
 
@@ -468,7 +468,14 @@ def _needs_none(old: Decision | None, new: Decision, knowledge: Knowledge) -> bo
         return False
     if any(not each.is_withheld for each in record.unknown_serves):
         return False
-    return not any(_shows(old.policy, record, each.reason, each.state) for each in knowledge.overrides_of(new.uuid))
+    if old.policy is None:
+        return True
+    key = provision_reason(old.policy, record)
+    overrides = (each for each in knowledge.overrides_of(new.uuid) if each.state not in _PROVEN_UNUSED)
+    return not any(each.reason == key or each.reason.startswith(f"{key}/") for each in overrides)
+
+
+_PROVEN_UNUSED: Final = (State.WITHDRAWN, State.UNSENT)  # the override was not consumed, and does not stand
 
 
 def may_be_unread(accepted: Commit, commit: Commit, machines: Iterable[SystemUuid], knowledge: Knowledge) -> bool:
@@ -482,27 +489,12 @@ def may_be_unread(accepted: Commit, commit: Commit, machines: Iterable[SystemUui
         if offered is None:
             continue
         policy, record = offered.policy, knowledge.record(uuid)
-        is_pending = policy is None or record is None or not _is_done(policy, record)
+        is_done = record is not None and policy is not None and is_provisioned(policy, record)
+        is_pending = not is_done or policy is None or policy.network_boot is NetworkBoot.ALWAYS
         boots = withheld_boots(offered, _decision_of(commit, uuid), commit.revision)
         if any(is_pending or each.maintenance is not None for each in boots):
             return True
     return False
-
-
-def _is_done(policy: PolicyDecision, record: Record) -> bool:
-    """Return whether a policy does not ask for its boot any more."""
-    return policy.network_boot is not NetworkBoot.ALWAYS and is_provisioned(policy, record)
-
-
-def _shows(policy: PolicyDecision | None, record: Record, reason: str, state: State) -> bool:
-    """Return whether an override for the boot that is taken back may have been consumed, or may still stand."""
-    if policy is None or state in _PROVEN_UNUSED:
-        return False
-    key = provision_reason(policy, record)
-    return reason == key or reason.startswith(f"{key}/")
-
-
-_PROVEN_UNUSED: Final = (State.WITHDRAWN, State.UNSENT)
 
 
 def _decision_of(commit: Commit, uuid: SystemUuid) -> Decision | None:
@@ -512,12 +504,9 @@ def _decision_of(commit: Commit, uuid: SystemUuid) -> Decision | None:
 
 def rolled_back(knowledge: Knowledge, servers: Sequence[SystemUuid], number: int) -> Mapping[SystemUuid, int]:
     """Return by which decision the boots of servers were taken back, with ``servers`` by that of ``number``."""
-    return {**dict(_still_rolled_back(knowledge)), **dict.fromkeys(servers, number)}
-
-
-def _still_rolled_back(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, int]]:
-    """Yield those of which no newer offer was met, and no person has said since what is installed."""
-    for uuid, number in knowledge.facts.rolled_back.items():
+    taken_back = {}
+    for uuid, before in knowledge.facts.rolled_back.items():  # unless a newer offer was met, or a person said more
         record = knowledge.records.get(uuid)
-        if record is not None and max(record.offered, record.answered) <= number:
-            yield uuid, number
+        if record is not None and max(record.offered, record.answered) <= before:
+            taken_back[uuid] = before
+    return {**taken_back, **dict.fromkeys(servers, number)}

@@ -18,7 +18,7 @@ from gitboot.controller.bmcs.desired_state import carry_switches
 from gitboot.controller.learn import evidence, ledger_trust, provisioning
 from gitboot.controller.learn.evidence import Reading
 from gitboot.controller.learn.install_boots import rolled_back
-from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge, Learning, News
+from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge, Learning
 from gitboot.controller.learn.provisioning import goes_unseen, rests_on_bmcs
 from gitboot.controller.operator_requests import HeldChanges
 from gitboot.errors import Orders
@@ -80,7 +80,7 @@ class Learnt:
     """What is known now, and what of it is new."""
 
     knowledge: Knowledge
-    news: News
+    news: Learning
     changed: frozenset[SystemUuid]  # of whom a record, an override or an observation is another
     hurried: frozenset[SystemUuid]  # whose BMCs are to be asked now
     judged: frozenset[SystemUuid]  # of whom a fetch was judged by a reading
@@ -88,20 +88,23 @@ class Learnt:
 
 def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     """What is known after ``batch``."""
-    learning = Learning(knowledge)
+    learning = Learning(knowledge, at)
     for uuid, record in batch.written:
         if isinstance(record, SwitchRecord):
             learning.switches.note(uuid, record, stored=True)
         else:
-            learning.note_override(uuid, record, stored=True)
+            learning.overrides.note(uuid, record, stored=True)
     for each in batch.noted:
-        _note_withdrawal(learning, each, at)
+        _note_withdrawal(learning, each)
     if batch.keeping is not None:
-        _forget_old(learning, at)
-        ledger_trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
+        # Once a day, as seen from when the instance was alive before: a clock that leaps ahead makes nothing old.
+        last = learning.facts.heartbeat
+        if last is not None and last.at.date() < at.date():
+            learning.prune_before = last.at - KEPT
+        ledger_trust.beat(learning, batch.keeping, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
     if batch.stoppage is not None:
         operator_requests.obey(learning, batch.stoppage)
-    operator_requests.carry_out(learning, batch.requests, batch.commit, at, batch.held)
+    operator_requests.carry_out(learning, batch.requests, batch.commit, batch.held)
     if batch.caught_up and learning.facts.gap:
         learning.facts = replace(learning.facts, gap=False)
     learning.events += batch.events
@@ -119,16 +122,16 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         provisioning.let_go(learning, batch.moves)
         learning.decide()
     if batch.sightings is not None:
-        _look(learning, batch.sightings, at)
+        _look(learning, batch.sightings)
     if batch.commit is not None:
-        _learn_of(learning, batch, batch.commit, at)
+        _learn_of(learning, batch, batch.commit)
     unseen = learning.unseen ^ knowledge.unseen
-    if batch.keeping is not None and not learning.news(at).is_nothing:
-        ledger_trust.refresh(learning, at, batch.up)
+    if batch.keeping is not None and not learning.is_nothing:
+        ledger_trust.refresh(learning, batch.up)
     changed = {
         *learning.new_records,
         *learning.dropped,
-        *learning.new_overrides,
+        *learning.overrides.new,
         *learning.new_pending,
         *learning.switches.new,
         *unseen,
@@ -137,20 +140,20 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         changed |= learning.known.standing | learning.machines.keys()
     return Learnt(
         knowledge=learning.finished(),
-        news=learning.news(at),
+        news=learning,
         changed=frozenset(changed),
         hurried=frozenset(learning.hurried),
         judged=frozenset(learning.judged),
     )
 
 
-def _note_withdrawal(learning: Learning, noted: Withdrawal, at: datetime) -> None:
+def _note_withdrawal(learning: Learning, noted: Withdrawal) -> None:
     """Learn of a withdrawal that was noted beside the ledger, unless the override was set or settled since."""
     uuid, record, is_left = noted
-    known = next((each for each in learning.overrides_of(uuid) if each.reason == record.reason), None)
+    known = next((each for each in learning.overrides.of(uuid) if each.reason == record.reason), None)
     if known is None or not known.is_ended_by(record):
         return
-    learning.note_override(uuid, record)
+    learning.overrides.note(uuid, record)
     if not is_left:
         return  # the result of its job becomes an event
     machine = learning.known.machines.get(uuid)
@@ -159,62 +162,47 @@ def _note_withdrawal(learning: Learning, noted: Withdrawal, at: datetime) -> Non
         f"{name}: the instance noted before it ended that {record.override.enabled} {record.override.target} for "
         f"{record.reason} is {record.state}"
     )
-    facts = {"server": name, "reason": record.reason, "plan": record.plan_digest}
-    learning.events.append(Event(at=at, type=f"Override{record.state}", message=message, facts=facts))
+    type = f"Override{record.state}"
+    learning.tell(type, message, server=name, reason=record.reason, plan=record.plan_digest)
 
 
-def _forget_old(learning: Learning, at: datetime) -> None:
-    """Once a day forget what was offered and fetched long ago: as seen from when the instance was alive before.
-
-    So a clock that leaps ahead makes nothing of it old.
-    """
-    last = learning.facts.heartbeat
-    if last is not None and last.at.date() < at.date():
-        learning.prune_before = last.at - KEPT
-
-
-def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) -> None:
+def _learn_of(learning: Learning, batch: Batch, commit: Commit) -> None:
     """Learn of the machines of a commit; what was fetched before a start is evidence of what was offered then."""
     if learning.settled != commit.revision:
-        provisioning.settle(learning, commit, batch.changed, batch.begun, batch.introduced, at, left=batch.left)
+        provisioning.settle(learning, commit, batch.changed, batch.begun, batch.introduced, left=batch.left)
     kind = commit.fleet.provisioning.evidence
     for uuid, pinned in batch.pins:
         learning.pin(uuid, pinned)
     for reading in batch.readings:
-        if evidence.judge(learning, reading, kind, at):
+        if evidence.judge(learning, reading, kind):
             learning.judged.add(reading.uuid)
-    evidence.trust_unasked(learning, batch.unasked, commit, at)
-    evidence.take(learning, batch.fetched, commit, at)
-    provisioning.doubt_given(learning, commit, batch.given, at)
+    evidence.trust_unasked(learning, batch.unasked, commit)
+    evidence.take(learning, batch.fetched, commit)
+    provisioning.doubt_given(learning, commit, batch.given)
     provisioning.carry(learning, commit, batch.changed)
     carry_switches(learning, commit, batch.changed)
     if batch.changed and learning.known_pairs:  # who is asked for nothing any more is a stranger when it comes back
-        learning.known_pairs &= _pairs_in_use(learning, commit)
+        uuids = learning.known.overrides.keys() | learning.overrides.new.keys()
+        standing = (each.bmc for uuid in uuids for each in learning.overrides.of(uuid) if each.stays_behind)
+        described = (machine.bmc for machine in commit.machines.values())
+        learning.known_pairs &= {pair_of(bmc) for bmc in (*described, *standing) if bmc is not None}
     learning.taken = batch.taken
     learning.unseen = _unseen(learning, commit, batch.changed)
 
 
-def _look(learning: Learning, sightings: Mapping[BootFile, Sighting], at: datetime) -> None:
+def _look(learning: Learning, sightings: Mapping[BootFile, Sighting]) -> None:
     """Learn what was seen of artifacts; what is not looked at any more has not come back."""
     before = learning.sightings or {}
     if sightings is learning.sightings:
         return
     for file, now in sightings.items():
         was_absent = file in before and before[file].is_absent
-        facts = {"url": file.url, "sha256": file.sha256}
         if now.is_absent and not was_absent:
             message = f"{file.url}: {now.message}; what boots by it is not offered until it is there"
-            learning.events.append(Event(at=at, type="ArtifactMissing", message=message, facts=facts, warning=True))
+            learning.tell("ArtifactMissing", message, warning=True, url=file.url, sha256=file.sha256)
         elif was_absent and not now.is_absent:
-            learning.events.append(Event(at=at, type="ArtifactFound", message=f"{file.url} is there", facts=facts))
+            learning.tell("ArtifactFound", f"{file.url} is there", url=file.url, sha256=file.sha256)
     learning.sightings = sightings
-
-
-def _pairs_in_use(learning: Learning, commit: Commit) -> frozenset[Pair]:
-    uuids = learning.known.overrides.keys() | learning.new_overrides.keys()
-    standing = (each.bmc for uuid in uuids for each in learning.overrides_of(uuid) if each.stays_behind)
-    described = (machine.bmc for machine in commit.machines.values())
-    return frozenset(pair_of(bmc) for bmc in (*described, *standing) if bmc is not None)
 
 
 def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
@@ -224,12 +212,12 @@ def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> fro
     sets = commit.ledger is not None or not rests_on_bmcs(kind, observes=observes)
     uuids = {machine.uuid for machine in commit.named(changed)} | learning.new_records.keys()
     if not sets:
-        uuids |= learning.new_overrides.keys()
+        uuids |= learning.overrides.new.keys()
     if sets is not learning.sets_bmcs:  # the Fleet names a ledger now, or none any more
         uuids, learning.sets_bmcs = {*commit.machines, *learning.unseen}, sets
     for uuid in uuids & commit.machines.keys():
         machine = commit.machines[uuid]
-        is_set = sets or any(each.state.is_open for each in learning.overrides_of(uuid))
+        is_set = sets or any(each.state.is_open for each in learning.overrides.of(uuid))
         record, decision = learning.record(uuid), servers[machine.name]
         if goes_unseen(decision, machine, record, kind, observes=observes, sets=is_set):
             found.add(uuid)

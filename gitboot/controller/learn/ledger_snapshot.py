@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from gitboot.artifacts.availability import Presence, Sighting, is_withheld
 from gitboot.bmc.credentials import Pair
@@ -94,78 +95,39 @@ class Knowledge:
         return self.facts.initialised is not None and self.facts.doubt is None and self.facts.foreign is None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class News:
-    """What is new after a batch, as the ledger stores it: all of it in one transaction."""
-
-    at: datetime
-    facts_before: Facts
-    facts: Facts
-    forgotten: bool  # nothing that was recorded before counts
-    records: Mapping[SystemUuid, tuple[str, Record]]  # with the server's name
-    dropped: tuple[SystemUuid, ...]  # whose records count no more
-    machines: tuple[Machine, ...]
-    departed: tuple[Machine, ...]  # that another site had, and nobody has
-    gone: tuple[SystemUuid, ...]
-    lost_before: frozenset[LostIdentity]
-    lost: frozenset[LostIdentity]
-    overrides: tuple[tuple[SystemUuid, OverrideRecord], ...]
-    switches: tuple[tuple[SystemUuid, SwitchRecord], ...]
-    pins: Mapping[SystemUuid, Pinned]
-    secret_fetches: Mapping[SystemUuid, InstallationFetches | None]  # None: of an installation that is over
-    known_pairs: frozenset[Pair] | None  # None: as before
-    pending: tuple[Pending, ...]  # noted now, or with marks now
-    verdicts: Mapping[int, str]  # by the number of an observation
-    approved: tuple[Approval, ...]
-    used_up: tuple[str, ...]  # the digests of the changes that were accepted
-    met: frozenset[str]  # acknowledgements that do not count again
-    outcomes: tuple[tuple[Request, str], ...]
-    events: tuple[Event, ...]
-    taken: Mapping[str, int] | None  # None: as before
-    prune_before: datetime | None
-    sightings: Mapping[BootFile, Sighting] | None  # None: as before
-
-    @property
-    def is_nothing(self) -> bool:
-        lists: Iterable[Collection[object]] = (
-            *(self.records, self.machines, self.gone, self.overrides, self.pins, self.pending, self.verdicts),
-            *(self.approved, self.met, self.outcomes, self.events, self.switches, self.dropped, self.departed),
-            self.secret_fetches,
-        )
-        singles = (
-            *(self.forgotten, self.used_up, self.prune_before, self.taken is not None),
-            *(self.known_pairs is not None, self.lost != self.lost_before, self.sightings is not None),
-        )
-        return not (any(lists) or any(singles) or self.facts != self.facts_before)
+R = TypeVar("R", OverrideRecord, SwitchRecord)
 
 
-class LearntSwitches:
-    """What is new of how machines were switched, over what was known."""
+class LearntRecords(Generic[R]):
+    """What is new of the overrides or the switches of servers, by reason, over what was known."""
 
-    def __init__(self, known: Mapping[SystemUuid, Mapping[str, SwitchRecord]]) -> None:
-        self._known = known
-        self.new: dict[SystemUuid, dict[str, SwitchRecord]] = {}
-        self.unstored: dict[tuple[SystemUuid, str], SwitchRecord] = {}  # of them, those to be written
+    def __init__(self, known: Mapping[SystemUuid, Mapping[str, R]]) -> None:
+        self._known: Mapping[SystemUuid, Mapping[str, R]] = known
+        self.new: dict[SystemUuid, dict[str, R]] = {}
+        self.unstored: dict[tuple[SystemUuid, str], R] = {}  # of them, those that the ledger does not have
 
-    def of(self, uuid: SystemUuid) -> tuple[SwitchRecord, ...]:
+    def of(self, uuid: SystemUuid) -> tuple[R, ...]:
         return tuple(self.new.get(uuid, self._known.get(uuid, {})).values())
 
-    def note(self, uuid: SystemUuid, record: SwitchRecord, *, stored: bool = False) -> None:
-        """Know of a switch; ``stored``: it stands in the ledger already."""
+    def note(self, uuid: SystemUuid, record: R, *, stored: bool = False) -> None:
+        """Learn of a record; ``stored``: the ledger has it already."""
         kept = {**self.new.get(uuid, self._known.get(uuid, {})), record.reason: record}
         self.new[uuid] = dict(sorted(kept.items()))
         if not stored:
             self.unstored[uuid, record.reason] = record
 
+    def over_known(self) -> Mapping[SystemUuid, Mapping[str, R]]:
+        return replaced(self._known, self.new) if self.new else self._known
+
 
 class Learning:
-    """Knowledge while a batch is learned: what is new lies over what was known, and is put together once, at the end.
+    """Knowledge while a batch is learned at an instant, and what of it is new, as the ledger stores it.
 
-    It lives as long as one call of `learn`, which is pure by it: nothing outside sees it change.
+    What is new lies over what was known, and is put together once, at the end. Only one call of `learn` changes it.
     """
 
-    def __init__(self, known: Knowledge) -> None:
-        self.known = known  # as it was before
+    def __init__(self, known: Knowledge, at: datetime) -> None:
+        self.known, self.at = known, at  # ``known`` as it was before
         self.facts = known.facts
         self.settled = known.settled
         self.unseen = known.unseen
@@ -189,14 +151,13 @@ class Learning:
         self.sightings, self.claims = known.sightings, known.claims
         self.forgotten = False  # whether nothing that was recorded before counts
         self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
-        self.new_overrides: dict[SystemUuid, dict[str, OverrideRecord]] = {}
-        self.switches = LearntSwitches(known.switches)
+        self.overrides = LearntRecords(known.overrides)
+        self.switches = LearntRecords(known.switches)
         self.new_pins: dict[SystemUuid, Pinned] = {}
         self.new_pending: dict[SystemUuid, tuple[Pending, ...]] = {}
         self.new_secret_fetches: dict[SystemUuid, InstallationFetches | None] = {}
-        self._stored: dict[tuple[SystemUuid, str], OverrideRecord] = {}  # of the new overrides, those to be written
-        self._noted: dict[int, Pending] = {}
-        self._verdicts: dict[int, str] = {}
+        self.new_observations: dict[int, Pending] = {}  # noted now, or with marks now
+        self.verdicts: dict[int, str] = {}  # by the number of an observation
 
     def record(self, uuid: SystemUuid) -> Record | None:
         """What is recorded of a server, whether plans go by it or not."""
@@ -204,23 +165,21 @@ class Learning:
             return self.new_records[uuid][1]
         return None if self.forgotten or uuid in self.dropped else self.known.records.get(uuid)
 
+    def settled_record(self, uuid: SystemUuid) -> Record | None:
+        """What is recorded of a server; None while nothing is known of any server."""
+        return self.record(uuid) if self.settled is not None else None
+
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
         self.new_records[uuid] = server, record
+
+    def tell(self, type: str, message: str, *, warning: bool = False, **facts: Any) -> None:
+        """Note an event of this instant."""
+        self.events.append(Event(at=self.at, type=type, message=message, facts=facts, warning=warning))
 
     def decide(self) -> int:
         """Count a decision; return its number. Evidence of what was offered before it has a lower one."""
         self.facts = replace(self.facts, sequence=self.facts.sequence + 1)
         return self.facts.sequence
-
-    def overrides_of(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
-        return tuple(self.new_overrides.get(uuid, self.known.overrides.get(uuid, {})).values())
-
-    def note_override(self, uuid: SystemUuid, record: OverrideRecord, *, stored: bool = False) -> None:
-        """Know of an override; ``stored``: it stands in the ledger already."""
-        kept = {**self.new_overrides.get(uuid, self.known.overrides.get(uuid, {})), record.reason: record}
-        self.new_overrides[uuid] = dict(sorted(kept.items()))
-        if not stored:
-            self._stored[uuid, record.reason] = record
 
     def pinned(self, uuid: SystemUuid) -> Pinned | None:
         """What a machine's BMC showed of it."""
@@ -249,14 +208,14 @@ class Learning:
         uuid = pending.offer.uuid
         others = tuple(each for each in self.pending_of(uuid) if each.id != pending.id)
         self.new_pending[uuid] = tuple(sorted((*others, pending), key=lambda each: each.id))
-        self._noted[pending.id] = pending
+        self.new_observations[pending.id] = pending
         self.noted = max(self.noted, pending.id)
 
     def judge(self, pending: Pending, verdict: str) -> None:
         """Note what came of an observation, in a word."""
         uuid = pending.offer.uuid
         self.new_pending[uuid] = tuple(each for each in self.pending_of(uuid) if each.id != pending.id)
-        self._verdicts[pending.id] = verdict
+        self.verdicts[pending.id] = verdict
 
     def finished(self) -> Knowledge:
         """What is known now."""
@@ -265,10 +224,18 @@ class Learning:
         if self.new_records or self.dropped:
             new = {uuid: record for uuid, (_, record) in self.new_records.items()}
             records = replaced(records, new, self.dropped.difference(new).intersection(records))
-        judged = [uuid for uuid, each in self.new_pending.items() if not each]
+        judged = [uuid for uuid, waiting in self.new_pending.items() if not waiting]
         standing = known.standing
         if self.machines or self.gone:
             standing = (standing | self.machines.keys()) - self.gone
+        secret_fetches = known.secret_fetches
+        if self.new_secret_fetches:
+            fetched = {uuid: each for uuid, each in self.new_secret_fetches.items() if each is not None}
+            secret_fetches = replaced(secret_fetches, fetched, self.new_secret_fetches.keys() - fetched.keys())
+        approvals = dict(known.approvals)
+        for each in self.approved:
+            approvals[each.digest] = {**approvals.get(each.digest, {}), **dict.fromkeys(each.guards, each.by)}
+        machines = {**self.departed, **self.machines}
         return replace(
             known,
             facts=self.facts,
@@ -276,83 +243,49 @@ class Learning:
             records=records,
             unseen=self.unseen,
             sets_bmcs=self.sets_bmcs,
-            machines=replaced(known.machines, machines)
-            if (machines := {**self.departed, **self.machines})
-            else known.machines,
+            machines=replaced(known.machines, machines) if machines else known.machines,
             standing=standing,
             lost=self.lost,
-            overrides=replaced(known.overrides, self.new_overrides) if self.new_overrides else known.overrides,
-            switches=replaced(known.switches, self.switches.new) if self.switches.new else known.switches,
+            overrides=self.overrides.over_known(),
+            switches=self.switches.over_known(),
             pins=replaced(known.pins, self.new_pins) if self.new_pins else known.pins,
             known_pairs=self.known_pairs,
             pending=replaced(known.pending, self.new_pending, judged) if self.new_pending else known.pending,
-            secret_fetches=self._secret_fetches(),
+            secret_fetches=secret_fetches,
             noted=self.noted,
             sightings=self.sightings,
             claims=self.claims,
-            approvals=_approvals(known.approvals, self.approved, self.used_up),
+            approvals={digest: guards for digest, guards in approvals.items() if digest not in self.used_up},
             met=known.met | self.met if self.met else known.met,
             unsearched=known.unsearched if self.facts.searched is None else (),
             taken=known.taken if self.taken is None else self.taken,
         )
 
-    def _secret_fetches(self) -> Mapping[SystemUuid, InstallationFetches]:
-        if not self.new_secret_fetches:
-            return self.known.secret_fetches
-        new = {uuid: each for uuid, each in self.new_secret_fetches.items() if each is not None}
-        return replaced(self.known.secret_fetches, new, self.new_secret_fetches.keys() - new.keys())
-
-    def _sees_otherwise(self) -> bool:
-        """Return whether the ledger is to store other sightings."""
-        before, now = self.known.sightings, self.sightings
-        return now is not before and _presences(now) != _presences(before)
-
-    def news(self, at: datetime) -> News:
-        """What of it the ledger is to store."""
-        return News(
-            at=at,
-            facts_before=self.known.facts,
-            facts=self.facts,
-            forgotten=self.forgotten,
-            records=self.new_records,
-            dropped=tuple(sorted(self.dropped)),
-            machines=tuple(self.machines.values()),
-            departed=tuple(self.departed.values()),
-            gone=tuple(sorted(self.gone)),
-            lost_before=self.known.lost,
-            lost=self.lost,
-            overrides=tuple((uuid, record) for (uuid, _), record in self._stored.items()),
-            switches=tuple((uuid, record) for (uuid, _), record in self.switches.unstored.items()),
-            pins=self.new_pins,
-            secret_fetches=self.new_secret_fetches,
-            known_pairs=self.known_pairs if self.known_pairs != self.known.known_pairs else None,
-            pending=tuple(self._noted[number] for number in sorted(self._noted)),
-            verdicts=self._verdicts,
-            approved=tuple(self.approved),
-            used_up=self.used_up,
-            met=self.met - self.known.met,
-            outcomes=tuple(self.outcomes),
-            events=tuple(self.events),
-            taken=self.taken if self.taken != self.known.taken else None,
-            prune_before=self.prune_before,
-            sightings=self.sightings if self._sees_otherwise() else None,
+    @property
+    def sees_otherwise(self) -> bool:
+        """Whether the ledger is to store other sightings."""
+        if self.sightings is self.known.sightings:
+            return False
+        before, now = (
+            {file: (each.presence, each.message) for file, each in found if each.presence is not Presence.UNKNOWN}
+            for found in ((self.known.sightings or {}).items(), (self.sightings or {}).items())
         )
+        return before != now
 
-
-def _presences(sightings: Mapping[BootFile, Sighting] | None) -> dict[BootFile, tuple[Presence, str]]:
-    """Return what the ledger stores of sightings."""
-    found = (sightings or {}).items()
-    return {file: (each.presence, each.message) for file, each in found if each.presence is not Presence.UNKNOWN}
-
-
-def _approvals(
-    known: Mapping[str, Mapping[str, str]], new: Iterable[Approval], used_up: Collection[str]
-) -> Mapping[str, Mapping[str, str]]:
-    """The guards that each digest was approved for, and by whom, but for the digests that are accepted now."""
-    found = dict(known)
-    for each in new:
-        found[each.digest] = {**found.get(each.digest, {}), **dict.fromkeys(each.guards, each.by)}
-    return {digest: guards for digest, guards in found.items() if digest not in used_up}
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the ledger has nothing to store."""
+        known = self.known
+        new: Iterable[Collection[object]] = (
+            *(self.new_records, self.dropped, self.machines, self.departed, self.gone, self.overrides.unstored),
+            *(self.switches.unstored, self.new_pins, self.new_secret_fetches, self.new_observations, self.verdicts),
+            *(self.approved, self.used_up, self.met - known.met, self.outcomes, self.events),
+        )
+        is_other = (
+            *(self.forgotten, self.prune_before is not None, self.taken not in (None, known.taken)),
+            *(self.known_pairs != known.known_pairs, self.lost != known.lost, self.facts != known.facts),
+        )
+        return not (any(new) or any(is_other) or self.sees_otherwise)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -373,12 +306,18 @@ def looked_around(
     """
     about = instance_tables.read(store)
     if about.site is not None and about.site != (site or ""):
-        raise UsageError(_of_another_site(about, site))
+        acted = f"--site {about.site}" if about.site else "all sites, without --site"
+        asked = f"--site {site}" if site is not None else "all sites"
+        raise UsageError(
+            f"the ledger {about.identity} has acted for {acted}, and is to act for {asked}: what it has published and "
+            f"set would be withdrawn. Start it for {acted} again; or give another --state and --out, and say there "
+            "what is installed (gitboot records begin, with the ops/records of a published tree)"
+        )
     foreign = owner if owner not in (about.identity, about.heir_of) else None
     now = replace(about, observes=observes, foreign=foreign, output=str(output.absolute()), site=site or "")
     if (now := replace(now, spool=str(spool.absolute()) if spool is not None else None)) != about:
         with store.writing() as tx:
-            instance_tables.note_surroundings(tx, now)
+            instance_tables.write_changed_facts(tx, about, now)
 
 
 def output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
@@ -395,18 +334,8 @@ def output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
         return OPEN
     if not about.closes_output:
         with store.writing() as tx:
-            instance_tables.close_output(tx)
+            instance_tables.write_facts(tx, closes_output=True)
     return closed(number)
-
-
-def _of_another_site(about: Facts, site: str | None) -> str:
-    acted = f"--site {about.site}" if about.site else "all sites, without --site"
-    asked = f"--site {site}" if site is not None else "all sites"
-    return (
-        f"the ledger {about.identity} has acted for {acted}, and is to act for {asked}: what it has published and set "
-        f"would be withdrawn. Start it for {acted} again; or give another --state and --out, and say there what is "
-        "installed (gitboot records begin, with the ops/records of a published tree)"
-    )
 
 
 def known(store: Store) -> Knowledge:
@@ -435,69 +364,44 @@ def known(store: Store) -> Knowledge:
     )
 
 
-def write(store: Store, news: Iterable[News]) -> None:
+def write(store: Store, news: Iterable[Learning]) -> None:
     """Write down all that is new, or nothing of it; raises `LedgerError`."""
     if something := [each for each in news if not each.is_nothing]:
         with store.writing() as tx:
             for each in something:
                 _write(tx, each)
-                if each.sightings is not None:
+                if each.sightings is not None and each.sees_otherwise:
                     lease = store.database.lease
                     instance_tables.store_sightings(tx, each.sightings, lease.place if lease is not None else "")
 
 
-def _write(tx: Transaction, news: News) -> None:
-    _write_facts(tx, news)
-    if news.forgotten:
+def _write(tx: Transaction, new: Learning) -> None:
+    known = new.known
+    instance_tables.write_changed_facts(tx, known.facts, new.facts)
+    instance_tables.use_up(tx, new.used_up)
+    instance_tables.approve(tx, new.approved)
+    instance_tables.add(tx, new.met - known.met)
+    if new.forgotten:
         server_tables.forget(tx)
-    server_tables.drop(tx, news.dropped)
-    server_tables.write_records(tx, [(uuid, server, record) for uuid, (server, record) in news.records.items()])
-    server_tables.write_machines(tx, news.departed, stand=False)
-    server_tables.write_machines(tx, news.machines, gone=news.gone)
-    server_tables.write_lost_identities(tx, news.lost_before, news.lost)
-    server_tables.write_overrides(tx, news.overrides)
-    server_tables.write_switches(tx, news.switches)
-    server_tables.write_pins(tx, news.pins.items())
-    server_tables.write_secret_fetches(tx, news.secret_fetches)
-    if news.known_pairs is not None:
-        server_tables.write_known_bmcs(tx, news.known_pairs)
-    server_tables.note(tx, news.pending)
-    server_tables.judge(tx, news.verdicts)
-    if news.taken is not None:
-        server_tables.take(tx, news.taken)
-    if news.prune_before is not None:
-        server_tables.prune(tx, news.prune_before)
-    instance_tables.carry_out(tx, news.outcomes, news.at)
-    instance_tables.write(tx, news.events)
-
-
-def _write_facts(tx: Transaction, news: News) -> None:
-    before, now = news.facts_before, news.facts
-    if now.initialised is not None and (now.initialised, now.doubt) != (before.initialised, before.doubt):
-        instance_tables.initialise(tx, now.initialised, now.begun)
-    if (now.foreign, now.heir_of) != (before.foreign, before.heir_of):
-        instance_tables.note_surroundings(tx, now)
-    if (now.heartbeat, now.gap, now.clock) != (before.heartbeat, before.gap, before.clock):
-        instance_tables.note_life(tx, now)
-    if now.accepted != before.accepted:
-        instance_tables.accept(tx, now.accepted)
-    if now.sequence != before.sequence:
-        instance_tables.count_decisions(tx, now.sequence)
-    if now.searched != before.searched:
-        instance_tables.search(tx, now.searched)
-    instance_tables.use_up(tx, news.used_up)
-    if now.suspension != before.suspension:
-        instance_tables.suspend(tx, now.suspension)
-    if now.stoppage != before.stoppage:
-        instance_tables.stop(tx, now.stoppage)
-    if now.orders != before.orders:
-        instance_tables.order(tx, now.orders)
-    if now.withheld != before.withheld:
-        instance_tables.withhold(tx, now.withheld)
-    if now.rolled_back != before.rolled_back:
-        instance_tables.roll_back(tx, now.rolled_back)
-    instance_tables.approve(tx, news.approved)
-    instance_tables.add(tx, news.met)
+    server_tables.drop(tx, sorted(new.dropped))
+    server_tables.write_records(tx, [(uuid, server, record) for uuid, (server, record) in new.new_records.items()])
+    server_tables.write_machines(tx, new.departed.values(), stand=False)
+    server_tables.write_machines(tx, new.machines.values(), gone=sorted(new.gone))
+    server_tables.write_lost_identities(tx, known.lost, new.lost)
+    server_tables.write_overrides(tx, [(uuid, each) for (uuid, _), each in new.overrides.unstored.items()])
+    server_tables.write_switches(tx, [(uuid, each) for (uuid, _), each in new.switches.unstored.items()])
+    server_tables.write_pins(tx, new.new_pins.items())
+    server_tables.write_secret_fetches(tx, new.new_secret_fetches)
+    if new.known_pairs != known.known_pairs:
+        server_tables.write_known_bmcs(tx, new.known_pairs)
+    server_tables.note(tx, [new.new_observations[number] for number in sorted(new.new_observations)])
+    server_tables.judge(tx, new.verdicts)
+    if new.taken is not None and new.taken != known.taken:
+        server_tables.take(tx, new.taken)
+    if new.prune_before is not None:
+        server_tables.prune(tx, new.prune_before)
+    instance_tables.carry_out(tx, new.outcomes, new.at)
+    instance_tables.write(tx, new.events)
 
 
 def write_events(store: Store, happened: Sequence[Event]) -> None:
@@ -508,9 +412,30 @@ def write_events(store: Store, happened: Sequence[Event]) -> None:
 
 
 def fetches_of(store: Store, observations: Iterable[Observation], keys: TokenKeys) -> tuple[Fetch, ...]:
-    """What was fetched, but for what nobody offered, and for what means nothing by being made."""
-    found = (_fetch_of(store, each, keys) for each in observations)
-    return tuple(each for each in found if each is not None)
+    """What was fetched, but for what nobody offered, and for what means nothing by being made.
+
+    An endpoint has noted what it gave by the digest of its plan, a mirror by the date of the file. Of what was
+    overtaken an endpoint knows no more than its path. By which name a token was published stays outside: from here on a
+    path has the token itself.
+    """
+    fetches = []
+    for observation in observations:
+        digest, number, name = observation.digest, None, token_in(observation.path)
+        if digest is not None and digest == name:
+            digest = server_tables.token_at(store, observation.path) or digest
+        if digest is None and observation.modified is not None:
+            if (version := server_tables.version(store, observation.path, observation.modified)) is not None:
+                digest, number = version
+            elif name is not None:  # a token says by itself whose it is, also in a tree that another host has made
+                digest = server_tables.token_at(store, observation.path)
+        offer = server_tables.offered(store, digest) if digest is not None else None
+        if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
+            continue
+        offer = replace(offer, number=number if number is not None else offer.number)
+        path = observation.path.replace(name, digest) if name is not None else observation.path
+        seen = replace(observation, path=path, digest=digest, modified=None)
+        fetches.append(Fetch(observation=seen, offer=offer, noted=server_tables.was_noted(store, seen, digest)))
+    return tuple(fetches)
 
 
 def never_offered(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
@@ -519,26 +444,3 @@ def never_offered(store: Store, observations: Iterable[Observation]) -> tuple[Ob
     return tuple(
         each for each in given if each.digest is not None and server_tables.offered(store, each.digest) is None
     )
-
-
-def _fetch_of(store: Store, observation: Observation, keys: TokenKeys) -> Fetch | None:
-    """An endpoint has noted what it gave by the digest of its plan, a mirror by the date of the file.
-
-    Of what was overtaken an endpoint knows no more than its path. By which name a token was published stays outside:
-    from here on a path has the token itself.
-    """
-    digest, number, name = observation.digest, None, token_in(observation.path)
-    if digest is not None and digest == name:
-        digest = server_tables.token_at(store, observation.path) or digest
-    if digest is None and observation.modified is not None:
-        if (version := server_tables.version(store, observation.path, observation.modified)) is not None:
-            digest, number = version
-        elif name is not None:  # a token says by itself whose it is, also in a tree that another host has made
-            digest = server_tables.token_at(store, observation.path)
-    offer = server_tables.offered(store, digest) if digest is not None else None
-    if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
-        return None
-    offer = replace(offer, number=number if number is not None else offer.number)
-    path = observation.path.replace(name, digest) if name is not None else observation.path
-    observation = replace(observation, path=path, digest=digest, modified=None)
-    return Fetch(observation=observation, offer=offer, noted=server_tables.was_noted(store, observation, digest))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -17,8 +17,8 @@ from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Facts, Heartbeat
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.install_attempts import adopted, first_records
-from gitboot.resolve.provisioning_record import CONSUMED_GRACE, FETCH_GRACE, InstallAttempt, Record, UnknownServe, ahead
-from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.resolve.provisioning_record import CONSUMED_GRACE, FETCH_GRACE, Record, Seen, ahead
+from gitboot.resolve.server_decision import Decisions
 from gitboot.system_clock import Keeping, Uptime
 from gitboot.text import count, some
 
@@ -64,7 +64,6 @@ def unkept(about: Facts, keeping: Keeping) -> str | None:
 def beat(
     learning: Learning,
     keeping: Keeping,
-    at: datetime,
     *,
     witnessed: bool,
     turned: bool = False,
@@ -75,97 +74,82 @@ def beat(
     ``witnessed``: something outside STATE and OUTPUT knows the ledger's newest change: they are no older copy.
     ``turned``: a plan turns at this instant, and is not to turn back by a clock that does.
     """
-    _notice_set_back(learning, at, up)
+    _notice_set_back(learning, up)
     about = learning.facts
     if keeping is Keeping.SYNCHRONISED and about.clock != "kept":
         about = replace(about, clock="kept")
     last = about.heartbeat
     if last is None:
-        about = replace(about, heartbeat=Heartbeat(at, up=up))
-    elif (since := at - last.at) >= _BEAT_EVERY:
+        about = replace(about, heartbeat=Heartbeat(learning.at, up=up))
+    elif (since := learning.at - last.at) >= _BEAT_EVERY:
         intervals = (*last.intervals, since)[-_INTERVALS:]
+        usual_s = median(each.total_seconds() for each in last.intervals) if last.intervals else 0
+        is_gap = since > max(_LONGEST_GAP, 3 * timedelta(seconds=usual_s))
         about = replace(
-            about, heartbeat=Heartbeat(at, intervals, up), gap=about.gap or (not witnessed and _is_gap(last, since))
+            about, heartbeat=Heartbeat(learning.at, intervals, up), gap=about.gap or (not witnessed and is_gap)
         )
-    elif at < last.at and learning.known.is_trusted:
-        _close_graces(learning, at, at, is_far=-since > _MOST_BEHIND)
+    elif learning.at < last.at and learning.known.is_trusted:
+        _close_graces(learning, learning.at, is_far=-since > _MOST_BEHIND)
     learning.facts = about
     if witnessed and about.gap:
         learning.facts = replace(about, gap=False)
     if turned:
-        refresh(learning, at, up)
+        refresh(learning, up)
 
 
-def _is_gap(last: Heartbeat, since: timedelta) -> bool:
-    usual = (
-        timedelta(seconds=median(each.total_seconds() for each in last.intervals)) if last.intervals else timedelta()
-    )
-    return since > max(_LONGEST_GAP, 3 * usual)
-
-
-def refresh(learning: Learning, at: datetime, up: Uptime | None = None) -> None:
+def refresh(learning: Learning, up: Uptime | None = None) -> None:
     """Note that something is written at this instant; that costs nothing besides."""
     last = learning.facts.heartbeat
-    if last is not None and at > last.at:
-        learning.facts = replace(learning.facts, heartbeat=last._replace(at=at, up=up))
+    if last is not None and learning.at > last.at:
+        learning.facts = replace(learning.facts, heartbeat=last._replace(at=learning.at, up=up))
 
 
-def accept_clock(learning: Learning, at: datetime) -> None:
+def accept_clock(learning: Learning) -> None:
     """Go by the present clock, as a person says."""
     about = learning.facts
     intervals = about.heartbeat.intervals if about.heartbeat is not None else ()
-    learning.facts = replace(about, heartbeat=Heartbeat(at, intervals), clock="accepted")
+    learning.facts = replace(about, heartbeat=Heartbeat(learning.at, intervals), clock="accepted")
 
 
-def _notice_set_back(learning: Learning, at: datetime, up: Uptime | None) -> None:
+def _notice_set_back(learning: Learning, up: Uptime | None) -> None:
     """Close what was open for a while by a clock that was set back since: the kernel tells how long it has run."""
     last = learning.facts.heartbeat
     if last is None or up is None or last.up is None or not up.boot or last.up.boot != up.boot:
         return
     expected = last.at + timedelta(seconds=up.seconds - last.up.seconds)
-    if expected - at >= FETCH_GRACE and learning.known.is_trusted:
-        _close_graces(learning, at, at - FETCH_GRACE, is_far=False)
-        as_it_is = Uptime(up.boot, up.seconds - (at - last.at).total_seconds())
+    if expected - learning.at >= FETCH_GRACE and learning.known.is_trusted:
+        _close_graces(learning, learning.at - FETCH_GRACE, is_far=False)
+        as_it_is = Uptime(up.boot, up.seconds - (learning.at - last.at).total_seconds())
         learning.facts = replace(learning.facts, heartbeat=last._replace(up=as_it_is))
 
 
-def _close_graces(learning: Learning, at: datetime, since: datetime, *, is_far: bool) -> None:
+def _close_graces(learning: Learning, since: datetime, *, is_far: bool) -> None:
     """Take what is noted as later than ``since`` for just over: nothing opens when the clock gets there again.
 
     How far a clock went back is not known, only how far it is behind. Evidence of what was consumed may still be on its
     way: unless it is far behind, that is waited for.
     """
-    known = learning.known
+    at, known = learning.at, learning.known
+    over = at - FETCH_GRACE
+
+    def seen_before(seen: Seen) -> Seen:
+        return seen._replace(at=over) if seen.at > since else seen
+
     for uuid, record in known.records.items():
-        if (now := _brought_back(record, at, since, is_far=is_far)) != record:
+        fetched, consumed = record.provisioned_at, record.consumed_at
+        is_untouched = consumed is None and not record.attempts  # else the instant is part of what was set or given
+        now = replace(
+            record,
+            provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
+            grace_until=None if fetched is not None and fetched > since else record.grace_until,
+            attempts=tuple(replace(each, boots=tuple(map(seen_before, each.boots))) for each in record.attempts),
+            consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
+            runs={name: made._replace(at=over) if made.at > since else made for name, made in record.runs.items()},
+            unknown_serves=tuple(each._replace(seen=seen_before(each.seen)) for each in record.unknown_serves),
+        )
+        if now != record:
             name = known.machines[uuid].name if uuid in known.machines else uuid
             learning.write_record(uuid, name, now)
-
-
-def _brought_back(record: Record, at: datetime, since: datetime, *, is_far: bool) -> Record:
-    fetched, consumed = record.provisioned_at, record.consumed_at
-    is_untouched = consumed is None and not record.attempts  # else the instant is part of what was set or given
-    runs = {name: made._replace(at=at - FETCH_GRACE) if made.at > since else made for name, made in record.runs.items()}
-    return replace(
-        record,
-        provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
-        grace_until=None if fetched is not None and fetched > since else record.grace_until,
-        attempts=tuple(_attempt_brought_back(each, at, since) for each in record.attempts),
-        consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
-        runs=runs if runs != record.runs else record.runs,
-        unknown_serves=tuple(_serve_brought_back(each, at, since) for each in record.unknown_serves),
-    )
-
-
-def _serve_brought_back(serve: UnknownServe, at: datetime, since: datetime) -> UnknownServe:
-    return serve._replace(seen=serve.seen._replace(at=at - FETCH_GRACE)) if serve.seen.at > since else serve
-
-
-def _attempt_brought_back(attempt: InstallAttempt, at: datetime, since: datetime) -> InstallAttempt:
-    if all(each.at <= since for each in attempt.boots):
-        return attempt
-    boots = tuple(each._replace(at=at - FETCH_GRACE) if each.at > since else each for each in attempt.boots)
-    return replace(attempt, boots=boots)
 
 
 class Beginning(StrEnum):
@@ -198,7 +182,10 @@ def doubt_of(about: Facts, decisions: Decisions) -> str | None:
 
 
 def begin(
-    learning: Learning, commit: Commit, how: Beginning, records: Mapping[SystemUuid, Record], at: datetime
+    learning: Learning,
+    commit: Commit,
+    how: Beginning,
+    records: Mapping[SystemUuid, Record],
 ) -> str:
     """Take a person's word for what is installed; return what that came to. A ledger in no doubt stays as it is.
 
@@ -218,14 +205,18 @@ def begin(
             learning.write_record(uuid, server, record)
     if how is Beginning.ADOPT:
         for each in servers:
-            learning.write_record(each.uuid, each.server, replace(adopted(each, at), offered=number))
+            learning.write_record(each.uuid, each.server, replace(adopted(each, learning.at), offered=number))
     if how is Beginning.RECORDS:
         for uuid, record in records.items():  # one that is not in the fleet now may come back
             said = replace(record, offered=number, answered=0, taken_back=0)  # its own are of another ledger's sequence
             learning.write_record(uuid, names.get(uuid, uuid), said)
-        learning.machines |= _bare(servers)  # who is not in the file stays unknown
+        for each in servers:  # who is not in the file stays unknown
+            bare = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
+            learning.machines[each.uuid] = bare
     heir_of = about.foreign or about.heir_of
-    learning.facts = replace(learning.facts, initialised=how, begun=at, doubt=None, foreign=None, heir_of=heir_of)
+    learning.facts = replace(
+        learning.facts, initialised=how, begun=learning.at, doubt=None, foreign=None, heir_of=heir_of
+    )
     return f"{doubt}: the ledger begins with {_WORDED[how]}"
 
 
@@ -243,7 +234,8 @@ def _check(
         raise UsageError(f"nothing is recorded in this ledger ({doubt}); say adopt, or name a file of exported records")
     lacking: list[SystemUuid] = []
     if how is Beginning.RECORDS:
-        lacking = ahead(known.published, records, lambda uuid: [each.consumed_key for each in _one(records, uuid)])
+        consumed = {uuid: (each.consumed_key,) for uuid, each in records.items()}
+        lacking = ahead(known.published, records, lambda uuid: consumed.get(uuid, ()))
     if how is Beginning.AS_RECORDED:
         lacking = ahead(known.published, known.records, lambda uuid: known.overrides.get(uuid, {}).keys())
     if lacking:
@@ -252,11 +244,3 @@ def _check(
             f"{some([names.get(uuid, uuid) for uuid in lacking])}; take "
             "ops/records of that tree"
         )
-
-
-def _one(records: Mapping[SystemUuid, Record], uuid: SystemUuid) -> Iterable[Record]:
-    return (records[uuid],) if uuid in records else ()
-
-
-def _bare(servers: Iterable[Decision]) -> dict[SystemUuid, Machine]:
-    return {each.uuid: Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None) for each in servers}

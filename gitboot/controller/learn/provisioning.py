@@ -50,10 +50,8 @@ from gitboot.resolve.provisioning_record import (
     CONSUMED_GRACE,
     FETCH_GRACE,
     Failure,
-    InstallAttempt,
     InstallStep,
     Record,
-    Run,
     Seen,
     UnknownServe,
     attempt_facts,
@@ -62,7 +60,6 @@ from gitboot.resolve.provisioning_record import (
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.review.reinstalls import Described, GainedIdentity, Inheritance, gained, lost_by_machine
-from gitboot.status.events import Event
 from gitboot.text import shell_words, some
 
 _MOST_AHEAD: Final = timedelta(seconds=30)  # of an endpoint's clock that is as good as right
@@ -74,7 +71,6 @@ def settle(
     changed: Collection[str],
     begun: Collection[str],
     introduced: Mapping[SystemUuid, int],
-    at: datetime,
     *,
     left: Collection[SystemUuid] | None = None,
 ) -> None:
@@ -93,7 +89,7 @@ def settle(
         return
     back = (commit.machines[uuid].name for uuid in learning.dropped if uuid in commit.machines)
     here = commit.named({*changed, *back})
-    _meet(learning, commit, here, introduced, at)
+    _meet(learning, commit, here, introduced)
     standing = learning.known.standing
     if left is not None:
         learning.gone |= standing.intersection(left)
@@ -101,10 +97,10 @@ def settle(
         learning.gone |= {uuid for uuid in standing if uuid not in commit.machines}
     _adopt_late(learning, decisions, here)
     if decisions.evidence is Evidence.DECLARED:
-        _declare(learning, (decisions.servers[each.name] for each in here), at)
+        _declare(learning, (decisions.servers[each.name] for each in here))
     if decisions.evidence is Evidence.FETCHED:
         written = (commit.machines[uuid].name for uuid in learning.new_records if uuid in commit.machines)
-        _complete_begun(learning, decisions, commit.named({*changed, *begun, *written}), at)
+        _complete_begun(learning, decisions, commit.named({*changed, *begun, *written}))
     if learning.facts.initialised is None:
         learning.facts = replace(learning.facts, initialised="adopt")
     learning.settled = commit.revision
@@ -118,7 +114,7 @@ def let_go(learning: Learning, moves: Moves) -> None:
         learning.new_records.pop(uuid, None)
 
 
-def doubt_given(learning: Learning, commit: Commit, given: Iterable[Observation], at: datetime) -> None:
+def doubt_given(learning: Learning, commit: Commit, given: Iterable[Observation]) -> None:
     """Know nothing of servers that were given a boot which was left out of what a person has said to be installed.
 
     The ledger is an older copy, and has never offered it: they may be installed by it.
@@ -141,14 +137,17 @@ def doubt_given(learning: Learning, commit: Commit, given: Iterable[Observation]
         f"{some(names)}: given a boot that is in neither this ledger nor what it was begun with. Say what is installed "
         f"there with gitboot records set {shell_words(names[0])}"
     )
-    learning.events.append(Event(at=at, type="ServerUnknown", message=message, facts={"servers": names}, warning=True))
+    learning.tell("ServerUnknown", message, warning=True, servers=names)
 
 
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def _meet(
-    learning: Learning, commit: Commit, machines: list[Machine], introduced: Mapping[SystemUuid, int], at: datetime
+    learning: Learning,
+    commit: Commit,
+    machines: list[Machine],
+    introduced: Mapping[SystemUuid, int],
 ) -> None:
     """Note which machines there are, and write the first records of those that are seen for the first time.
 
@@ -158,14 +157,17 @@ def _meet(
     back = learning.dropped
     new = (each for each in machines if each.uuid not in standing or each.uuid in back or each.replaces is not None)
     new = (each for each in new if each.uuid not in learning.machines and learning.record(each.uuid) is None)
-    _begin(learning, commit, list(new), introduced, at)
+    _begin(learning, commit, list(new), introduced)
     learning.machines |= {
         each.uuid: each for each in machines if seen.get(each.uuid) != each or each.uuid not in standing
     }
 
 
 def _begin(
-    learning: Learning, commit: Commit, machines: list[Machine], introduced: Mapping[SystemUuid, int], at: datetime
+    learning: Learning,
+    commit: Commit,
+    machines: list[Machine],
+    introduced: Mapping[SystemUuid, int],
 ) -> None:
     """Write the first records of servers, as far as it is known what is installed."""
     seen = {**learning.known.machines, **learning.departed} if machines else {}
@@ -190,9 +192,7 @@ def _begin(
         message = f"{some(names)}: {why}. Say what is installed there with gitboot records set {shell_words(names[0])}"
         if commit.fleet.has_instances_by_site:
             message += ", or, where another site had it, with gitboot records take-over what that one hands over"
-        learning.events.append(
-            Event(at=at, type="ServerUnknown", message=message, facts={"servers": names}, warning=True)
-        )
+        learning.tell("ServerUnknown", message, warning=True, servers=names)
 
 
 def _adopt_late(learning: Learning, decisions: Decisions, machines: Iterable[Machine]) -> None:
@@ -218,7 +218,7 @@ def _adopt_late(learning: Learning, decisions: Decisions, machines: Iterable[Mac
             learning.write_record(each.uuid, each.server, late)
 
 
-def _declare(learning: Learning, servers: Iterable[Decision], at: datetime) -> None:
+def _declare(learning: Learning, servers: Iterable[Decision]) -> None:
     """Take Git's word, where that is the evidence; each number is taken once."""
     for each in servers:
         record, declared = learning.record(each.uuid), each.declared
@@ -230,7 +230,7 @@ def _declare(learning: Learning, servers: Iterable[Decision], at: datetime) -> N
             adopted(each),
             provision=declared,
             evidence="Declared",
-            provisioned_at=at,
+            provisioned_at=learning.at,
             runs=record.runs if record is not None else {},
             offered=record.offered if record is not None else 0,
             taken_back=record.taken_back if record is not None else 0,
@@ -239,11 +239,10 @@ def _declare(learning: Learning, servers: Iterable[Decision], at: datetime) -> N
         )
         learning.write_record(each.uuid, each.server, now)
         message = f"{each.server}: provision {declared} is provisioned (Declared)"
-        facts = {"server": each.server, "evidence": "Declared"}
-        learning.events.append(Event(at=at, type="Provisioned", message=message, facts=facts))
+        learning.tell("Provisioned", message, server=each.server, evidence="Declared")
 
 
-def _complete_begun(learning: Learning, decisions: Decisions, machines: Iterable[Machine], at: datetime) -> None:
+def _complete_begun(learning: Learning, decisions: Decisions, machines: Iterable[Machine]) -> None:
     """Take for made what has shown all that fetches can show, and waited for another kind of evidence until now."""
     for machine in machines:
         record = learning.record(machine.uuid)
@@ -253,7 +252,7 @@ def _complete_begun(learning: Learning, decisions: Decisions, machines: Iterable
         if attempt_of(decision, record) is None or overtaken_attempt(record) is not None:
             continue
         if (offer := report_of(decision, record)) is not None:
-            complete(learning, replace(offer, number=learning.facts.sequence), "Fetched", at)
+            complete(learning, replace(offer, number=learning.facts.sequence), "Fetched")
 
 
 def carry(learning: Learning, commit: Commit, changed: Collection[str]) -> None:
@@ -270,19 +269,18 @@ def carry(learning: Learning, commit: Commit, changed: Collection[str]) -> None:
 # What makes a server provisioned
 
 
-def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: str, at: datetime) -> None:
+def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: str) -> None:
     """Record that what is wanted was installed by ``made_at``. Twice is as once."""
-    record = learning.record(offer.uuid)
-    if record is None or learning.settled is None:
+    if (record := learning.settled_record(offer.uuid)) is None:
         return
-    now, what = provisioned(offer, record, _by_this_clock(made_at, at), evidence)
+    now, what = provisioned(offer, record, _by_this_clock(made_at, learning.at), evidence)
     if now is not record and offer.number <= learning.facts.rolled_back.get(offer.uuid, -1):
-        _note_overwritten(learning, offer, record, evidence, at)
+        _note_overwritten(learning, offer, record, evidence)
     elif now is not record:
-        _note(learning, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence, at)
+        _note(learning, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence)
 
 
-def _note_overwritten(learning: Learning, offer: Offer, record: Record, evidence: str, at: datetime) -> None:
+def _note_overwritten(learning: Learning, offer: Offer, record: Record, evidence: str) -> None:
     """Record that a boot which a commit took back was made all the same: unknown never installs, a person has to look.
 
     A mirror served it, or its evidence came late: when the commit was accepted, nothing showed that it was fetched.
@@ -293,31 +291,37 @@ def _note_overwritten(learning: Learning, offer: Offer, record: Record, evidence
     now = replace(record, overwritten_by=by, answered=max(offer.number, record.answered))
     what = f"was installed with {by}, which the accepted commit had taken back: its disk is unknown ({evidence})"
     learning.write_record(offer.uuid, offer.server, now)
-    facts = {"server": offer.server, "evidence": evidence, "image": offer.image, "plan": offer.plan}
     message = f"{offer.server}: {what}. Say what is installed there with gitboot records set {offer.server}"
-    learning.events.append(Event(at=at, type="TakenBackBootMade", message=message, facts=facts, warning=True))
+    learning.tell(
+        "TakenBackBootMade",
+        message,
+        warning=True,
+        server=offer.server,
+        evidence=evidence,
+        image=offer.image,
+        plan=offer.plan,
+    )
 
 
-def record_run(learning: Learning, offer: Offer, seen: Seen, evidence: str, at: datetime, *, starts: bool) -> None:
+def record_run(learning: Learning, offer: Offer, seen: Seen, evidence: str, *, starts: bool) -> None:
     """Record that the boot of a maintenance was made, or that its system has started. Twice is as once."""
-    record = learning.record(offer.uuid)
-    if record is None or learning.settled is None:
+    if (record := learning.settled_record(offer.uuid)) is None:
         return
-    seen = seen._replace(at=_by_this_clock(seen.at, at))
+    seen = seen._replace(at=_by_this_clock(seen.at, learning.at))
     now, what = run_made(offer, record, seen)
     if now is not record:
-        _note(learning, offer, now, ("MaintenanceBooted", f"{what} ({evidence})"), evidence, at)
+        _note(learning, offer, now, ("MaintenanceBooted", f"{what} ({evidence})"), evidence)
     if starts:
         begun, what = run_started(offer, now, seen)
         if begun is not now:
-            _note(learning, offer, begun, ("MaintenanceStarted", what), evidence, at)
+            _note(learning, offer, begun, ("MaintenanceStarted", what), evidence)
 
 
-def _note(learning: Learning, offer: Offer, now: Record, said: tuple[str, str], evidence: str, at: datetime) -> None:
+def _note(learning: Learning, offer: Offer, now: Record, said: tuple[str, str], evidence: str) -> None:
     learning.write_record(offer.uuid, offer.server, now)
-    facts = {"server": offer.server, "evidence": evidence, "image": offer.image, "plan": offer.plan}
     type, what = said
-    learning.events.append(Event(at=at, type=type, message=f"{offer.server}: {what}", facts=facts))
+    message = f"{offer.server}: {what}"
+    learning.tell(type, message, server=offer.server, evidence=evidence, image=offer.image, plan=offer.plan)
 
 
 def _by_this_clock(seen: datetime, at: datetime) -> datetime:
@@ -328,35 +332,33 @@ def _by_this_clock(seen: datetime, at: datetime) -> datetime:
     return min(seen, at) if seen - at <= _MOST_AHEAD else at - FETCH_GRACE
 
 
-def record_step(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> None:
+def record_step(learning: Learning, offer: Offer, observation: Observation) -> None:
     """Record that the boot of an installation was given, that it has started, or that it has failed."""
-    record = learning.record(offer.uuid)
-    if record is None or learning.settled is None:
+    if (record := learning.settled_record(offer.uuid)) is None:
         return
-    seen = Seen(_by_this_clock(observation.at, at), observation.path, observation.client)
+    seen = Seen(_by_this_clock(observation.at, learning.at), observation.path, observation.client)
     if observation.is_failure:
         now = failed(offer, record, Failure(seen.at, seen.client, observation.log or ""))
     else:
         now = (started if observation.is_start else attempted)(offer, record, seen)
-    _write_step(learning, offer, now, seen, at)
+    _write_step(learning, offer, now, seen)
 
 
-def record_disk_boot(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> None:
+def record_disk_boot(learning: Learning, offer: Offer, observation: Observation) -> None:
     """Record that a machine has fetched a boot of its disk after an installation was served."""
-    record = learning.record(offer.uuid)
-    if record is None or learning.settled is None or is_past(offer, record):
+    if (record := learning.settled_record(offer.uuid)) is None or is_past(offer, record):
         return
-    seen = Seen(_by_this_clock(observation.at, at), observation.path, observation.client)
+    seen = Seen(_by_this_clock(observation.at, learning.at), observation.path, observation.client)
     if (now := disk_booted(record, seen)) is not record:
         learning.write_record(offer.uuid, offer.server, now)
 
 
-def record_intent(learning: Learning, offer: Offer, observation: Observation, at: datetime, *, is_early: bool) -> None:
+def record_intent(learning: Learning, offer: Offer, observation: Observation, *, is_early: bool) -> None:
     """Record an intent to serve a boot, or that it was withheld; ``is_early``: before its intent was read."""
-    record, intent = learning.record(offer.uuid), observation.intent
-    if record is None or learning.settled is None or intent is None:
+    record, intent = learning.settled_record(offer.uuid), observation.intent
+    if record is None or intent is None:
         return
-    seen = Seen(_by_this_clock(observation.at, at), observation.path, observation.client)
+    seen = Seen(_by_this_clock(observation.at, learning.at), observation.path, observation.client)
     if observation.outcome is Outcome.WITHHELD:
         now = withheld(offer, record, intent, seen, is_early=is_early)
     else:
@@ -372,44 +374,38 @@ def record_served(learning: Learning, offer: Offer) -> None:
         learning.write_record(offer.uuid, offer.server, now)
 
 
-def record_consumed(learning: Learning, offer: Offer, at: datetime) -> None:
+def record_consumed(learning: Learning, offer: Offer) -> None:
     """Record that the boot of what fetches nothing was made: its override was consumed."""
-    record = learning.record(offer.uuid)
-    if record is None or learning.settled is None:
+    if (record := learning.settled_record(offer.uuid)) is None:
         return
-    seen = Seen(at, "", "")
+    seen = Seen(learning.at, "", "")
     if offer.phase is Phase.MAINTENANCE:
-        record_run(learning, offer, seen, "Consumed", at, starts=False)
+        record_run(learning, offer, seen, "Consumed", starts=False)
         return
-    _write_step(learning, offer, attempted(offer, record, seen), seen, at)
-    complete(learning, offer, "Consumed", at)
+    _write_step(learning, offer, attempted(offer, record, seen), seen)
+    complete(learning, offer, "Consumed")
 
 
-def _write_step(learning: Learning, offer: Offer, now: Record, seen: Seen, at: datetime) -> None:
+def _write_step(learning: Learning, offer: Offer, now: Record, seen: Seen) -> None:
     if now is not learning.record(offer.uuid):
         learning.write_record(offer.uuid, offer.server, now)
-        learning.events.append(_told(offer.server, now.attempts[-1], seen, at))
+        attempt = now.attempts[-1]
+        step, which = attempt.step, f"attempt {attempt.number} at {attempt.key}"
+        if step is InstallStep.ATTEMPTED and len(attempt.boots) > 1:
+            which = f"boot {len(attempt.boots)} of {which}"
+        if attempt.failed is not None:
+            what = f"has failed: {attempt.failed}"
+        else:
+            what = f"{'was given' if step is InstallStep.ATTEMPTED else 'has started'}: {seen}"
+        message, is_failed = f"{offer.server}: {which} {what}", attempt.failed is not None
+        learning.tell(str(step), message, warning=is_failed, server=offer.server, **attempt_facts(attempt))
 
 
-def _told(server: str, attempt: InstallAttempt, seen: Seen, at: datetime) -> Event:
-    """What there is to say of the step that an attempt has come to."""
-    step, which = attempt.step, f"attempt {attempt.number} at {attempt.key}"
-    if step is InstallStep.ATTEMPTED and len(attempt.boots) > 1:
-        which = f"boot {len(attempt.boots)} of {which}"
-    facts = {"server": server, **attempt_facts(attempt)}
-    if attempt.failed is not None:
-        message = f"{server}: {which} has failed: {attempt.failed}"
-    else:
-        what = "was given" if step is InstallStep.ATTEMPTED else "has started"
-        message = f"{server}: {which} {what}: {seen}"
-    return Event(at=at, type=str(step), message=message, facts=facts, warning=attempt.failed is not None)
-
-
-def complete(learning: Learning, offer: Offer, evidence: str, at: datetime) -> None:
+def complete(learning: Learning, offer: Offer, evidence: str) -> None:
     """Take an installation for made if nothing more of it can be seen by what is fetched, or by its BMC."""
     record = learning.record(offer.uuid)
     if record is not None and is_complete(offer, record):
-        record_boot(learning, offer, record.attempts[-1].last_seen.at, evidence, at)
+        record_boot(learning, offer, record.attempts[-1].last_seen.at, evidence)
 
 
 def record_taken_back(learning: Learning, offer: Offer, observation: Observation) -> None:
@@ -427,17 +423,17 @@ def record_taken_back(learning: Learning, offer: Offer, observation: Observation
 
 def note_consumed(learning: Learning, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
     """Record that the override for a key was consumed, and that no evidence has followed yet."""
-    record = learning.record(uuid)
-    if record is not None and learning.settled is not None and record.consumed_key != key:
+    record = learning.settled_record(uuid)
+    if record is not None and record.consumed_key != key:
         learning.write_record(uuid, server, replace(record, consumed_at=at, consumed_key=key))
 
 
-def leave_to_another(learning: Learning, offer: Offer, at: datetime) -> None:
+def leave_to_another(learning: Learning, offer: Offer) -> None:
     """Record that another instance has set the override for a boot: it counts as made long enough ago to be over."""
     if offer.phase is Phase.MAINTENANCE:
-        record_run(learning, offer, Seen(at - FETCH_GRACE, "", ""), "SetByAnother", at, starts=False)
+        record_run(learning, offer, Seen(learning.at - FETCH_GRACE, "", ""), "SetByAnother", starts=False)
     else:
-        note_consumed(learning, offer.uuid, offer.server, offer.key, at - CONSUMED_GRACE)
+        note_consumed(learning, offer.uuid, offer.server, offer.key, learning.at - CONSUMED_GRACE)
 
 
 def check_trusted(learning: Learning) -> None:
@@ -452,7 +448,10 @@ def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Rec
     number = learning.decide()
     for uuid, server, record in records:
         known = learning.record(uuid)  # also where it is said before the first commit was read
-        runs = {**record.runs, **_later_runs(known, record)} if known is not None else record.runs
+        runs = dict(record.runs)
+        for name, made in known.runs.items() if known is not None else ():  # no person's word takes a later run back
+            if name not in record.runs or made.run >= record.runs[name].run:
+                runs[name] = made
         said = (each for each in record.unknown_serves if not is_run(each.key))
         perhaps = (*said, *_of_runs(known if known is not None else record))
         now = replace(record, runs=runs, offered=number, answered=0, taken_back=0, unknown_serves=perhaps)
@@ -462,11 +461,6 @@ def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Rec
 def _of_runs(record: Record | None) -> tuple[UnknownServe, ...]:
     """The boots of maintenances that were perhaps served: what is said of an installation leaves them as they are."""
     return tuple(each for each in record.unknown_serves if is_run(each.key)) if record is not None else ()
-
-
-def _later_runs(known: Record, said: Record) -> dict[str, Run]:
-    """What maintenances have booted as far as it is no older than what is said: nobody's word takes it back."""
-    return {name: made for name, made in known.runs.items() if name not in said.runs or made.run >= said.runs[name].run}
 
 
 # What a commit would install
@@ -488,16 +482,19 @@ def left_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple[str, ..
 
 def strangers(knowledge: Knowledge, come: Iterable[Decision]) -> Iterator[Decision]:
     """Of the servers of a first commit those that the ledger's accepted one lacked, or that were installed before."""
-    here = knowledge.standing
-    return (each for each in come if each.uuid not in here or _would_be_installed_again(knowledge, each))
-
-
-def _would_be_installed_again(knowledge: Knowledge, decision: Decision) -> bool:
-    record, policy = knowledge.records.get(decision.uuid), decision.policy
-    if record is None or record.provision is None or policy is None or policy.boot is None:
-        return False
-    by_record = policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-    return by_record and policy.boot.writes_disk and not is_provisioned(policy, record)
+    for each in come:
+        record, policy = knowledge.records.get(each.uuid), each.policy
+        is_again = (
+            record is not None
+            and record.provision is not None
+            and policy is not None
+            and policy.boot is not None
+            and policy.boot.writes_disk
+            and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+            and not is_provisioned(policy, record)
+        )
+        if is_again or each.uuid not in knowledge.standing:
+            yield each
 
 
 def inheritances(

@@ -25,8 +25,9 @@ from gitboot.bmc.reboot_detection import Marks
 from gitboot.bmc.redfish.client import MEANING, BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS
 from gitboot.bmc.redfish.resources import Resource, observe, read_clock
-from gitboot.bmc.redfish.transport import Reach, tls_context
+from gitboot.bmc.redfish.transport import Reach
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError, LeaseLost
+from gitboot.http_client import tls_context
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack

@@ -203,16 +203,6 @@ def test_finding_r2_a_rev_is_kept_until_another_rev_replaces_it(work: Work, tmp_
         eventually(lambda: applies(instance, checked_out))
 
 
-def test_finding_r2_a_deleted_branch_is_a_condition_and_the_accepted_commit_stays(work: Work, tmp_path: Path) -> None:
-    with running(work.path, tmp_path, "--poll", "1", records="fresh") as instance:
-        eventually(lambda: applies(instance, work.head))
-        work.git("branch", "--move", "main", "trunk")
-        found = until(instance, "SourceReady", status=False)
-        assert found["reason"] == "BranchMissing" and "--rev" in found["remedy"]
-        assert "refs/heads/main" in found["message"] and "trunk" in found["message"]
-        assert applies(instance, work.head)
-
-
 # The source
 
 

@@ -37,6 +37,7 @@ from tests.helpers.instance_process import Instance, begin, eventually, git
 from tests.helpers.instance_with_bmcs import Blade, Rack, typed, until_condition
 from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
 from tests.helpers.two_hosts import LEASE_S, Host, Links, Pair, apart, boots, pair, rack, server
+from tests.helpers.values import present
 
 __all__ = ["rack", "server"]  # fixtures
 
@@ -278,8 +279,7 @@ def test_finding_r2_a_standby_follows_the_branch_of_the_acting_instance(rack: Ra
         lease = hosts.lease()
         hosts.one.kill()
         assert lease is not None and hosts.taken_over(lease[0]) is hosts.two
-        instance = hosts.two.instance
-        assert instance is not None
+        instance = present(hosts.two.instance)
         found = until_condition(instance, "BranchFollowed", status=False, reason="AnotherDefault")
         assert "refs/heads/experiment" in found["message"]
         assert instance.status()["branch"] == "refs/heads/main"
@@ -543,8 +543,7 @@ class Befalling:
 
     @property
     def epoch(self) -> int:
-        lease = self.hosts.lease()
-        assert lease is not None
+        lease = present(self.hosts.lease())
         return lease[0]
 
 

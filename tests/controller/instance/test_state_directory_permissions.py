@@ -39,6 +39,13 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
+@pytest.fixture
+def repository(folder: Path) -> Repository:
+    made = Repository.create(folder / "git")
+    made.push(fleet_files(*SEED))
+    return made
+
+
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
 def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     before = os.umask(request.param)
@@ -76,9 +83,9 @@ for path in sys.argv[1:]:
 """
 
 
-def test_t7_what_an_instance_keeps_is_its_own_whatever_the_umask(folder: Path, umask: int) -> None:
-    repository = Repository.create(folder / "git")
-    repository.push(fleet_files(*SEED))
+def test_t7_what_an_instance_keeps_is_its_own_whatever_the_umask(
+    folder: Path, repository: Repository, umask: int
+) -> None:
     with running(repository.bare, folder, records="fresh"):
         found = [folder / "state", *(folder / "state").rglob("*")]
         names = {path.name for path in found}
@@ -93,9 +100,7 @@ def test_t7_what_an_instance_keeps_is_its_own_whatever_the_umask(folder: Path, u
 
 
 @needs_root
-def test_t7_another_user_locks_nothing(folder: Path) -> None:
-    repository = Repository.create(folder / "git")
-    repository.push(fleet_files(*SEED))
+def test_t7_another_user_locks_nothing(folder: Path, repository: Repository) -> None:
     with running(repository.bare, folder, records="fresh"):
         locks = [folder / "state" / "lock", folder / "state" / "ledger.sqlite", *(folder / "output").rglob("lock")]
         assert len(locks) == 3
@@ -208,9 +213,9 @@ def closes_output(folder: Path) -> bool:
 
 @needs_root
 @pytest.mark.parametrize("group", [None, WEB_SERVER])
-def test_finding_s6_another_user_of_the_host_reads_nothing_in_output(folder: Path, group: str | None) -> None:
-    repository = Repository.create(folder / "git")
-    repository.push(fleet_files(*SEED))
+def test_finding_s6_another_user_of_the_host_reads_nothing_in_output(
+    folder: Path, repository: Repository, group: str | None
+) -> None:
     (folder / "output").mkdir(mode=0o755)  # as an operator makes it
     option = ("--output-group", group) if group is not None else ()
     with running(repository.bare, folder, *option, records="fresh"):
@@ -228,9 +233,7 @@ def test_finding_s6_another_user_of_the_host_reads_nothing_in_output(folder: Pat
 
 
 @needs_root
-def test_finding_s6_nginx_serves_output_as_another_user_by_its_group(folder: Path) -> None:
-    repository = Repository.create(folder / "git")
-    repository.push(fleet_files(*SEED))
+def test_finding_s6_nginx_serves_output_as_another_user_by_its_group(folder: Path, repository: Repository) -> None:
     answered = {}
     for group in (None, WEB_SERVER):
         option = ("--output-group", group) if group is not None else ()
@@ -243,9 +246,7 @@ def test_finding_s6_nginx_serves_output_as_another_user_by_its_group(folder: Pat
 
 
 @needs_root
-def test_finding_s6_a_group_that_does_not_exist_ends_the_start(folder: Path) -> None:
-    repository = Repository.create(folder / "git")
-    repository.push(fleet_files(*SEED))
+def test_finding_s6_a_group_that_does_not_exist_ends_the_start(folder: Path, repository: Repository) -> None:
     places = ("--out", folder / "output", "--state", folder / "state")
     done = typed("run", repository.bare, *places, "--output-group", "no-such-group", "--once")
     assert done.code == Exit.USAGE

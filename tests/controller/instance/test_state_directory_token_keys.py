@@ -34,6 +34,7 @@ from tests.helpers.instance_in_process import Parts, in_process
 from tests.helpers.instance_process import Instance, Repository, eventually, running
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.served_tree import LOADER
+from tests.helpers.values import present
 from tests.scenarios.test_install_flip import Clock
 from tests.scenarios.test_ordinary_days import Client, steps
 
@@ -134,6 +135,11 @@ class Named(Bench):
     def step(self) -> str:
         return step_of(self.decisions.servers["web01"], self.record)
 
+    def endpoint_noted(self, path: str, name: Digest) -> None:
+        """An endpoint writes down that a path was asked for, and the name that stands there."""
+        self.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=self.now))
+        self.reconcile()
+
     def mirror_sent(self, path: str, later_s: int = 0) -> None:
         modified = int(self.now.timestamp()) + later_s
         self.observe(Observation(server="", path=path, modified=modified, client="10.0.0.7", at=self.now))
@@ -173,9 +179,7 @@ def test_t6_data_that_is_left_over_is_of_its_offer(web01: Named) -> None:
     """An endpoint that knows only the path writes down what stands there."""
     web01.entry()
     name = Digest(web01.name)
-    path = DATA.of(MAC, name, "user-data")
-    web01.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=web01.now))
-    web01.reconcile()
+    web01.endpoint_noted(DATA.of(MAC, name, "user-data"), name)
     assert web01.step == "Started"
 
 
@@ -186,16 +190,10 @@ def test_t6_an_installer_of_an_earlier_key_is_heard_for_a_day_by_whatever_is_lef
 ) -> None:
     """Its data lies there for longer, and an endpoint writes down what it says for as long."""
     with Named(tmp_path, keys=TokenKeys(KEYS.key, (EarlierKey(key, NOON, NOON + HEARD),))) as web01:
-        web01.decide(*documents(), files={"t.j2": SAYS})
-        web01.entry()
+        web01.decide(*documents(), files={"t.j2": SAYS}).entry()
         (before,) = {token_in(path) for path in web01.servers["web01"].files} - {None, web01.name}
-        web01.wait(hours=hours)
-        web01.reconcile()
-        path = PROVISIONED.of(MAC, before or "")
-        web01.observe(
-            Observation(server="web01", path=path, digest=Digest(before or ""), client="10.0.0.7", at=web01.now)
-        )
-        web01.reconcile()
+        web01.wait(hours=hours).reconcile()
+        web01.endpoint_noted(PROVISIONED.of(MAC, before or ""), Digest(before or ""))
         assert web01.step == step
 
 
@@ -204,8 +202,7 @@ def test_t6_a_name_that_no_key_gives_says_nothing(web01: Named) -> None:
     for name in (PUBLIC, Digest("0" * 64)):
         for kind in (PROVISIONED, FAILED):
             path = kind.of(MAC, name)
-            web01.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=web01.now))
-            web01.reconcile()
+            web01.endpoint_noted(path, name)
             assert web01.step == "Attempted", path
 
 
@@ -214,8 +211,7 @@ def test_t6_what_is_known_and_told_has_no_published_name(web01: Named) -> None:
     web01.entry()
     name, path = web01.name, DATA.of(MAC, web01.name, "user-data")
     for each in (path, PROVISIONED.of(MAC, name)):
-        web01.observe(Observation(server="web01", path=each, digest=PUBLIC, client="10.0.0.7", at=web01.now))
-        web01.reconcile()
+        web01.endpoint_noted(each, PUBLIC)
     assert web01.record is not None and web01.record.provision == 1
     started = web01.record.attempts[-1].started
     assert started is not None and started.path == path.replace(name, PUBLIC)
@@ -285,8 +281,7 @@ def test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret(tm
         eventually(lambda: steps(instance) == {"Provisioned": 1})
         assert instance.get(urls["join"]).status_code == 404
         pages = [instance.get(f"/api/v1/{page}").content for page in ("status", "servers", "servers/web01/plan")]
-    key = token_keys(tmp_path / "state", NOON, follows_none=False).key
-    assert key is not None
+    key = present(token_keys(tmp_path / "state", NOON, follows_none=False).key)
     for where, content in (*everything(tmp_path, instance), *(("a page", page) for page in pages)):
         assert key not in content and key.hex().encode() not in content, where
 

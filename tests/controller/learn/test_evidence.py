@@ -17,6 +17,7 @@ from tests.helpers.fleets import mac_of, maintenance
 from tests.helpers.instance_bench import NOON
 from tests.helpers.redfish_double.faults import Drop
 from tests.helpers.redfish_double.profiles import GENERIC, TARGET
+from tests.helpers.values import present
 
 __all__ = ["make_site", "site"]  # fixtures
 
@@ -157,8 +158,7 @@ def test_finding_s5_a_client_that_fetches_a_boot_all_the_time_waits_once_for_the
 def test_finding_c6_a_bmc_rules_out_an_intent_without_an_outcome(site: Site) -> None:
     site.see_marks_move()
     decide(site, "Fetched")
-    plan = passes(site)
-    assert plan is not None
+    plan = present(passes(site))
     intent = Observation(
         server="web01",
         path="boot/ignition/m",
@@ -297,8 +297,7 @@ def test_finding_m2_a_boot_that_a_mirror_may_have_sent_to_a_machine_is_used_up(
         unclear(site, client, str(number))
     passes(site)
     site.bench.wait(minutes=1)
-    plan = passes(site)
-    assert plan is not None
+    plan = present(passes(site))
     causes = {UNKNOWN: Cause.OUTCOME, PENDING: Cause.PENDING, INSTALLED_ONCE: Cause.PROVISIONED}
     assert plan.cause is causes[expected]
     assert (provisioned(site) == ["Fetched"]) is (expected == INSTALLED_ONCE)

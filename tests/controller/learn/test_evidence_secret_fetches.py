@@ -55,19 +55,19 @@ class Learnt:
         self.events: list[Event] = []
 
     def fetch(self, client: str, path: str = JOIN, times: int = 1, **of_offer: Any) -> None:
-        learning = Learning(self.knowledge)
+        learning = Learning(self.knowledge, AT)
         seen = Observation(server="web01", path=path, client=client, at=AT, digest=Digest(TOKEN), times=times)
-        note_fetch(learning, offer(**of_offer), seen, AT)
+        note_fetch(learning, offer(**of_offer), seen)
         self._end(learning)
 
     def serve(self, **of_offer: Any) -> None:
         """Serve the boot of an installation."""
-        learning = Learning(self.knowledge)
+        learning = Learning(self.knowledge, AT)
         begin_installation(learning, offer(**of_offer))
         self._end(learning)
 
     def confirm(self, **seen: list[int]) -> None:
-        learning = Learning(self.knowledge)
+        learning = Learning(self.knowledge, AT)
         found = {name.replace("_", "/"): each for name, each in seen.items()}
         confirm_fetches(learning, [{"uuid": WEB01, "server": "web01", "seen": found}])
         self._end(learning)
@@ -216,11 +216,11 @@ def test_a_maintenance_has_no_secrets(learnt: Learnt) -> None:
 
 
 def test_what_is_not_new_is_not_written(learnt: Learnt) -> None:
-    learning = Learning(learnt.knowledge)
+    learning = Learning(learnt.knowledge, AT)
     begin_installation(learning, offer())
-    assert learning.news(AT).is_nothing
-    note_fetch(learning, offer(), replace(_fetch(), path="boot/ipxe/x"), AT)
-    assert learning.news(AT).is_nothing
+    assert learning.is_nothing
+    note_fetch(learning, offer(), replace(_fetch(), path="boot/ipxe/x"))
+    assert learning.is_nothing
 
 
 def _fetch() -> Observation:

@@ -22,12 +22,14 @@ from gitboot.ledger import instance_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
+from gitboot.status.instance_status import Held
 from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.helpers.instance_in_process import Parts, in_process
 from tests.helpers.instance_process import Instance, Repository, eventually, git, running
 from tests.helpers.instance_with_bmcs import Rack, until_condition
 from tests.helpers.instance_with_bmcs import boots as boots_of
 from tests.helpers.served_tree import rendered_states
+from tests.helpers.values import present
 
 NOON = at("20T12:00")
 SERVERS = tuple(f"web{number:02}" for number in range(6))
@@ -86,8 +88,8 @@ def approved(
         turn(parts)
         repository.push(documents(BAD, evidence=evidence))
         turn(parts, 1)
-        held = parts.reconciler.status.held
-        assert held is not None and held.guards == ("maxReinstalls",)
+        held = held_in(parts)
+        assert held.guards == ("maxReinstalls",)
         approve(parts, held.digest)
         turn(parts, 2)
         assert {name: boot(parts, name) for name in SERVERS} == dict.fromkeys(SERVERS, (Cause.PENDING, BAD))
@@ -107,10 +109,31 @@ def rolled_out(repository: Repository, tmp_path: Path) -> Iterator[Parts]:
         yield parts
 
 
-def turn(parts: Parts, seconds: float = 0) -> None:
-    """Fetch and reconcile once."""
-    parts.source.fetch()
-    parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
+def turn(parts: Parts, *seconds: float) -> None:
+    """Fetch and reconcile once at each of these seconds after noon, or at noon."""
+    for each in seconds or (0,):
+        parts.source.fetch()
+        parts.reconciler.reconcile(NOON + timedelta(seconds=each))
+
+
+def held_in(parts: Parts) -> Held:
+    """The changes that a guard holds, as the instance shows them."""
+    return present(parts.reconciler.status.held)
+
+
+def take_back(parts: Parts, repository: Repository) -> str:
+    """Push a revert after web03 has fetched the bad image, which holds the revert; return its commit."""
+    fetch(parts, planned(parts, "web03"), 3)
+    revert = repository.push(documents())
+    turn(parts, 4, 5, 6)
+    return revert
+
+
+def break_spool(parts: Parts) -> None:
+    """Let the fetch log be unreadable."""
+    if parts.spool.exists():
+        parts.spool.rmdir()
+    parts.spool.write_text("no folder")
 
 
 def approve(parts: Parts, digest: str) -> None:
@@ -119,9 +142,7 @@ def approve(parts: Parts, digest: str) -> None:
 
 
 def planned(parts: Parts, name: str) -> BootPlan:
-    found = rendered_states(parts.reconciler.standing)[name].plan
-    assert found is not None
-    return found
+    return present(rendered_states(parts.reconciler.standing)[name].plan)
 
 
 def boot(parts: Parts, name: str) -> tuple[Cause, str | None]:
@@ -180,8 +201,7 @@ def test_a_server_that_fetched_the_bad_image_holds_the_revert_and_the_others_are
     revert = repository.push(documents())
     turn(parts, 3)
     fetch(parts, bad, 3)  # just before the files changed, and recorded just after
-    for seconds in (4, 5, 6):
-        turn(parts, seconds)
+    turn(parts, 4, 5, 6)
     status = parts.reconciler.status
     assert status.held is not None and (status.accepted, status.held.commit) == (accepted, revert)
     assert (status.held.guards, status.held.reinstalls) == (("maxReinstalls",), ("web03",))
@@ -202,39 +222,23 @@ def test_a_server_whose_fetch_has_an_unknown_outcome_holds_the_revert(parts: Par
     repository.push(documents())
     turn(parts, 3)
     fetch(parts, bad, 3, intent="one")
-    for seconds in (4, 5, 6):
-        turn(parts, seconds)
-    held = parts.reconciler.status.held
-    assert held is not None and held.reinstalls == ("web03",)
+    turn(parts, 4, 5, 6)
+    assert held_in(parts).reinstalls == ("web03",)
 
 
-def test_a_revert_is_held_and_can_be_approved_while_the_fetch_log_cannot_be_read(
-    parts: Parts, repository: Repository
-) -> None:
-    if parts.spool.exists():
-        parts.spool.rmdir()
-    parts.spool.write_text("no folder")
+@pytest.mark.parametrize("ends", ["it is approved", "the log can be read again"])
+def test_a_revert_is_held_while_the_fetch_log_cannot_be_read(parts: Parts, repository: Repository, ends: str) -> None:
+    break_spool(parts)
     revert = repository.push(documents())
-    for seconds in (3, 4, 5):
-        turn(parts, seconds)
-    held = parts.reconciler.status.held
-    assert held is not None and held.guards == ("maxReinstalls",)
+    turn(parts, 3, 4, 5)
+    held = held_in(parts)
+    assert held.guards == ("maxReinstalls",)
     assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
-    approve(parts, held.digest)
-    turn(parts, 6)
-    assert parts.reconciler.status.accepted == revert
-
-
-def test_a_revert_applies_once_the_fetch_log_can_be_read_again(parts: Parts, repository: Repository) -> None:
-    if parts.spool.exists():
-        parts.spool.rmdir()
-    parts.spool.write_text("no folder")
-    revert = repository.push(documents())
-    for seconds in (3, 4, 5):
-        turn(parts, seconds)
-    parts.spool.unlink()
-    for seconds in (6, 7, 8):
-        turn(parts, seconds)
+    if ends == "it is approved":
+        approve(parts, held.digest)
+    else:
+        parts.spool.unlink()
+    turn(parts, 6, 7, 8)
     assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
 
 
@@ -278,8 +282,7 @@ def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, r
     bad = planned(parts, "web03")
     repository.push(documents())
     turn(parts, 3)
-    candidate = parts.reconciler.standing.attempt.candidate
-    assert candidate is not None
+    candidate = present(parts.reconciler.standing.attempt.candidate)
     fetch(parts, bad, 3)
     line = f"Gitboot-Ack: {candidate.verdict.digest} maxReinstalls"
     revert = repository.push({"README.md": "Taken back."}, f"Take the bad image back\n\n{line}")
@@ -295,12 +298,9 @@ def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, r
 def test_a_held_revert_that_is_acknowledged_is_not_shown_as_held_while_it_waits(
     parts: Parts, repository: Repository
 ) -> None:
-    fetch(parts, planned(parts, "web03"), 3)
-    repository.push(documents())
-    for seconds in (4, 5, 6):
-        turn(parts, seconds)
-    held = parts.reconciler.status.held
-    assert held is not None and not commit_accepted(parts).status
+    take_back(parts, repository)
+    held = held_in(parts)
+    assert not commit_accepted(parts).status
     line = f"Gitboot-Ack: {held.digest} maxReinstalls"
     revert = repository.push({"README.md": "Taken back."}, f"Install web03 again\n\n{line}")
     for seconds in (7, 8):
@@ -316,9 +316,7 @@ def test_a_revert_within_the_limit_applies_while_the_fetch_log_cannot_be_read(
     repository: Repository, tmp_path: Path
 ) -> None:
     with rolled_out(repository, tmp_path) as parts:
-        if parts.spool.exists():
-            parts.spool.rmdir()
-        parts.spool.write_text("no folder")
+        break_spool(parts)
         revert = repository.push(documents())
         for seconds in (3, 4, 5):
             turn(parts, seconds)
@@ -344,8 +342,7 @@ def test_a_revert_within_the_limit_applies_if_the_commit_after_it_is_invalid(
     with rolled_out(repository, tmp_path) as parts:
         revert = repository.push(documents())
         repository.push({"other.yaml": "kind: Server\n"})
-        for seconds in (3, 4, 5):
-            turn(parts, seconds)
+        turn(parts, 3, 4, 5)
         status = parts.reconciler.status
         assert (status.accepted, commit_accepted(parts).reason) == (revert, "Invalid")
 
@@ -362,8 +359,7 @@ def test_a_revert_within_the_limit_waits_if_another_commit_parked_the_servers_be
             assert parts.reconciler.status.accepted == parked
         fetch(parts, bad, 3)
         revert = repository.push(documents())
-        for seconds in (4, 5, 6):
-            turn(parts, seconds)
+        turn(parts, 4, 5, 6)
         assert parts.reconciler.status.accepted == revert
         turn(parts, 100)
         assert (boot(parts, "web03"), boot(parts, "web02")) == ((Cause.PENDING, OLD), (Cause.PROVISIONED, None))
@@ -396,12 +392,8 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
     repository: Repository, tmp_path: Path, *, loses_clone: bool
 ) -> None:
     with approved(repository, tmp_path) as parts:
-        bad = parts.reconciler.status.accepted
-        assert bad is not None
-        fetch(parts, planned(parts, "web03"), 3)
-        revert = repository.push(documents())
-        for seconds in (4, 5, 6):
-            turn(parts, seconds)
+        bad = present(parts.reconciler.status.accepted)
+        revert = take_back(parts, repository)
         assert parts.reconciler.status.held is not None and history_kept(parts) is None
         git(repository.bare, "update-ref", "refs/heads/main", bad)
         if not loses_clone:
@@ -444,12 +436,8 @@ def assert_is_gone(parts: Parts, revert: str) -> None:
 def test_a_newer_commit_ends_what_a_commit_that_is_gone_withholds_if_the_clone_has_that_commit(
     parts: Parts, repository: Repository, tmp_path: Path
 ) -> None:
-    bad = parts.reconciler.status.accepted
-    assert bad is not None
-    fetch(parts, planned(parts, "web03"), 3)
-    repository.push(documents())
-    for seconds in (4, 5, 6):
-        turn(parts, seconds)
+    bad = present(parts.reconciler.status.accepted)
+    take_back(parts, repository)
     git(repository.bare, "update-ref", "refs/heads/main", bad)
     turn(parts, 7)
     condition = history_kept(parts)
@@ -468,8 +456,7 @@ def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
         fetch(parts, planned(parts, "web03"), 3)
         fetch(parts, planned(parts, "web04"), 3)
         revert = repository.push(documents())
-        for seconds in (4, 5, 6):
-            turn(parts, seconds)
+        turn(parts, 4, 5, 6)
         bad = parts.reconciler.status.accepted
     assert bad is not None
     git(repository.bare, "update-ref", "refs/heads/main", bad)
@@ -478,14 +465,12 @@ def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
     held = repository.push(documents(BAD, servers=SERVERS[:4]))  # takes the boots of two servers back
     rewinding = replace(LOOSE, allow_rewind=True, max_deletes=0)
     with in_process(tmp_path, repository.bare, limits=replace(LOOSE, max_deletes=0), clock=lambda: NOON) as parts:
-        for seconds in (7, 8, 9):
-            turn(parts, seconds)
+        turn(parts, 7, 8, 9)
         condition = history_kept(parts)
         assert condition is not None and f"{revert[:12]}, which takes the install boots of" in condition.message
         assert [each.server for each in parts.reconciler.status.withheld] == list(SERVERS)
     with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
-        for seconds in (10, 11, 12):
-            turn(parts, seconds)
+        turn(parts, 10, 11, 12)
         status = parts.reconciler.status
         assert status.held is not None and status.held.commit == held
         assert [each.server for each in status.withheld] == list(SERVERS[4:])
@@ -500,12 +485,10 @@ def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_asks_a
     with approved(repository, tmp_path, evidence=evidence) as parts:
         bad = planned(parts, "web02")
         revert = repository.push(documents(evidence=evidence))
-        for seconds in (3, 4, 5):
-            turn(parts, seconds)
+        turn(parts, 3, 4, 5)
         assert parts.reconciler.status.accepted == revert
         fetch(parts, bad, 2, file=file)
-        for seconds in (6, 200):
-            turn(parts, seconds)
+        turn(parts, 6, 200)
         assert boot(parts, "web02") == (Cause.OVERWRITTEN, None)
         failing = {each.type: each for each in parts.reconciler.status.conditions if not each.status}
         assert failing["RecordsKnown"].reason == "UnknownServers"
@@ -529,8 +512,7 @@ def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_ba
         assert f"{BAD}/kernel" not in scripts(tmp_path)
     with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
         repository.push(documents(BAD))  # the revert is taken back
-        for seconds in (8, 9):
-            turn(parts, seconds)
+        turn(parts, 8, 9)
         assert boot(parts, "web01") == (Cause.PENDING, BAD)
         assert instance_tables.read(parts.ledger).withheld is None
 
@@ -539,14 +521,10 @@ def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_rever
     repository: Repository, tmp_path: Path
 ) -> None:
     with approved(repository, tmp_path) as parts:
-        fetch(parts, planned(parts, "web03"), 3)
-        revert = repository.push(documents())
-        for seconds in (4, 5, 6):
-            turn(parts, seconds)
+        revert = take_back(parts, repository)
     unending = {revert}
     with in_process(tmp_path, repository.bare, limits=LOOSE, unending=unending, clock=lambda: NOON) as parts:
-        for seconds in (7, 8, 9):
-            turn(parts, seconds)
+        turn(parts, 7, 8, 9)
         status = parts.reconciler.status
         assert (commit_accepted(parts).reason, status.held) == ("NotEvaluated", None)
         assert {each.server for each in status.withheld} == set(SERVERS)
@@ -554,35 +532,26 @@ def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_rever
         assert stored is not None and stored.by == revert
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         unending.clear()
-        for seconds in (70, 71, 72):
-            turn(parts, seconds)
-        held = parts.reconciler.status.held
-        assert held is not None and (held.commit, held.reinstalls) == (revert, ("web03",))
+        turn(parts, 70, 71, 72)
+        assert (held_in(parts).commit, held_in(parts).reinstalls) == (revert, ("web03",))
 
 
 def test_after_a_restore_a_boot_stays_withheld_while_the_clone_lacks_the_revert(
     repository: Repository, tmp_path: Path
 ) -> None:
     with approved(repository, tmp_path) as parts:
-        bad = parts.reconciler.status.accepted
-        assert bad is not None
-        fetch(parts, planned(parts, "web03"), 3)
-        revert = repository.push(documents())
-        for seconds in (4, 5, 6):
-            turn(parts, seconds)
+        bad = present(parts.reconciler.status.accepted)
+        revert = take_back(parts, repository)
     shutil.rmtree(tmp_path / "state" / CLONE)
     git(repository.bare, "update-ref", "refs/heads/main", bad)  # a copy of the repository from before the revert
     with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
-        for seconds in (7, 8, 9):
-            turn(parts, seconds)
+        turn(parts, 7, 8, 9)
         status = parts.reconciler.status
         assert (status.accepted, {each.server for each in status.withheld}) == (bad, set(SERVERS))
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         git(repository.bare, "update-ref", "refs/heads/main", revert)
-        for seconds in (10, 11, 12):
-            turn(parts, seconds)
-        held = parts.reconciler.status.held
-        assert held is not None and (held.commit, held.reinstalls) == (revert, ("web03",))
+        turn(parts, 10, 11, 12)
+        assert (held_in(parts).commit, held_in(parts).reinstalls) == (revert, ("web03",))
 
 
 def test_a_revert_whose_evaluation_ends_late_is_judged_by_what_was_fetched_until_it_was_withheld(
@@ -593,26 +562,22 @@ def test_a_revert_whose_evaluation_ends_late_is_judged_by_what_was_fetched_until
         bad = planned(parts, "web03")
         revert = repository.push(documents())
         unending.add(revert)
-        for seconds in (3, 4, 5):
-            turn(parts, seconds)
+        turn(parts, 3, 4, 5)
         assert (commit_accepted(parts).reason, parts.reconciler.status.withheld) == ("NotEvaluated", ())
         unending.clear()
         turn(parts, 70)
         assert parts.reconciler.status.accepted != revert
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         fetch(parts, bad, 70)  # just before the files changed, and recorded just after
-        for seconds in (71, 72, 73):
-            turn(parts, seconds)
-        held = parts.reconciler.status.held
-        assert held is not None and (held.commit, held.reinstalls) == (revert, ("web03",))
+        turn(parts, 71, 72, 73)
+        assert (held_in(parts).commit, held_in(parts).reinstalls) == (revert, ("web03",))
 
 
 def test_a_held_commit_that_deletes_every_server_changes_no_diskless_boot(parts: Parts, repository: Repository) -> None:
     before = planned(parts, "live01")
     accepted = parts.reconciler.status.accepted
     repository.push(documents(servers=()))
-    for seconds in (3, 4):
-        turn(parts, seconds)
+    turn(parts, 3, 4)
     status = parts.reconciler.status
     assert status.held is not None and status.accepted == accepted
     assert planned(parts, "live01").digest == before.digest and before.boot is not None
@@ -621,8 +586,7 @@ def test_a_held_commit_that_deletes_every_server_changes_no_diskless_boot(parts:
 
 def test_a_commit_that_is_invalid_withholds_nothing(parts: Parts, repository: Repository) -> None:
     repository.push({"fleet.yaml": documents(OLD)["fleet.yaml"].replace("role: web}}", "role: }}")})
-    for seconds in (3, 4):
-        turn(parts, seconds)
+    turn(parts, 3, 4)
     status = parts.reconciler.status
     assert status.held is None and status.withheld == () and status.problems
     assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
@@ -654,30 +618,6 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_is_held_by_nobody_bu
         assert [each["server"] for each in attempted()["withheld"]] == list(SERVERS)
         for path in paths.values():
             assert f"{BAD}/kernel" not in instance.get(path).text
-
-
-def test_finding_r1_a_revert_within_the_limit_installs_again_what_fetched_the_bad_image_and_nothing_else(
-    repository: Repository, tmp_path: Path
-) -> None:
-    """The stranger allows six reinstallations, one machine fetches the bad image, and `git revert` follows at once."""
-    loose = {
-        "GITBOOT_MAX_UPDATE_PERCENT": "100",
-        "GITBOOT_MAX_SMALL_GROUP": "100",
-        "GITBOOT_MAX_REINSTALLS": str(len(SERVERS)),
-    }
-    paths = {name: f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe" for name in SERVERS}
-    with running(repository.bare, tmp_path, "--poll", "1", environment=loose, records="adopt") as instance:
-        bad = repository.push(documents(BAD))
-        eventually(lambda: instance.status()["applied"]["commit"] == bad)
-        assert f"{BAD}/kernel" in instance.get(paths["web03"]).text
-        revert = repository.push(documents())
-        eventually(lambda: instance.status()["applied"]["commit"] == revert)
-        eventually(lambda: f"{OLD}/kernel" in instance.get(paths["web03"]).text)
-        for name in set(SERVERS) - {"web03"}:
-            assert "/kernel" not in instance.get(paths[name]).text
-        failing = {each["type"] for each in instance.status()["conditions"] if not each["status"]}
-        assert "RecordsKnown" not in failing
-        assert not [each for each in instance.events if each["type"] == "TakenBackBootMade"]
 
 
 @pytest.mark.parametrize("loses_clone", [False, True])

@@ -19,6 +19,7 @@ from gitboot.resolve.provisioning_record import Record, last_word, record_facts
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.instance_bench import NOON, Bench
+from tests.helpers.values import present
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
@@ -53,9 +54,7 @@ class Ordered(Bench):
         return self.planned()
 
     def planned(self) -> BootPlan:
-        plan = self.reconcile()
-        assert plan is not None
-        return plan
+        return present(self.reconcile())
 
     def entry(self, plan: BootPlan, off: timedelta = timedelta()) -> BootPlan:
         self.fetch(plan, path=ENTRY, at=self.now + off)
@@ -115,8 +114,7 @@ def test_what_was_offered_before_a_persons_word_says_nothing_after_it(
     if has_begun:
         web01.entry(first)
         web01.data(token)
-    web01.wait(minutes=10)
-    again = web01.order()
+    again = web01.wait(minutes=10).order()
     assert (shown(again), again.digest != first.digest, web01.token != token) == (ASKING, True, True)
     web01.entry(first, off)
     web01.data(token, off)
@@ -130,12 +128,10 @@ def test_what_was_offered_before_a_persons_word_says_nothing_after_it(
 def test_what_was_offered_after_a_persons_word_is_given_once(web01: Ordered, off: timedelta, evidence: str) -> None:
     """An endpoint's clock that is behind made evidence of what it gave older than the word: it was installed twice."""
     web01.install(evidence=evidence)
-    web01.wait(minutes=10)
-    again = web01.order()
+    again = web01.wait(minutes=10).order()
     web01.entry(again, off)
     assert web01.step == "Attempted"
-    web01.wait(minutes=2)
-    assert web01.planned().phase is Phase.DISK
+    assert web01.wait(minutes=2).planned().phase is Phase.DISK
     web01.data(web01.token, off)
     web01.reports(web01.token, off)
     assert (web01.step, web01.planned().phase) == ("Provisioned", Phase.DISK)
@@ -187,8 +183,7 @@ def test_late_news_of_an_earlier_image_undoes_nothing(web01: Ordered, off: timed
     if ends:
         web01.data(web01.token)
     before = web01.record
-    web01.wait(minutes=5)
-    web01.entry(first, off)
+    web01.wait(minutes=5).entry(first, off)
     web01.data(token, off)
     assert (web01.record, web01.planned().phase) == (before, Phase.DISK)
 
@@ -198,12 +193,10 @@ def test_an_image_that_is_wanted_again_is_another_offer(web01: Ordered, off: tim
     """The same plan, byte for byte, is published anew; what it met before another was given is no news of it."""
     first = web01.install(often="OnImageChange")
     web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
-    web01.wait(minutes=5)
-    again = web01.install(often="OnImageChange")
+    again = web01.wait(minutes=5).install(often="OnImageChange")
     assert (shown(again), again.digest) == (ASKING, first.digest)
     web01.entry(again, off)
-    web01.wait(minutes=5)
-    assert web01.planned().phase is Phase.DISK
+    assert web01.wait(minutes=5).planned().phase is Phase.DISK
     assert web01.record is not None and [each.key for each in web01.record.attempts] == ["provision/1/flatcar-1"]
 
 
@@ -226,8 +219,7 @@ def test_an_image_that_was_given_before_the_one_before_it_was_heard_of_is_given_
     web01.entry(second)
     assert web01.told("Provisioned") == ["Provisioned"]
     assert web01.step == "Attempted"
-    web01.wait(minutes=2)
-    assert shown(web01.planned()) == (Phase.DISK, Cause.ATTEMPTED)
+    assert shown(web01.wait(minutes=2).planned()) == (Phase.DISK, Cause.ATTEMPTED)
     assert shown(web01.data(web01.token)) == (Phase.DISK, Cause.STARTED)
     web01.reports(web01.token)
     assert web01.step == "Provisioned"
@@ -237,8 +229,7 @@ def test_each_commit_and_each_word_is_a_decision_of_its_own_and_nothing_else_is(
     web01.install()
     assert web01.knowledge.facts.sequence == 2  # it has a commit, and begins
     for _ in range(3):
-        web01.wait(hours=1)
-        web01.planned()
+        web01.wait(hours=1).planned()
     assert web01.knowledge.facts.sequence == 2
     web01.order()
     assert (web01.knowledge.facts.sequence, web01.record and web01.record.offered) == (3, 3)
@@ -264,8 +255,7 @@ def test_a_failure_that_is_told_twice_ends_one_attempt(web01: Ordered, off: time
     first = web01.token
     web01.entry(web01.fails(first))
     assert web01.token != first
-    web01.wait(minutes=5)
-    web01.fails(first, off)
+    web01.wait(minutes=5).fails(first, off)
     assert web01.record is not None
     assert [(each.number, each.step) for each in web01.record.attempts] == [(1, "Failed"), (2, "Attempted")]
     assert web01.planned().phase is Phase.DISK
@@ -355,21 +345,18 @@ def test_a_mirrors_date_tells_which_of_two_equal_offers_was_sent(web01: Ordered)
     path = next(path for path in web01.servers["web01"].entries if path.endswith("boot.ipxe"))
     web01.wait(minutes=5)
     web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
-    web01.wait(minutes=5)
-    web01.install(often="OnImageChange")
+    web01.wait(minutes=5).install(often="OnImageChange")
     web01.observe(Observation(server="", path=path, modified=early, client="10.0.0.7", at=web01.now))
     assert shown(web01.planned()) == ASKING
     late = Observation(server="", path=path, modified=int(web01.now.timestamp()), client="10.0.0.7", at=NOON)
     web01.observe(late)
-    web01.wait(minutes=5)
-    assert web01.planned().phase is Phase.DISK
+    assert web01.wait(minutes=5).planned().phase is Phase.DISK
 
 
 def test_an_offer_has_the_number_of_the_newest_decision_and_so_a_lower_one_than_a_later_word(web01: Ordered) -> None:
     numbers = []
     for plan in (web01.install(), web01.order()):
-        offer = server_tables.offered(web01.ledger, plan.digest)
-        assert offer is not None
+        offer = present(server_tables.offered(web01.ledger, plan.digest))
         numbers.append(offer.number)
     assert numbers == [2, 3]
     assert web01.record is not None and web01.record.offered == 3

@@ -16,7 +16,7 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.evaluator.client import assembled
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.evaluator.process import told
+from gitboot.evaluator.process import report
 from gitboot.ledger.instance_tables import Facts, Request
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState, rendered
@@ -28,6 +28,7 @@ from gitboot.resolve.server_plan import Halt
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluated, sent, tree_of
 from tests.helpers.fleet_strategies import GeneratedFleet, fleets
 from tests.helpers.search_effort import examples
+from tests.helpers.values import present
 
 RUNS = settings(LAWS, max_examples=examples(30))
 STEPS = (0, 0, 1, 30, 24 * 60, 7 * 24 * 60)  # minutes: windows open and end in between
@@ -46,7 +47,7 @@ def test_what_is_learned_and_planned_is_the_same_however_it_was_come_to(
         revision = history.commit(edited)
         found = evaluated(evaluator, revision, base.revision if base is not None else None)
         if isinstance(found, CommitPair):
-            base, tree = assembled(base, revision, map(sent, told(found))).commit, edited
+            base, tree = assembled(base, revision, map(sent, report(found))).commit, edited
         assert base is not None
         run.reconcile(base)
         run.happen(base, other, draw)
@@ -86,9 +87,8 @@ class Run:
         learnt = learn(self._knowledge, batch, self.at)
         servers, records = commit.decisions.servers, self._knowledge.records
         at_one = {name for name, each in servers.items() if attempt_of(each, records.get(each.uuid)) is not None}
-        assert learnt == learn(
-            self._knowledge, replace(batch, changed={*batch.changed, *at_one}, left=None, begun=()), self.at
-        )
+        wider = replace(batch, changed={*batch.changed, *at_one}, left=None, begun=())
+        assert all_of(learnt) == all_of(learn(self._knowledge, wider, self.at))
         return learnt
 
     def happen(self, commit: Commit, other: GeneratedFleet, draw: random.Random) -> None:
@@ -102,6 +102,13 @@ class Run:
 
     def _names(self, machines: set[SystemUuid], commit: Commit) -> frozenset[str]:
         return frozenset(commit.machines[uuid].name for uuid in machines if uuid in commit.machines)
+
+
+def all_of(learnt: Learnt) -> tuple[object, ...]:
+    """What was learnt, and what of it is new."""
+    news = {name: value for name, value in vars(learnt.news).items() if name not in ("overrides", "switches")}
+    records = [(each.new, each.unstored) for each in (learnt.news.overrides, learnt.news.switches)]
+    return learnt.knowledge, learnt.changed, learnt.hurried, learnt.judged, news, records
 
 
 def begun(decision: Decision, record: Record, at: datetime) -> Record:
@@ -120,8 +127,7 @@ def begun(decision: Decision, record: Record, at: datetime) -> Record:
 
 def in_full(plans: Plans) -> tuple[object, ...]:
     """All that plans say, but for when files were rendered."""
-    commit = plans.commit
-    assert commit is not None
+    commit = present(plans.commit)
 
     def files(state: ServerState) -> dict[str, bytes]:
         return {path: file.content for path, file in rendered(state, commit.decisions, NO_KEYS).files.items()}

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import mkdtemp
@@ -34,6 +35,7 @@ from tests.helpers.instance_bench import NOON, Bench
 from tests.helpers.instance_in_process import Parts, in_process
 from tests.helpers.instance_process import Repository
 from tests.helpers.served_tree import rendered_states
+from tests.helpers.values import present
 
 TWO_HOURS = timedelta(hours=2)
 
@@ -109,8 +111,7 @@ def test_e4_evidence_of_a_raised_provision_is_no_older_than_what_a_clock_that_wa
     bench.wait(minutes=2)
     assert phase(bench) is Phase.DISK
     bench.now = NOON
-    bench.decide(*fleet_of(2))
-    bench.request("clock", reason="it was two hours ahead")
+    bench.decide(*fleet_of(2)).request("clock", reason="it was two hours ahead")
     plan = bench.plan()
     assert plan is not None and plan.phase is Phase.NETWORK
     bench.fetch(plan)
@@ -123,8 +124,7 @@ def test_e4_evidence_of_a_raised_provision_is_no_older_than_what_a_clock_that_wa
 def test_e4_what_is_heard_of_once_the_clock_was_set_right_opens_nothing_more(bench: Bench, evidence: str) -> None:
     """It was given by a clock that was ahead, and nobody reconciled then."""
     settings = fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}")
-    bench.decide(settings, *fleet_of()[1:])
-    plan = bench.plan()
+    plan = bench.decide(settings, *fleet_of()[1:]).plan()
     bench.now = NOON + TWO_HOURS
     bench.fetch(plan)
     bench.now = NOON + timedelta(seconds=61)
@@ -139,9 +139,7 @@ def test_e4_a_clock_that_was_ahead_and_is_set_right_within_the_minute_opens_it_n
 ) -> None:
     """A machine fetched its boot three minutes ago; by the clock that was ahead it was five seconds ago."""
     bench.now, bench.ahead = NOON + timedelta(minutes=3), timedelta(minutes=3)
-    bench.decide(*fleet_of())
-    plan = bench.plan()
-    assert plan is not None
+    plan = present(bench.decide(*fleet_of()).plan())
     entry = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
     up = Uptime("this", NOON.timestamp())
     bench.observe(Observation(server="web01", path=entry, digest=plan.digest, client="10.0.0.7", at=bench.now, up=up))
@@ -160,8 +158,7 @@ def test_e4_a_server_that_was_said_to_be_pending_by_a_clock_that_was_ahead_is_in
     assert phase(bench) is Phase.NETWORK
     bench.now = NOON
     bench.plan()
-    bench.wait(minutes=1)
-    bench.request("clock", reason="it was two hours ahead")
+    bench.wait(minutes=1).request("clock", reason="it was two hours ahead")
     bench.fetch(bench.plan())
     bench.wait(minutes=2)
     assert phase(bench) is Phase.DISK
@@ -188,8 +185,7 @@ def test_e4_what_was_made_is_not_given_again_where_a_clock_is_behind_by_little(
     """It was set back by three minutes, of which two had passed by then."""
     settings = fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}")
     wipe = (maintenance("wipe", "20T11:00 20T16:00", "networkBoot: Once"),) if wipes else ()
-    bench.decide(settings, *fleet_of()[1:], *wipe)
-    plan = bench.plan()
+    plan = bench.decide(settings, *fleet_of()[1:], *wipe).plan()
     assert plan is not None and plan.phase is (Phase.MAINTENANCE if wipes else Phase.NETWORK)
     bench.fetch(plan)
     assert phase(bench) is plan.phase  # the minute of grace
@@ -248,8 +244,7 @@ def test_e4_a_clock_that_steps_back_opens_windows_that_were_not_reached_when_the
 
 @pytest.mark.parametrize(("minutes", "trusted"), [(0, True), (2, True), (2.1, False), (60 * 24 * 365, False)])
 def test_a_clock_may_be_two_minutes_behind_the_ledger(bench: Bench, minutes: float, trusted: bool) -> None:
-    bench.decide(*fleet_of())
-    bench.plan()
+    bench.decide(*fleet_of()).plan()
     bench.now -= timedelta(minutes=minutes)
     bench.plan()
     assert (bench.condition("ClockTrusted") or (None,))[0] is trusted
@@ -278,8 +273,7 @@ def test_e32_an_instance_writes_its_time_at_each_pass_and_endpoints_compare_thei
 
 
 def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
-    bench.decide(*fleet_of())
-    bench.plan()
+    bench.decide(*fleet_of()).plan()
     bench.now -= TWO_HOURS
     bench.plan()
     assert bench.schedule.may_set is False
@@ -287,17 +281,6 @@ def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
     bench.plan()
     assert "the battery was replaced" in bench.outcome(number)
     assert (bench.schedule.may_set, (bench.condition("ClockTrusted") or (None,))[0]) == (True, True)
-
-
-def test_what_is_behind_after_a_restart_is_noticed(tmp_path: Path) -> None:
-    with Bench(tmp_path) as bench:
-        bench.decide(*fleet_of())
-        bench.plan()
-    with Bench(tmp_path) as bench:
-        bench.now = NOON - timedelta(days=365)
-        bench.decide(*fleet_of())
-        bench.plan()
-        assert (bench.condition("ClockTrusted") or ())[:2] == (False, "Behind")
 
 
 @for_each(
@@ -361,8 +344,7 @@ def reinstalled(parts: Parts, repository: Repository, name: str, at: datetime) -
     """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted at once; and its id."""
     repository.push(documents(name))
     turn(parts, at)
-    held = parts.reconciler.status.held
-    assert held is not None
+    held = present(parts.reconciler.status.held)
     lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
     commit = repository.push({}, f"Agreed\n\n{lines}")
     turn(parts, at)
@@ -502,56 +484,57 @@ class Witnessed:
         return dict(self.parts.reconciler.status.phases)
 
 
-@pytest.fixture
-def host() -> Iterator[ForgeHost]:
-    with forge_host("gitea") as host:
-        yield host
+@dataclass(frozen=True)
+class Place:
+    """STATE, OUTPUT and a spool, a repository, and its forge."""
 
+    folder: Path
+    repository: Repository
+    host: ForgeHost
 
-@pytest.fixture
-def token(tmp_path: Path) -> Path:
-    (tmp_path / "token").write_text(TOKEN)
-    return tmp_path / "token"
+    @contextmanager
+    def running(self, initial: str | None = None) -> Iterator[Witnessed]:
+        with in_process(self.folder, self.repository.bare, limits=Limits(), initial=initial) as parts:
+            found = Witnessed(parts, self.host, self.folder / "token")
+            try:
+                yield found
+            finally:
+                found.verdicts.close(patience_s=30)
 
+    def keep(self) -> None:
+        for name in ALL:
+            shutil.copytree(self.folder / name, self.folder / "snapshot" / name, dirs_exist_ok=True)
 
-@contextmanager
-def beside(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path, initial: str | None = None
-) -> Iterator[Witnessed]:
-    (tmp_path / "spool").mkdir(exist_ok=True)
-    with in_process(tmp_path, repository.bare, limits=Limits(), initial=initial) as parts:
-        found = Witnessed(parts, host, token)
-        try:
-            yield found
-        finally:
-            found.verdicts.close(patience_s=30)
+    def put_back(self) -> None:
+        """STATE, OUTPUT and the spool, all from one backup: nothing on this machine tells."""
+        for name in ALL:
+            shutil.rmtree(self.folder / name)
+            shutil.move(self.folder / "snapshot" / name, self.folder / name)
+
+    def reinstall(self, found: Witnessed, name: str, at: datetime, *, asks: bool = True) -> bool:
+        """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted."""
+        self.repository.push(documents(name))
+        found.turn(at, asks=asks)
+        held = present(found.parts.reconciler.status.held)
+        lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
+        commit = self.repository.push({}, f"Agreed\n\n{lines}")
+        found.turn(at, asks=asks)
+        return found.parts.reconciler.status.applied == commit
 
 
 ALL = ("state", "output", "spool")
 
 
-def kept(tmp_path: Path) -> None:
-    for name in ALL:
-        shutil.copytree(tmp_path / name, tmp_path / "snapshot" / name, dirs_exist_ok=True)
-
-
-def put_back(tmp_path: Path) -> None:
-    """STATE, OUTPUT and the spool, all from one backup: nothing on this machine tells."""
-    for name in ALL:
-        shutil.rmtree(tmp_path / name)
-        shutil.move(tmp_path / "snapshot" / name, tmp_path / name)
-
-
-def reinstall(repository: Repository, found: Witnessed, name: str, at: datetime) -> bool:
-    """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted."""
-    repository.push(documents(name))
-    found.turn(at)
-    held = found.parts.reconciler.status.held
-    assert held is not None
-    lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
-    commit = repository.push({}, f"Agreed\n\n{lines}")
-    found.turn(at)
-    return found.parts.reconciler.status.applied == commit
+@pytest.fixture
+def place(tmp_path: Path, repository: Repository) -> Iterator[Place]:
+    """An instance has adopted three servers there, and its forge knows that."""
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "spool").mkdir()
+    with forge_host("gitea") as host:
+        made = Place(tmp_path, repository, host)
+        with made.running("adopt") as found:
+            found.turn(NOON)
+        yield made
 
 
 def install(found: Witnessed, at: datetime) -> None:
@@ -567,19 +550,15 @@ def install(found: Witnessed, at: datetime) -> None:
 
 
 @pytest.mark.parametrize("later", [timedelta(minutes=50), timedelta(days=3)])
-def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path, later: timedelta
-) -> None:
+def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(place: Place, later: timedelta) -> None:
     """A commit was accepted and three servers were installed since the backup: without the forge they are again."""
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
-    kept(tmp_path)
-    with beside(tmp_path, repository, host, token) as found:
-        assert reinstall(repository, found, "flatcar-2", NOON + timedelta(minutes=30))
+    place.keep()
+    with place.running() as found:
+        assert place.reinstall(found, "flatcar-2", NOON + timedelta(minutes=30))
         install(found, NOON + timedelta(minutes=31))
         assert dict(found.parts.reconciler.status.records) == {"Provisioned": 3}
-    put_back(tmp_path)
-    with beside(tmp_path, repository, host, token) as found:
+    place.put_back()
+    with place.running() as found:
         for seconds in range(3):
             found.turn(NOON + later + timedelta(seconds=seconds))
         assert found.doubt == "RestoredLedger"
@@ -587,20 +566,16 @@ def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(
         instance_tables.give(found.parts.ledger, NOON, "ada", "begin", {"how": "adopt"})
         found.turn(NOON + later + timedelta(seconds=4))
         assert found.doubt is None
-    with beside(tmp_path, repository, host, token) as found:  # said once
+    with place.running() as found:  # said once
         found.turn(NOON + later + timedelta(minutes=1))
         assert (found.doubt, found.phases) == (None, {"Disk": 3})
 
 
-def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
-) -> None:
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
-        ledger, commit = found.parts.ledger.progress[0], found.parts.reconciler.status.applied
-    forged = f"accepted (ledger {ledger}, change 999999999)"
-    host.statuses.append({"id": 99, "sha": commit, "context": "gitboot", "state": "success", "description": forged})
-    with beside(tmp_path, repository, host, token) as found:
+def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(place: Place) -> None:
+    told = place.host.statuses[-1]
+    forged = re.sub(r" \(ledger (\S+), .*", r" (ledger \1, change 999999999)", told["description"])
+    place.host.statuses.append({**told, "id": 99, "description": forged})
+    with place.running() as found:
         for seconds in range(2):
             found.turn(NOON + timedelta(seconds=seconds))
         assert (found.doubt, found.phases) == (None, {"Disk": 3})
@@ -608,96 +583,70 @@ def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(
         assert [event.facts["change"] for event in said] == [999999999]
 
 
-def test_e9_what_was_only_installed_since_a_backup_is_known_by_the_forge_too(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
-) -> None:
+def test_e9_what_was_only_installed_since_a_backup_is_known_by_the_forge_too(place: Place) -> None:
     """No commit came since, so no verdict: how far the ledger has come is told all the same."""
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
-        assert reinstall(repository, found, "flatcar-2", NOON)
+    with place.running() as found:
+        assert place.reinstall(found, "flatcar-2", NOON)
         assert found.phases == {"Network": 3}
-    kept(tmp_path)
-    with beside(tmp_path, repository, host, token) as found:
+    place.keep()
+    with place.running() as found:
         found.turn(NOON + timedelta(minutes=1))
         install(found, NOON + timedelta(minutes=2))
-    put_back(tmp_path)
-    with beside(tmp_path, repository, host, token) as found:
+    place.put_back()
+    with place.running() as found:
         found.turn(NOON + timedelta(minutes=10))
         assert (found.doubt, found.phases) == ("RestoredLedger", {"Disk": 3})
 
 
-def test_a_forge_that_knows_the_newest_change_vouches_for_a_ledger_that_was_left_alone(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
-) -> None:
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
+def test_a_forge_that_knows_the_newest_change_vouches_for_a_ledger_that_was_left_alone(place: Place) -> None:
     for days, name in ((3, "flatcar-2"), (6, "flatcar-3")):
-        with beside(tmp_path, repository, host, token) as found:
+        with place.running() as found:
             found.turn(NOON + timedelta(days=days))
             assert found.parts.reconciler.standing.knowledge.facts.gap is False
-            assert reinstall(repository, found, name, NOON + timedelta(days=days))
+            assert place.reinstall(found, name, NOON + timedelta(days=days))
 
 
-def test_a_line_that_came_before_the_forge_was_asked_counts_once_it_vouches(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
-) -> None:
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
-    later = NOON + timedelta(days=3)
-    with beside(tmp_path, repository, host, token) as found:
-        repository.push(documents("flatcar-2"))
-        found.turn(later, asks=False)
-        held = found.parts.reconciler.status.held
-        assert held is not None
-        lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
-        commit = repository.push({}, f"Agreed\n\n{lines}")
-        found.turn(later, asks=False)
-        assert found.parts.reconciler.status.held is not None
-        found.turn(later)
+def test_a_line_that_came_before_the_forge_was_asked_counts_once_it_vouches(place: Place) -> None:
+    with place.running() as found:
+        assert not place.reinstall(found, "flatcar-2", NOON + timedelta(days=3), asks=False)
+        commit = found.parts.reconciler.status.attempted
+        found.turn(NOON + timedelta(days=3))
         assert found.parts.reconciler.status.applied == commit
 
 
 @pytest.mark.parametrize("case", ["it knows nothing", "it knows less", "it is away", "another ledger told it"])
-def test_lines_count_only_where_a_forge_knows_the_newest_change(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path, case: str
-) -> None:
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
-    told = host.statuses[-1]
+def test_lines_count_only_where_a_forge_knows_the_newest_change(place: Place, case: str) -> None:
+    host, told = place.host, place.host.statuses[-1]
     if case == "it knows nothing":
         host.statuses.clear()
     elif case == "it knows less":
         told["description"] = re.sub(r"change (\d+)", lambda found: f"change {int(found[1]) - 1}", told["description"])
     elif case == "another ledger told it":
         told["description"] = told["description"].replace("ledger ", "ledger x")
-    later = NOON + timedelta(days=3)
-    with beside(tmp_path, repository, host, token) as found:
+    with place.running() as found:
         if case == "it is away":
             host.faults += [(503, {})] * 50
-        assert not reinstall(repository, found, "flatcar-2", later)
+        assert not place.reinstall(found, "flatcar-2", NOON + timedelta(days=3))
         (event, *_) = (event for event in found.parts.events if event.type == "Held")
         assert "gitboot approve" in event.message
         assert found.doubt is None
         host.faults.clear()
 
 
-def test_nothing_is_offered_after_a_gap_before_the_forge_was_asked(
-    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
-) -> None:
+def test_nothing_is_offered_after_a_gap_before_the_forge_was_asked(place: Place) -> None:
     """It takes as long as a fetch; a remote or a forge that is away delays nothing."""
-    with beside(tmp_path, repository, host, token, "adopt") as found:
-        found.turn(NOON)
-        assert reinstall(repository, found, "flatcar-2", NOON)
+    with place.running() as found:
+        assert place.reinstall(found, "flatcar-2", NOON)
         assert found.phases == {"Network": 3}
     later = NOON + timedelta(days=3)
-    with beside(tmp_path, repository, host, token) as found:
+    with place.running() as found:
         found.turn(later, asks=False)
         assert found.phases == {"Disk": 3}
-        host.faults += [(503, {})] * 50
+        place.host.faults += [(503, {})] * 50
         found.turn(later)
         assert found.phases == {"Network": 3}
-        host.faults.clear()
-    with beside(tmp_path, repository, host, token) as found:
+        place.host.faults.clear()
+    with place.running() as found:
         found.turn(later + timedelta(minutes=5), asks=False)  # no gap since
         assert found.phases in ({"Network": 3}, {"Disk": 3})
         found.turn(later + timedelta(minutes=5), fetched=False)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -17,12 +17,13 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.model.scalars import SystemUuid, swapped
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare
-from tests.helpers.configuration import configured
+from gitboot.status.instance_status import Held
 from tests.helpers.fleets import at, document, fleet, image, mac_of, policy, profile, uuid_of
 from tests.helpers.fleets import repository as repository_of
 from tests.helpers.instance_doubles import UNLIMITED
 from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.instance_process import Repository
+from tests.helpers.values import present
 
 NOON = at("20T12:00")
 OLD = "web01"  # installed; its machine keeps what its document loses
@@ -71,7 +72,6 @@ def new(**facts: Any) -> Machine:
     return Machine(**{"name": NEW, "provision": 1, **facts})
 
 
-FOLLOWING = ("--poll", "0.3", "--check-assets", "off", *configured(max_update_percent=100, max_small_group=9))
 Story = list[list[Machine]]  # the servers of each commit
 
 
@@ -289,18 +289,19 @@ def test_an_identity_passes_on_if_no_installed_machine_can_be_installed_by_it(
 TWO_COMMITS = HELD["a MAC address"]
 
 
-def held_message(parts: Parts) -> str:
-    return [each.message for each in parts.events if each.type == "Held"][-1]
-
-
-def begin(parts: Parts, repository: Repository, story: Story) -> None:
-    """Let the instance accept all commits of a story but the last, which it then holds."""
+def push(parts: Parts, repository: Repository, story: Story) -> None:
+    """Push the commits of a story, each of which the instance looks at."""
     for number, machines in enumerate(story):
         repository.push(files(machines), f"Commit {number}")
         if number == 0:
             instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
         turn(parts, number * 60)
-    assert parts.reconciler.status.held is not None
+
+
+def begin(parts: Parts, repository: Repository, story: Story) -> Held:
+    """Let the instance accept all commits of a story but the last, which it then holds."""
+    push(parts, repository, story)
+    return present(parts.reconciler.status.held)
 
 
 def approve(parts: Parts, digest: str) -> None:
@@ -311,8 +312,9 @@ def approve(parts: Parts, digest: str) -> None:
 def test_the_message_names_the_identity_and_the_machine_that_had_it(repository: Repository, start: Start) -> None:
     with start() as parts:
         begin(parts, repository, TWO_COMMITS)
-        assert "servers that may be reinstalled: 1; the limit is 0" in held_message(parts)
-        assert f"(web02 gets {MAC.replace(':', '-')}, the MAC address of web01)" in held_message(parts)
+        message = [each.message for each in parts.events if each.type == "Held"][-1]
+        assert "servers that may be reinstalled: 1; the limit is 0" in message
+        assert f"(web02 gets {MAC.replace(':', '-')}, the MAC address of web01)" in message
 
 
 def test_a_restart_between_the_commits_changes_nothing(repository: Repository, start: Start) -> None:
@@ -335,13 +337,7 @@ def test_an_acknowledgement_of_what_two_commits_show_does_not_acknowledge_what_t
 ) -> None:
     """The author of the commit can compute the digest of the two commits without looking at any record."""
     with start() as parts:
-        for number, machines in enumerate(TWO_COMMITS):
-            repository.push(files(machines), f"Commit {number}")
-            if number == 0:
-                instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
-            turn(parts, number * 60)
-        held = parts.reconciler.status.held
-        assert held is not None
+        held = begin(parts, repository, TWO_COMMITS)
         before, after = (repository_of(*files(each).values()) for each in TWO_COMMITS[1:])
         digest = compare(decide(before), decide(after), before, after).digest
         assert digest != held.digest
@@ -355,11 +351,9 @@ def test_an_identity_passes_on_with_an_approval_and_is_its_new_machines_from_the
     repository: Repository, start: Start
 ) -> None:
     with start() as parts:
-        begin(parts, repository, TWO_COMMITS)
+        held = begin(parts, repository, TWO_COMMITS)
         lost = server_tables.read_lost_identities(parts.ledger)
         assert [(each.mark, each.uuid) for each in lost] == [(("MAC", MAC.replace(":", "-")), U_OLD)]
-        held = parts.reconciler.status.held
-        assert held is not None
         approve(parts, held.digest)
         turn(parts, 300)
         assert parts.reconciler.status.held is None
@@ -374,12 +368,7 @@ def test_an_identity_passes_on_with_an_approval_and_is_its_new_machines_from_the
 def test_a_server_counts_once_for_all_its_reasons(tmp_path: Path, repository: Repository) -> None:
     limits = replace(UNLIMITED, max_reinstalls=1)
     with in_process(tmp_path, repository.bare, limits=limits) as parts:
-        stories = [*TWO_COMMITS[:2], [old(), new(mac=MAC, serial=SERIAL, provision=2)]]
-        for number, machines in enumerate(stories):
-            repository.push(files(machines), f"Commit {number}")
-            if number == 0:
-                instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
-            turn(parts, number * 60)
+        push(parts, repository, [*TWO_COMMITS[:2], [old(), new(mac=MAC, serial=SERIAL, provision=2)]])
         assert parts.reconciler.status.held is None
 
 
@@ -474,59 +463,3 @@ def test_finding_c4_an_instance_of_one_site_counts_identities_of_the_machines_of
                     assert here.reconciler.status.held is None, f"commit {number} is held"
         held = here.reconciler.status.held
         assert held is not None and held.guards == ("maxReinstalls",)
-
-
-# A stranger, and real processes
-
-
-def boots(instance: Instance, path: str) -> str:
-    """Return what a machine gets by one of its lookups; "" if gitboot has no boot for it."""
-    response = instance.get(path)
-    return response.text if response.status_code == 200 else ""
-
-
-# Firmware that fetches a file reports nothing, so only Always offers it one.
-BY_FIRMWARE: Final[dict[str, Any]] = {"often": "Always", "method": "UefiHttp"}
-
-
-def is_accepted(instance: Instance, commit: str) -> bool:
-    """Wait until the instance has judged a commit; return whether it goes by the commit."""
-    status = eventually(lambda: (found := instance.status())["attempted"]["commit"] == commit and found)
-    return bool(status["applied"]["commit"] == commit)
-
-
-def test_finding_c4_two_commits_give_an_installed_machine_no_installation_by_its_mac_address(
-    tmp_path: Path, repository: Repository
-) -> None:
-    """The installed machine asks by GRUB and by plain iPXE, which send nothing but the MAC address."""
-    mac = MAC.replace(":", "-")
-    repository.push(files(TWO_COMMITS[0]))
-    with running(repository.bare, tmp_path, *FOLLOWING, records="fresh") as instance:
-        for number, machines in enumerate(TWO_COMMITS[1:], 1):
-            assert is_accepted(instance, repository.push(files(machines))) is (number == 1)
-            for path in (f"/grub.cfg-01-{mac}", f"/v1/boot/{mac}/boot.ipxe"):
-                assert "flatcar-1/kernel" not in boots(instance, path)
-
-
-def test_finding_c4_swapped_addresses_give_an_installed_machine_no_installation_by_its_address(
-    tmp_path: Path, repository: Repository
-) -> None:
-    """The firmware of the installed machine asks /httpboot, which finds the server by the client's address."""
-    here, there = "127.0.0.1", "127.0.0.9"
-    parked, waiting = old(lifecycle="Parked"), new()
-    repository.push(files([replace(parked, address=here), replace(waiting, address=there)], **BY_FIRMWARE))
-    with running(repository.bare, tmp_path, *FOLLOWING, records="fresh") as instance:
-        assert boots(instance, "/httpboot") == ""
-        swapped = [replace(parked, address=there), replace(waiting, address=here)]
-        assert not is_accepted(instance, repository.push(files(swapped, **BY_FIRMWARE)))
-        assert boots(instance, "/httpboot") == ""
-
-
-def test_the_lookups_of_these_tests_give_a_server_its_installation(tmp_path: Path, repository: Repository) -> None:
-    """So the tests above would notice an installation."""
-    repository.push(files([new(address="127.0.0.1", mac=MAC)], **BY_FIRMWARE))
-    with running(repository.bare, tmp_path, *FOLLOWING, records="fresh") as instance:
-        assert "UKIURL" in boots(instance, "/httpboot")
-    repository.push(files([new(mac=MAC)]))
-    with running(repository.bare, tmp_path / "pxe", *FOLLOWING, records="fresh") as instance:
-        assert "flatcar-1/kernel" in boots(instance, f"/grub.cfg-01-{MAC.replace(':', '-')}")

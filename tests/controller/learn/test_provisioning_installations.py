@@ -21,6 +21,7 @@ from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen, ex
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.fleets import fleet, image, mac_of, policy, profile, repository, server, uuid_of
 from tests.helpers.instance_bench import NOON, Bench
+from tests.helpers.values import present
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
@@ -54,8 +55,7 @@ class Installing(Bench):
 
     def asked(self, path: str, client: str = NIC, at: datetime | None = None, log: str | None = None) -> None:
         """A path that names the installation is asked for."""
-        token = self.decisions.servers["web01"].token
-        assert token is not None
+        token = present(self.decisions.servers["web01"].token)
         whole = f"boot/v1/boot/{MAC}/{path.replace('TOKEN', token)}"
         digest, at = Digest(token), at or self.now
         self.observe(Observation(server="web01", path=whole, digest=digest, client=client, at=at, log=log))
@@ -73,8 +73,7 @@ class Installing(Bench):
 
     @property
     def boots(self) -> tuple[Phase, Cause, str | None]:
-        plan = self.reconcile()
-        assert plan is not None
+        plan = present(self.reconcile())
         return plan.phase, plan.cause, plan.key
 
     @property
@@ -98,18 +97,14 @@ def test_a_boot_that_was_given_is_given_for_a_minute_and_no_more(web01: Installi
     assert web01.step == "Pending"
     web01.entry(plan)
     assert web01.step == "Attempted"
-    web01.wait(seconds=59)
-    assert web01.boots == (*OFFERED, "provision/1")
-    web01.wait(seconds=1)
-    assert web01.boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
-    web01.wait(days=3)
-    assert web01.boots[0] is Phase.DISK
+    assert web01.wait(seconds=59).boots == (*OFFERED, "provision/1")
+    assert web01.wait(seconds=1).boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
+    assert web01.wait(days=3).boots[0] is Phase.DISK
 
 
 def test_its_data_is_its_start_and_ends_it_where_a_fetch_is_the_evidence(web01: Installing) -> None:
     web01.entry(web01.install())
-    web01.wait(seconds=20)
-    web01.data()
+    web01.wait(seconds=20).data()
     assert web01.boots == (Phase.DISK, Cause.PROVISIONED, None)  # no minute more: the system runs
     assert web01.record is not None
     (attempt,) = web01.record.attempts
@@ -119,13 +114,6 @@ def test_its_data_is_its_start_and_ends_it_where_a_fetch_is_the_evidence(web01: 
     assert attempt.started.path.endswith("/user-data") and attempt.started.at == NOON + timedelta(seconds=20)
     assert web01.told("Attempted", "Started", "Provisioned") == ["Attempted", "Started", "Provisioned"]
     assert "as far as its fetches show" in web01.events[-1].message
-
-
-def test_what_asks_for_no_data_is_installed_as_far_as_anybody_can_see_once_its_boot_was_given(
-    web01: Installing,
-) -> None:
-    web01.entry(web01.install(data=False))
-    assert web01.step == "Provisioned"
 
 
 def test_its_data_alone_says_that_its_boot_was_given(web01: Installing) -> None:
@@ -170,16 +158,14 @@ def test_what_was_asked_for_before_a_person_said_pending_counts_no_more(web01: I
 
 def test_a_clock_that_steps_back_does_not_give_the_boot_again(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
-    web01.wait(hours=-1)
-    assert web01.boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
+    assert web01.wait(hours=-1).boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
 
 
 def test_what_was_another_clients_is_taken_back_but_for_a_boot_whose_system_has_started(web01: Installing) -> None:
     plan = web01.install()
     state = web01.servers["web01"]
     assert plan is not None
-    offer = offer_of(state.decision, plan, state.record)
-    assert offer is not None
+    offer = present(offer_of(state.decision, plan, state.record))
     entry, data = Seen(NOON, ENTRY, NIC), Seen(NOON + timedelta(seconds=20), f"{ENTRY}/data", NIC)
     given = attempted(offer, Record(), entry)
     begun = started(offer, given, data)
@@ -195,8 +181,7 @@ def test_what_was_another_clients_is_taken_back_but_for_a_boot_whose_system_has_
 
 def test_a_higher_number_begins_anew_and_a_lower_one_never(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported", provision=2))
-    web01.wait(hours=1)
-    web01.install(evidence="Reported", provision=1)
+    web01.wait(hours=1).install(evidence="Reported", provision=1)
     assert web01.boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
     web01.entry(web01.install(evidence="Reported", provision=3))
     assert web01.boots[2] == "provision/3" and web01.given == [1]
@@ -204,8 +189,7 @@ def test_a_higher_number_begins_anew_and_a_lower_one_never(web01: Installing) ->
 
 def test_a_failure_ends_the_attempt_and_nothing_follows_by_itself(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
-    web01.wait(seconds=30)
-    web01.fails("partitioning\nno disk found")
+    web01.wait(seconds=30).fails("partitioning\nno disk found")
     assert (web01.step, web01.boots) == ("Failed", (Phase.DISK, Cause.FAILED, "provision/1"))
     (event,) = [each for each in web01.events if each.type == "Failed"]
     assert event.warning and event.facts["failed"]["log"] == "partitioning\nno disk found"
@@ -265,8 +249,7 @@ def test_what_was_installed_before_is_no_proof_once_another_installation_has_beg
         web01.fails("no disk found")
     web01.install(evidence="Reported", provision=1)
     assert (web01.step, web01.boots) == ("Failed" if fails else "Attempted", (Phase.DISK, Cause.OVERTAKEN, None))
-    web01.wait(minutes=30)
-    web01.reconcile()
+    web01.wait(minutes=30).reconcile()
     status, reason, message = web01.condition("BootsProven") or (None, "", "")
     assert (status, reason) == (False, "Failed" if fails else "Overdue")
     assert "web01" in message
@@ -307,8 +290,7 @@ def test_as_many_attempts_follow_failures_as_the_fleet_allows_each_recorded_apar
         assert web01.step == "Pending"
         plan = web01.servers["web01"].plan
         web01.entry(plan)
-        web01.wait(minutes=10)
-        assert web01.boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
+        assert web01.wait(minutes=10).boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
         web01.fails(f"failure {number}")
         web01.fails(f"failure {number}")  # sent again: the answer was lost
         web01.wait(minutes=10)
@@ -322,8 +304,7 @@ def test_as_many_attempts_follow_failures_as_the_fleet_allows_each_recorded_apar
 def test_silence_is_no_failure(web01: Installing) -> None:
     """The disks may be written by now, and only the last word be lost."""
     web01.entry(web01.install(evidence="Reported", attempts=3))
-    web01.wait(days=1)
-    assert web01.boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
+    assert web01.wait(days=1).boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
 
 
 def test_a_failure_of_what_was_never_given_says_nothing(web01: Installing) -> None:
@@ -357,15 +338,13 @@ def test_each_boot_of_an_installer_has_an_override_of_its_own(web01: Installing)
     plan = web01.install(boots=2, evidence="Reported")
     assert plan is not None and plan.override is not None and plan.override.reason == "provision/1"
     web01.entry(plan)
-    web01.wait(seconds=60)
-    plan = web01.reconcile()
+    plan = web01.wait(seconds=60).reconcile()
     assert plan is not None and plan.override is not None and plan.override.reason == "provision/1/boot/2"
 
 
 def test_what_is_published_of_a_server_has_its_step_and_what_was_fetched(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
-    web01.wait(seconds=9)
-    web01.data()
+    web01.wait(seconds=9).data()
     summary = web01.servers["web01"].published.summary
     assert summary["step"] == "Started"
     assert summary["cause"] == "its installation has started, and nothing has shown its end"
@@ -402,8 +381,7 @@ def test_an_installation_is_shown_from_its_first_fetch_until_a_person_ends_it(we
     assert shown(web01) is None
     web01.entry(plan)
     assert shown(web01) == ("Installing", "Attempted")
-    web01.wait(minutes=2)
-    web01.data()
+    web01.wait(minutes=2).data()
     assert shown(web01) == ("Installing", "Started")
     web01.wait(days=3)
     assert shown(web01) == ("Installing", "Started")
@@ -467,8 +445,7 @@ def test_the_next_boot_of_the_disk_ends_what_is_shown_as_served(web01: Installin
 
 def test_a_boot_of_the_disk_ends_no_installation_whose_completion_is_to_be_reported(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
-    web01.wait(minutes=2)
-    web01.reconcile()
+    web01.wait(minutes=2).reconcile()
     assert ENTRY not in web01.servers["web01"].entries
 
 
@@ -478,13 +455,11 @@ def test_a_boot_of_the_disk_ends_no_installation_whose_completion_is_to_be_repor
 def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01: Installing) -> None:
     web01.entry(web01.install())
     assert web01.due is not None
-    web01.wait(minutes=29, seconds=59)
-    web01.reconcile()
+    web01.wait(minutes=29, seconds=59).reconcile()
     waits = "web01 (Installing since 2026-11-20T12:00:00Z; last step: boot fetched at 2026-11-20T12:00:00Z)"
     assert web01.condition("BootsProven") == (True, "Installing", f"no evidence of completion: {waits}")
     assert web01.due == NOON + timedelta(minutes=30)
-    web01.wait(seconds=1)
-    web01.reconcile()
+    web01.wait(seconds=1).reconcile()
     status, reason, message = web01.condition("BootsProven") or (None, "", "")
     assert (status, reason) == (False, "Overdue")
     assert f"web01 (attempted: {NIC} fetched {ENTRY} at 2026-11-20T12:00:00Z)" in message
@@ -497,13 +472,10 @@ def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01
 
 def test_a_step_lasts_from_the_last_that_was_seen(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
-    web01.wait(minutes=20)
-    web01.data()
-    web01.wait(minutes=29)
-    web01.reconcile()
+    web01.wait(minutes=20).data()
+    web01.wait(minutes=29).reconcile()
     assert (web01.condition("BootsProven") or (False,))[0] is True
-    web01.wait(minutes=1)
-    web01.reconcile()
+    web01.wait(minutes=1).reconcile()
     assert "web01 (started: " in (web01.condition("BootsProven") or (False, "", ""))[2]
 
 
@@ -513,8 +485,7 @@ def test_what_waits_for_a_commit_alone_is_not_looked_for(web01: Installing, has_
     web01.entry(web01.install(evidence="Declared"))
     if has_started:
         web01.data()
-    web01.wait(minutes=31)
-    web01.reconcile()
+    web01.wait(minutes=31).reconcile()
     assert web01.step == ("Started" if has_started else "Attempted")
     assert (web01.condition("BootsProven") or (None,))[0] is has_started
 
@@ -530,8 +501,7 @@ def test_another_kind_of_evidence_counts_for_what_was_seen_before(
     if has_started:
         web01.data()
     seen = web01.now
-    web01.wait(minutes=5)
-    assert web01.step == ("Started" if has_started else "Attempted")
+    assert web01.wait(minutes=5).step == ("Started" if has_started else "Attempted")
     web01.install(evidence="Fetched", data=data)
     assert web01.step == step
     assert web01.record is not None
@@ -554,17 +524,6 @@ def test_servers_are_counted_by_their_steps(web01: Installing) -> None:
     assert counted() == {"Provisioned": 1}
 
 
-def test_what_is_known_outlasts_the_process(tmp_path: Path) -> None:
-    with Installing(tmp_path) as web01:
-        web01.entry(web01.install(evidence="Reported", attempts=2))
-        web01.data()
-        web01.fails("a\nb")
-        before = web01.record
-    with Installing(tmp_path, initial=None) as web01:
-        web01.install(evidence="Reported", attempts=2)
-        assert web01.record == before
-
-
 # An ordinary day
 
 
@@ -572,27 +531,11 @@ def test_a_second_nic_and_the_next_loader_get_the_same_boot(web01: Installing) -
     plan = web01.install(evidence="Reported")
     web01.entry(plan, NIC)
     for seconds in (5, 30, 20):
-        web01.wait(seconds=seconds)
-        plan = web01.reconcile()
+        plan = web01.wait(seconds=seconds).reconcile()
         assert plan is not None and (plan.phase, plan.cause) == OFFERED
         web01.entry(plan, OTHER_NIC)
     assert web01.given == [1]
-    web01.wait(seconds=5)
-    assert web01.boots[0] is Phase.DISK  # a minute from the first
-
-
-def test_a_kernel_that_is_answered_503_and_then_again_is_one_installation(web01: Installing) -> None:
-    """The loader tries its script again; it comes back for the entry; its system asks for its data: all one boot."""
-    plan = web01.install()
-    web01.entry(plan)
-    web01.wait(seconds=25)
-    plan = web01.reconcile()
-    web01.entry(plan)
-    web01.wait(minutes=4)  # a kernel that is fetched slowly
-    web01.data()
-    assert (web01.step, web01.given) == ("Provisioned", [1])
-    assert web01.condition("BootsProven") is not None
-    assert web01.told("NeedsOperator") == []
+    assert web01.wait(seconds=5).boots[0] is Phase.DISK  # a minute from the first
 
 
 def test_a_monitor_that_fetches_data_starts_nothing(web01: Installing) -> None:
@@ -611,8 +554,7 @@ def test_machines_behind_one_address_are_told_apart_by_what_they_fetch(tmp_path:
         for name in ("web01", "web03"):
             bench.fetch(bench.servers[name].plan, client="192.0.2.1")
         bench.reconcile()
-        bench.wait(minutes=2)
-        bench.reconcile()
+        bench.wait(minutes=2).reconcile()
         phases = {name: state.plan.phase for name, state in bench.servers.items() if state.plan is not None}
         assert phases == {"web01": Phase.DISK, "web02": Phase.NETWORK, "web03": Phase.DISK}
 

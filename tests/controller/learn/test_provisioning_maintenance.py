@@ -17,6 +17,7 @@ from gitboot.resolve.provisioning_record import exported, imported
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
 from tests.helpers.instance_bench import NOON, Bench
+from tests.helpers.values import present
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
@@ -48,9 +49,7 @@ class Maintained(Bench):
         return self.planned()
 
     def planned(self) -> BootPlan:
-        plan = self.reconcile()
-        assert plan is not None
-        return plan
+        return present(self.reconcile())
 
     def entry(self, plan: BootPlan) -> BootPlan:
         self.fetch(plan, path=ENTRY)
@@ -104,8 +103,7 @@ def test_a_maintenances_boot_is_attempted_and_then_started(web01: Maintained) ->
 def test_a_start_ends_the_minute_in_which_the_boot_is_given_again(web01: Maintained) -> None:
     plan = web01.maintain()
     web01.entry(plan)
-    web01.wait(seconds=20)
-    web01.data(plan.data)
+    web01.wait(seconds=20).data(plan.data)
     assert web01.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
 
 
@@ -133,11 +131,9 @@ def test_a_direct_boot_starts_by_its_uuid(web01: Maintained) -> None:
 def test_a_run_that_does_not_start_is_a_condition_that_names_what_was_fetched_when(web01: Maintained) -> None:
     plan = web01.maintain()
     web01.entry(plan)
-    web01.wait(minutes=29, seconds=59)
-    web01.planned()
+    web01.wait(minutes=29, seconds=59).planned()
     assert (web01.condition("RunsStarted"), web01.due) == (None, NOON + timedelta(minutes=30))
-    web01.wait(seconds=1)
-    web01.planned()
+    web01.wait(seconds=1).planned()
     status, reason, message = web01.condition("RunsStarted") or (None, "", "")
     assert (status, reason) == (False, "Overdue")
     assert f"web01 (Maintenance/bios: 10.0.0.7 fetched {ENTRY} at 2026-11-20T12:00:00Z)" in message
@@ -148,25 +144,21 @@ def test_a_run_that_does_not_start_is_a_condition_that_names_what_was_fetched_wh
 
 def test_nothing_is_overdue_when_its_window_is_over(web01: Maintained) -> None:
     web01.entry(web01.maintain(window="20T11:00 20T13:00"))
-    web01.wait(minutes=45)
-    web01.planned()
+    web01.wait(minutes=45).planned()
     assert web01.condition("RunsStarted") is not None
-    web01.wait(minutes=15)
-    web01.planned()
+    web01.wait(minutes=15).planned()
     assert (web01.condition("RunsStarted"), web01.runs) == (None, {})
 
 
 def test_a_higher_run_begins_anew_and_its_data_is_its_own(web01: Maintained) -> None:
     first = web01.maintain()
     web01.entry(first)
-    web01.wait(minutes=40)
-    second = web01.maintain(run=2)
+    second = web01.wait(minutes=40).maintain(run=2)
     assert (web01.shown, second.data != first.data) == (GIVEN, True)
     web01.data(first.data)  # of the system of the first, which is slow
     assert web01.shown == GIVEN
     web01.entry(second)
-    web01.wait(minutes=2)
-    assert web01.shown == (Phase.DISK, Cause.MAINTENANCE_GIVEN)
+    assert web01.wait(minutes=2).shown == (Phase.DISK, Cause.MAINTENANCE_GIVEN)
 
 
 def test_user_data_lies_where_only_this_run_asks_for_it_and_for_two_hours(web01: Maintained) -> None:
@@ -176,11 +168,9 @@ def test_user_data_lies_where_only_this_run_asks_for_it_and_for_two_hours(web01:
     assert path in web01.paths
     assert any(f"/data/{plan.data}/" in each for each in plan.boot.kernel_arguments)
     web01.entry(plan)
-    web01.wait(minutes=119)
-    web01.planned()
+    web01.wait(minutes=119).planned()
     assert path in web01.paths
-    web01.wait(minutes=1)
-    web01.planned()
+    web01.wait(minutes=1).planned()
     assert path not in web01.paths
 
 
@@ -201,16 +191,3 @@ def test_what_was_seen_of_a_run_is_explained_and_counted(web01: Maintained) -> N
     metrics = {metric.name: metric for metric in of_status(web01.instance.reconciler.status.facts())}
     (sample,) = metrics["gitboot_maintenance_runs"].samples
     assert (sample.labels, sample.value) == ({"step": "Started"}, 1)
-
-
-def test_steps_outlast_the_process(tmp_path: Path) -> None:
-    with Maintained(tmp_path) as web01:
-        plan = web01.maintain()
-        web01.entry(plan)
-        web01.wait(minutes=2)
-        web01.data(plan.data)
-        before = web01.record
-    with Maintained(tmp_path, initial=None) as web01:
-        web01.wait(minutes=3)
-        web01.maintain()
-        assert (web01.record, web01.shown) == (before, (Phase.DISK, Cause.MAINTENANCE_STARTED))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gitboot.controller.bmcs.desired_state import media_of
-from gitboot.controller.instance.assembly import Outside, assembled
+from gitboot.controller.instance.assembly import Dependencies, build
 from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
@@ -155,11 +155,18 @@ class Life:
         ledger = opened.enter_context(Ledger.open(self.folder / "ledger.sqlite"))
         if instance_tables.is_behind(ledger):
             instance_tables.doubt(ledger, "RestoredLedger")
-        outside = Outside(source=self.branch, evaluation=self.branch, target=self)
+        dependencies = Dependencies(
+            store=ledger,
+            source=self.branch,
+            evaluation=self.branch,
+            target=self,
+            clock=lambda: self.now,
+            tell=self._happened,
+        )
         files = [each for path, each in self.parts.files.items() if path.startswith(RECORDS)]
         if self.shared:
             records = {uuid: known for each in files for uuid, known in imported(each.content, RECORDS).items()}
-            outside = replace(outside, owner=instance_tables.read(ledger).identity, records=records)
+            dependencies = replace(dependencies, owner=instance_tables.read(ledger).identity, records=records)
         settings = Settings(
             output=self.folder,
             state=self.folder,
@@ -168,15 +175,7 @@ class Life:
             bmc=BmcSettings(credentials=self.folder, parallel=1, jitter=0),
             limits=UNLIMITED,
         )
-        made = opened.enter_context(
-            assembled(
-                settings,
-                ledger,
-                outside,
-                tell=self._happened,
-                clock=lambda: self.now,
-            )
-        )
+        made = opened.enter_context(build(settings, dependencies))
         if initial is not None:
             instance_tables.give(ledger, self.now, "an operator", BEGIN, {"how": initial})
         self.instance = Process(ledger, made.inbox, made.reconciler, opened)
