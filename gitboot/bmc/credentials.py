@@ -33,7 +33,7 @@ _ONLY_BY_NAME: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unsp
 
 
 def pair_of(bmc: BmcAccess) -> Pair:
-    """Who is sent which credentials."""
+    """Return where a BMC answers, and the name of the credentials that it is sent."""
     return origin_of(bmc.address), bmc.credentials
 
 
@@ -52,7 +52,7 @@ class Credentials:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trust:
-    """What the instance says of credentials."""
+    """The content of `FILE`: where credentials may be used, and how."""
 
     file: Path  # where it says so, or would
     networks: tuple[IPv4Network | IPv6Network, ...] = ()  # in which they may be used
@@ -71,7 +71,7 @@ class Trust:
         return bool(self.networks or self.hosts)
 
     def covers(self, bmc: BmcAccess) -> bool:
-        """Whether it says enough of a BMC; which address a name has is looked at when it is resolved."""
+        """Return whether a BMC may be sent the credentials. The addresses of a name are checked when it is resolved."""
         try:
             self.allowed(bmc, known=False)
         except BmcNotTrusted:
@@ -79,9 +79,9 @@ class Trust:
         return True
 
     def allowed(self, bmc: BmcAccess, *, known: bool) -> Allowed:
-        """The addresses at which a BMC may be sent the credentials.
+        """Return the addresses at which a BMC may be sent the credentials.
 
-        ``known``: the pair of the two stands in the ledger. Raises `BmcNotTrusted` where there is none.
+        ``known``: the ledger has the pair of both. Raises `BmcNotTrusted` if no address is allowed.
         """
         self._check_channel(bmc)
         host, literal = _host(bmc), _literal(bmc)
@@ -102,15 +102,15 @@ class Trust:
         )
 
     def certificate(self, bmc: BmcAccess) -> str | None:
-        """The fingerprint by which alone a BMC is known, where the instance names it."""
+        """Return the fingerprint of the certificate that the instance names for a BMC."""
         return dict(self.certificates).get(_host(bmc))
 
     def trusted_authority(self, bmc: BmcAccess) -> str | None:
-        """Whose certificate a BMC has to show, as PEM; None: the machine's own authorities."""
+        """Return whose certificate a BMC has to show, as PEM; None: the machine's own authorities."""
         return bmc.ca or self._own_authority(bmc)
 
     def _own_authority(self, bmc: BmcAccess) -> str | None:
-        """The authority that the instance itself names for a BMC."""
+        """Return the authority that the instance itself names for a BMC."""
         host, literal = _host(bmc), _literal(bmc)
         for place, authority in self.authorities:
             if _is_called(host, place) if isinstance(place, str) else literal is not None and _plain(literal) in place:
@@ -130,7 +130,7 @@ class Trust:
                 )
 
     def _proves(self, bmc: BmcAccess) -> bool:
-        """Whether whoever answers has to prove by the instance's own authority, or word, that it is one of its BMCs."""
+        """Return whether a BMC has to prove who it is by an authority, or a certificate, that the instance names."""
         if _is_https(bmc) and self.certificate(bmc) is not None:
             return True
         return self._own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
@@ -189,7 +189,7 @@ _CHANNELS: Final = (
 
 
 def read_trust(directory: Path, name: str) -> Trust:
-    """What is said of credentials; raises `UsageError` where it cannot be understood."""
+    """Read what the instance says of credentials. Raises `UsageError` for a file that cannot be understood."""
     own, shared = directory / name / FILE, directory / FILE
     file = shared if shared.exists() and not own.exists() else own
     said = _parsed(file) if file.exists() else {}
@@ -208,7 +208,7 @@ def _pem(file: Path) -> str:
 
 
 def as_file(bmcs: Iterable[BmcAccess]) -> str:
-    """The file that lets one name's credentials be used for these BMCs, and for no others."""
+    """Return the file that lets one name's credentials be used for these BMCs, and for no others."""
     found = sorted(bmcs, key=lambda each: each.address)
     networks: list[IPv4Network | IPv6Network] = []
     hosts = []
@@ -278,7 +278,7 @@ def _command(value: object) -> tuple[str, ...]:
 
 
 def _authorities(value: object) -> tuple[tuple[Place, str], ...]:
-    """The narrowest place first: a host before the names below it, a network before the one around it."""
+    """Return places with their files, the narrowest first: a host before the names below it."""
     if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
         raise ValueError("expected networks and hosts, each with the file of its authority")
     found: list[tuple[Place, str]] = []
@@ -323,7 +323,7 @@ def _host(bmc: BmcAccess) -> str:
 
 
 def _literal(bmc: BmcAccess) -> Address | None:
-    """The address itself, where that stands in the document, and no name."""
+    """Return the IP address of a BMC if its document has one, and not a name."""
     try:
         return ip_address(_host(bmc))
     except ValueError:
@@ -335,7 +335,7 @@ def _is_called(host: str, name: str) -> bool:
 
 
 def _plain(address: Address) -> Address:
-    """An address of IPv4 that is written as one of IPv6, as what it is."""
+    """Return an address of IPv4 that is written as one of IPv6, as what it is."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 
@@ -357,7 +357,7 @@ def read_credentials(directory: Path, name: str) -> Credentials:
 
 
 def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
-    """Whether the instance itself says that a BMC may be sent its credentials, or has none that it could be sent."""
+    """Return whether the instance allows a BMC its credentials, or does not have them."""
     if directory is None or not (directory / bmc.credentials).is_dir():
         return True
     try:
@@ -402,16 +402,16 @@ class CredentialDirectory:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def of(self, name: str) -> Entrusted:
-        """The credentials of that name, as they are now; raises `UsageError` where there are none."""
+        """Return credentials by their name, as they are now. Raises `UsageError` if there are none."""
         if self._root is None:
             raise UsageError(f"no directory of credentials is given, and {name} is needed (--credentials)")
         with self._locks[name]:  # a command is asked once, however many wait for it
             return self._now(self._root, name, asks=True)
 
     def fingerprint(self, name: str) -> str | None:
-        """What changes when credentials do, or what is said of them; None: there are none, as far as is known.
+        """Return a text that changes when credentials or their `Trust` change; None: no credentials are known.
 
-        It asks no command: what one says may have changed, and is another fingerprint once somebody needs it.
+        The method runs no command. A new password of a command changes the text when a task needs the password.
         """
         if self._root is None:
             return None
@@ -463,7 +463,7 @@ class CredentialDirectory:
 
 
 def _ask(command: tuple[str, ...]) -> _Said:
-    """Let a command say the password, in one line; what it writes is shown to nobody, whatever it is."""
+    """Run a command that prints the password in one line. Its output is never shown."""
     password, error = None, ""
     try:
         status, output = output_of(command, patience_s=_PATIENCE_S, most_bytes=_LONGEST)
@@ -481,7 +481,7 @@ def _ask(command: tuple[str, ...]) -> _Said:
 
 
 def _read(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
-    """Some files of a folder, all of the same moment: a link may be led to other files between two of them."""
+    """Read files of a folder, all of the same moment: a link may be led to other files between two of them."""
     files = [folder / part for part in parts]
     try:
         for _ in range(_TRIES):
@@ -510,7 +510,7 @@ def _one_line(file: Path, content: bytes) -> str:
 
 
 def _version(file: Path) -> _Version:
-    """What is another once a file was written or replaced, or a link on the way to it leads elsewhere."""
+    """Return what is another once a file was written or replaced, or a link on the way to it leads elsewhere."""
     try:
         found = file.stat()
     except OSError:

@@ -65,7 +65,7 @@ _Outcome: TypeAlias = bytes | BmcBusy | BmcRejected
 class IpmiConnection:
     """A BMC that is asked by a process of its own each time; for one thread at a time.
 
-    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`, which say what was asked of whom.
+    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class IpmiConnection:
         )
 
     def with_clock(self, seen: Observed, clock: Callable[[], datetime]) -> Observed:
-        """A BMC shows no clock by IPMI: it is as it was seen."""
+        """Return what was seen: a BMC shows no clock by IPMI."""
         return seen
 
     def set_override(self, wanted: Override, seen: Observed) -> None:
@@ -115,7 +115,7 @@ class IpmiConnection:
         _answered(written)
 
     def with_reset_types(self, seen: Observed) -> Observed:
-        """What IPMI has is known without asking."""
+        """Return what was seen: the reset types of IPMI are known without a request."""
         return seen
 
     def reset(self, type: ResetType, seen: Observed) -> None:
@@ -125,7 +125,7 @@ class IpmiConnection:
         _answered(done)
 
     def _shown(self, guid: _Outcome) -> Shown:
-        """Who the system is: by its GUID, or where that could be read in two ways, by its serial number."""
+        """Return who the system is: by its GUID, or where that could be read in two ways, by its serial number."""
         if isinstance(guid, bytes) and (uuid := system_uuid(guid)) is not None:
             return Shown(uuid=uuid)
         printed = self._run(("fru", "print", "0")).stdout
@@ -133,7 +133,7 @@ class IpmiConnection:
         return Shown(serial=found[1].decode("ascii", "replace")) if found else Shown()
 
     def _ask(self, *requests: tuple[int, ...]) -> list[_Outcome]:
-        """What becomes of each request, one after the other in one session."""
+        """Send requests one after the other in one session, and return the outcome of each."""
         script = "".join(f"raw {' '.join(f'0x{each:02x}' for each in octets)}\n" for octets in requests)
         ended = self._run(("exec", "/dev/stdin"), script)
         lines, outcomes = iter(ended.stdout.splitlines()), list[_Outcome]()
@@ -198,7 +198,7 @@ class IpmiConnection:
         return ended
 
     def _resolved(self, host: str, port: int) -> str:
-        """The address that is asked: looked at, and not resolved again after that."""
+        """Return the address that is asked: looked at, and not resolved again after that."""
         try:
             return self.reach.addresses(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
         except AddressRefused as error:
@@ -208,7 +208,7 @@ class IpmiConnection:
 
 
 def _octets(text: bytes) -> bytes:
-    """What ipmitool prints of an answer; nothing where that is another text."""
+    """Return what ipmitool prints of an answer; nothing where that is another text."""
     try:
         return bytes.fromhex(text.decode("ascii"))
     except ValueError:
@@ -216,7 +216,7 @@ def _octets(text: bytes) -> bytes:
 
 
 def _answered(outcome: _Outcome) -> bytes:
-    """What was answered; raises what was refused."""
+    """Return an answer. Raise a refusal."""
     if isinstance(outcome, bytes):
         return outcome
     raise outcome
@@ -246,7 +246,7 @@ def _flags(wanted: Override) -> Iterator[int]:
 
 
 def system_uuid(guid: bytes) -> SystemUuid | None:
-    """The UUID that a GUID means; None where its bytes could be read in two ways, or in none.
+    """Return the UUID that a GUID means; None where its bytes could be read in two ways, or in none.
 
     IPMI 2.0, 20.8 sends the last byte first, and many BMCs send SMBIOS's bytes instead, of which `byte_orders` knows
     both orders. Only version and variant of RFC 9562 tell which it is.

@@ -285,7 +285,7 @@ class OverrideSession:
         return self._settled(noted)
 
     def _keep_uri(self, seen: Observed) -> tuple[str, str | None]:
-        """Have firmware keep the loader's URI if the BMC takes none; return what to say of it, and the kept URI.
+        """Have firmware keep the loader's URI if the BMC takes none; return a part of the message, and the kept URI.
 
         The reset that follows lets the setting take effect. If the BMC refuses it, DHCP names the loader, as before.
         """

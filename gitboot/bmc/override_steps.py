@@ -70,10 +70,10 @@ def next_step(
 ) -> Step:
     """Decide what comes next for one BMC.
 
-    ``records`` are all of the server's, one a reason; ``identified`` says whose machine was observed. What stands for
-    another reason than the wanted one is withdrawn first, and its media ejected, but for ``keeps``, the media of a
-    boot that was given: those stay until the machine resets. What gitboot has not set itself is left alone. Nothing
-    is set on another machine, and nothing withdrawn but on the system on which it was set.
+    ``records`` are all of the server's, one a reason; ``identified`` says whose machine was observed. An override of
+    another reason is withdrawn first, and its media are ejected. Media in ``keeps`` belong to a boot that was served,
+    and stay until the machine resets. gitboot leaves alone what it has not set itself. It sets nothing on another
+    machine, and withdraws an override only on the system on which it was set.
     """
     records = tuple(each for each in records if each.state is not State.UNSENT)
     accepted = isinstance(identified, Same) and identified.accepted
@@ -110,12 +110,12 @@ def next_step(
 
 
 def needs_slots(wanted: Wanted | None, records: Iterable[OverrideRecord]) -> bool:
-    """Whether the slots of virtual media have to be read before the next step is decided."""
+    """Return whether the slots of virtual media have to be read before the next step is decided."""
     return (wanted is not None and wanted.override.medium is not None) or any(each.has_media for each in records)
 
 
 def needs_firmware_uri(wanted: Wanted | None, observed: Observed) -> bool:
-    """Whether firmware's own URI has to be read: ``UefiHttp`` would boot that, where the BMC takes no other."""
+    """Return whether firmware's own URI has to be read: ``UefiHttp`` would boot that, where the BMC takes no other."""
     if wanted is None or not observed.keeps_uri or observed.firmware_uri is not None:
         return False
     fitted = fit(wanted.override, observed)
@@ -137,7 +137,7 @@ def uri_to_keep(wanted: Wanted | None, observed: Observed) -> str | None:
 
 
 def needs_clock(records: Iterable[OverrideRecord], observed: Observed, at: datetime) -> bool:
-    """Whether the BMC's clock has to be read, beside its marks, before the next step is decided.
+    """Return whether the BMC's clock has to be read, beside its marks, before the next step is decided.
 
     It tells what has become of an override, and whether a machine is in POST that seems to have been for too long.
     """
@@ -182,7 +182,7 @@ def overtaken(
 
 
 def has_changed(seen: Observed, now: Observed) -> bool:
-    """Whether anything on which a step rests is another in a later reading; the clock always is."""
+    """Return whether anything on which a step rests is another in a later reading; the clock always is."""
     return (seen.override, seen.power, seen.in_post, seen.marks) != (
         *(now.override, now.power, now.in_post),
         now.marks.with_clock_of(seen.marks),
@@ -190,7 +190,7 @@ def has_changed(seen: Observed, now: Observed) -> bool:
 
 
 def stands(override: Override, observed: Observed) -> bool:
-    """Tell whether ``override`` is what the BMC shows, as far as it shows it."""
+    """Return whether ``override`` is what the BMC shows, as far as it shows it."""
     seen = observed.override
     if override.enabled is OverrideEnabled.DISABLED:
         return seen.enabled is OverrideEnabled.DISABLED
@@ -205,7 +205,7 @@ def stands(override: Override, observed: Observed) -> bool:
 def fit(override: Override, observed: Observed) -> Override | None:
     """Translate ``override`` into what this BMC can do, or None if it cannot.
 
-    Where the URI cannot be set, DHCP names a loader and the loader finds the server's entry.
+    If the BMC takes no URI, DHCP names a loader, and the loader finds the server's entry.
     """
     target, uri = override.target, override.http_boot_uri
     if target == OverrideTarget.CD:
@@ -226,7 +226,7 @@ def fit(override: Override, observed: Observed) -> Override | None:
 
 
 def left_to_dhcp(wanted: Override, observed: Observed) -> str | None:
-    """Why DHCP names the loader for a boot that is wanted by its URI, as of this BMC: ``has no UefiHttp``."""
+    """Return why DHCP names the loader for a boot that is wanted by its URI, as of this BMC: ``has no UefiHttp``."""
     fitted = fit(wanted, observed) if wanted.http_boot_uri is not None else None
     if fitted is None or not fitted.leaves_it_to_dhcp:
         return None
@@ -243,7 +243,7 @@ def _allows(target: str, observed: Observed) -> bool:
 
 
 def is_allowed(enabled: OverrideEnabled, observed: Observed) -> bool:
-    """Whether a BMC takes overrides for so long: XCC knows no Continuous, and iRMC no Disabled."""
+    """Return whether a BMC takes overrides for so long: XCC knows no Continuous, and iRMC no Disabled."""
     return not observed.allowable_enabled or enabled in observed.allowable_enabled
 
 
@@ -285,14 +285,14 @@ def _put_away(
 
 
 def _was_not_replaced(record: OverrideRecord, observed: Observed) -> bool:
-    """Whether what stands is what was to give way to the record's override: it is gitboot's own, too."""
+    """Return whether the override that stands is the one that the record was to replace: it is gitboot's own, too."""
     if record.state is not State.RECORDED or record.replaces is None or stands(record.override, observed):
         return False
     return stands(record.replaces, observed)
 
 
 def _is_someone_elses(record: OverrideRecord, observed: Observed) -> bool:
-    """Whether a one-time override stands that cannot be the recorded one: a reset since has consumed that.
+    """Return whether a one-time override stands that cannot be the recorded one: a reset since has consumed that.
 
     A machine that is still in POST has not consumed it yet. What was only about to be set may have been set after
     the reset.
@@ -313,7 +313,7 @@ def _consumed(record: OverrideRecord, at: datetime) -> State:
 
 
 def _what_became_of(record: OverrideRecord, observed: Observed, at: datetime, moving: frozenset[str]) -> State:
-    """Tell how an override that no longer stands has ended.
+    """Return the state of an override that no longer stands.
 
     Marks that stand still prove for a boot that writes a disk only what they are known to do: to move. But no
     machine shuts down and boots within the moment that a withdrawal takes. From `OverrideRecord.clears_from` on, this
@@ -334,7 +334,7 @@ def _what_became_of(record: OverrideRecord, observed: Observed, at: datetime, mo
 
 
 def marks_beside(observed: Observed, record: OverrideRecord) -> Marks:
-    """The marks that were seen, by the clock as it was read last."""
+    """Return the marks that were seen, by the clock as it was read last."""
     return observed.marks if observed.marks.bmc_time is not None else observed.marks.with_clock_of(record.marks)
 
 

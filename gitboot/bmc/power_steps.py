@@ -172,7 +172,7 @@ def next_switch(
 
 
 def come_back(records: Iterable[SwitchRecord], observed: Observed) -> tuple[SwitchRecord, ...]:
-    """What was done for reasons that are wanted no more, as it is now: the machine's system runs again."""
+    """Return the records of machines whose system runs again, as they are now."""
     return tuple(
         replace(each, state=SwitchState.BACK)
         for each in records
@@ -191,7 +191,7 @@ def marks_that_move(
 def _held_back(
     wanted: Switching, observed: Observed, overrides: Collection[OverrideRecord], at: datetime, identified: Identified
 ) -> str | None:
-    """Why a machine is not to be switched for a reason at this moment; None: it may be."""
+    """Return why a machine is not to be switched for a reason at this moment; None: it may be."""
     if isinstance(identified, Another | IdentityChanged):
         return f"AnotherMachine: {identified.message}"
     if not wanted.now:
@@ -249,7 +249,7 @@ def _doubt(message: str) -> AskOperator:
 
 
 class PowerAction(StrEnum):
-    """What a person asks for."""
+    """A power action of an operator."""
 
     ON = "on"
     OFF = "off"
@@ -286,7 +286,7 @@ PowerStep = Send | Leave | NotSwitched
 
 
 def next_power(action: PowerAction, seen: Observed, identified: Identified, *, force: bool) -> PowerStep:
-    """What is to be sent for ``action``; ``force``: without asking the operating system.
+    """Return what is to be sent for ``action``; ``force``: without asking the operating system.
 
     Nothing is switched on another machine than the document's, and none during POST: some BMCs lose settings then.
     """

@@ -38,7 +38,7 @@ _ROOT: Final = "/redfish/v1/"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """What came of one address; neither machines nor why not: no Redfish service answers there."""
+    """The result of one address. Without machines and without a reason, no Redfish service answers there."""
 
     address: str
     found: tuple[FoundServer, ...] = ()
@@ -46,7 +46,7 @@ class Probe:
 
 
 def addresses(places: Sequence[str], ports: Sequence[int]) -> tuple[str, ...]:
-    """The base URLs that networks, addresses, host names and URLs mean, each once, in their order.
+    """Return the base URLs that networks, addresses, host names and URLs mean, each once, in their order.
 
     Raises `UsageError` for what is none of these, and for more than ``MOST_ADDRESSES``.
     """
@@ -133,7 +133,7 @@ def _all(bmc: BmcConnection, collection: str | None) -> Iterator[Resource]:
 
 
 def _perhaps(bmc: BmcConnection, path: str | None) -> Resource | None:
-    """A resource that not every BMC has, or shows to every role."""
+    """Return a resource that not every BMC has, or shows to every role."""
     if path is None:
         return None
     try:
@@ -173,7 +173,7 @@ def compare(
 ) -> Comparison:
     """Compare what was found at the ``asked`` addresses with all machines that documents describe.
 
-    Of the ``unread`` addresses somebody answered, and what is there could not be read: nothing is said of them.
+    A BMC answered at the ``unread`` addresses and could not be read: they are not compared.
     """
     found = sorted(found, key=lambda each: (each.address, each.system))
     machines = dict(_recognised(found, described))
@@ -196,7 +196,7 @@ def compare(
 
 
 def _recognised(found: Iterable[FoundServer], described: Iterable[Machine]) -> Iterator[tuple[FoundServer, Machine]]:
-    """Each found machine with the one that it is, by UUID in either byte order or by serial number."""
+    """Yield each found machine with the one that it is, by UUID in either byte order or by serial number."""
     index: dict[str, list[Machine]] = {}
     for machine in described:
         said = _described(machine)
@@ -348,7 +348,7 @@ def found_server(
 
 
 def name_for(found: FoundServer, taken: Collection[str]) -> str:
-    """A name for its document that none has: its serial number, else of its UUID."""
+    """Return a name for its document that none has: its serial number, else of its UUID."""
     plain = re.sub(r"[^a-z0-9]+", "-", (found.serial or "").lower()).strip("-")[:50]
     name = plain or f"server-{(found.shown.uuid or '')[:8]}"
     number = 2
@@ -358,7 +358,7 @@ def name_for(found: FoundServer, taken: Collection[str]) -> str:
 
 
 def document_for(found: FoundServer, name: str, credentials: str, *, verify: bool) -> str:
-    """The Server document of a machine that has none: parked, so that nothing is booted or set by it."""
+    """Return the Server document of a machine that has none: parked, so that nothing is booted or set by it."""
     known = f"{found.maker} {found.model}".strip() or "a machine"
     versions = "".join(f", {what} {its}" for what, its in (("BIOS", found.bios), ("BMC", found.bmc)) if its)
     assumed = "" if found.architecture else "  # not shown by its BMC: look"
@@ -386,7 +386,7 @@ def document_for(found: FoundServer, name: str, credentials: str, *, verify: boo
 
 
 def _quoted(text: str) -> str:
-    """A scalar that YAML reads as this text, whatever is in it."""
+    """Return a scalar that YAML reads as this text, whatever is in it."""
     return json.dumps(text, ensure_ascii=False)
 
 

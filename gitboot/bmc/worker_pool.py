@@ -99,12 +99,12 @@ class Connections:
         return BmcConnection(bmc.address, found.credentials, system=bmc.system, tls=tls, reach=reach)
 
     def fingerprint(self, uuid: SystemUuid) -> str | None:
-        """That of the credentials with which a machine's BMC was asked last."""
+        """Return the fingerprint of the credentials that a machine's BMC was sent last."""
         kept = self._kept.get(uuid)
         return kept[0][1].fingerprint if kept is not None else None
 
     def unused(self) -> list[Driver]:
-        """Give away those that nobody has used for a while: a BMC has few sessions, and this machine its limits."""
+        """Drop and return the connections that nobody has used for a while: a BMC has few sessions."""
         found = []
         since_s = time.monotonic() - _UNUSED_S
         with self._using:
@@ -177,7 +177,7 @@ class BmcPool:
         self._crew.forget(uuids)
 
     def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
-        """The results of tasks that have ended since the last call, by machine, in the order of their names."""
+        """Return the results of tasks that have ended since the last call, by machine, in the order of their names."""
         for unused in self._connections.unused():
             self._closing.submit(unused.close)
         results = self._crew.ended()
@@ -192,7 +192,7 @@ class BmcPool:
         self._connections.close()
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
-        """What changes when a BMC's credentials do: one that was refused is asked again when it is another."""
+        """Return what changes when a BMC's credentials do: one that was refused is asked again when it is another."""
         return self._credentials.fingerprint(bmc.credentials)
 
     def _run(self, task: BmcTask) -> tuple[TaskResult, Sign]:
@@ -270,7 +270,7 @@ class Crew(Generic[Key, Value]):
     def add(self, tasks: Iterable[Task[Key, Value]]) -> frozenset[Key]:
         """Take tasks in, but for keys whose last one still runs, or has ended since `ended` was called.
 
-        Whoever makes a task for such a key does not know yet what the last one did. A task that has not begun gives way
+        A task for such a key was made without the result of the last one. A task that has not begun gives way
         to a newer one of its key. Return the keys whose task was taken.
         """
         taken = set()
@@ -290,7 +290,7 @@ class Crew(Generic[Key, Value]):
                 self._drop(key)
 
     def ended(self) -> dict[Key, Value]:
-        """What came of the tasks that have ended since the last call; raises what one of them has raised."""
+        """Return what came of the tasks that have ended since the last call; raises what one of them has raised."""
         with self._changed:
             if self._raised:
                 raise self._raised.pop()
@@ -298,7 +298,7 @@ class Crew(Generic[Key, Value]):
             return ended
 
     def next_ended(self) -> dict[Key, Value]:
-        """The same, once there is something; empty only where nothing is left to do."""
+        """Wait until a task has ended, and return what came of those that have; empty if nothing is left to do."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._raised or not (self._running or self._waiting))
             return self.ended()
@@ -380,7 +380,7 @@ _FORGETTING: Final = 1.1  # how fast it was is believed less with each round: a 
 class Pace:
     """A value: each answer gives another one. A round is as many answers as may be awaited at a time.
 
-    BMCs that have never answered say nothing of the way: a rack that is switched off does not slow the others.
+    BMCs that have never answered do not count: a rack that is switched off does not slow the others.
     """
 
     most: int
@@ -395,7 +395,7 @@ class Pace:
         return cls(most=most, limit=min(FIRST, most))
 
     def after(self, sign: Sign) -> Pace:
-        """What one BMC's sign makes of it."""
+        """Return the pace after the sign of one BMC."""
         if sign.waited_s is None and not sign.is_lost:
             return self
         waited_s = self.waited_s if sign.waited_s is None else (*self.waited_s, sign.waited_s)

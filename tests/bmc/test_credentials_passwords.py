@@ -199,21 +199,6 @@ def test_a_program_that_is_not_there_is_named(folder: Path) -> None:
         CredentialDirectory(folder).of("rack")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("password-command = []", "password-command: expected a program and its arguments"),
-        ('password-command = "pass bmc"', "password-command: expected a list of texts"),
-        ('certificates = ["ab"]', "certificates: expected hosts, each with the sha256 of its certificate"),
-        ('certificates = {"10.0.0.1" = "ab"}', "certificates: expected the sha256 of a certificate, found .ab."),
-    ],
-)
-def test_a_word_that_cannot_be_understood_is_named(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "access.toml").write_text(text)
-    with pytest.raises(UsageError, match=message):
-        read_trust(tmp_path, "rack")
-
-
 # Certificates that are named
 
 

@@ -61,19 +61,6 @@ def test_a_withdrawal_is_recorded_before_it_is_made(rack: Rack) -> None:
     assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Disabled Pxe")
 
 
-def test_another_reason_is_withdrawn_before_the_wanted_one_is_set(rack: Rack) -> None:
-    rack.bring_about()
-    del rack.written[:]
-    rack.bring_about(replace(ALWAYS, reason="maintenance/repair/0"))
-    assert [state for _, state, _ in rack.written] == [
-        State.WITHDRAWING,
-        State.WITHDRAWN,
-        State.RECORDED,
-        State.CONFIRMED,
-    ]
-    assert rack.records["web01"]["provision/1"].state is State.WITHDRAWN
-
-
 @pytest.mark.parametrize(
     ("case", "fault", "outcome", "left", "said"),
     [

@@ -8,9 +8,8 @@ from typing import Any
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same
 from gitboot.bmc.override_session import Outcome
-from gitboot.bmc.override_state import AskOperator, Observed, OperatorCondition, Override, OverrideRecord, State, Wait
+from gitboot.bmc.override_state import AskOperator, Observed, Override, OverrideRecord, State, Wait
 from gitboot.bmc.power_steps import (
-    SHUTDOWN,
     AskForReset,
     Manner,
     NoteSwitch,
@@ -27,7 +26,7 @@ from tests.helpers.bmcs import ONCE, MakeRack, Rack
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at
 from tests.helpers.redfish_double.faults import Drop, Status
-from tests.helpers.redfish_double.profiles import GENERIC, SUPERMICRO_X10
+from tests.helpers.redfish_double.profiles import GENERIC
 
 NOON = at("20T12:00")
 ALL = frozenset(ResetType)
@@ -249,36 +248,11 @@ def test_a_request_that_never_arrived_is_sent_again_once_that_is_proven(rack: Ra
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, ASKED)
 
 
-def test_where_nothing_proves_it_a_person_is_asked(make_rack: MakeRack) -> None:
-    rack = make_rack(profile=SUPERMICRO_X10)
-    rack.server.fault(Drop(applied=False), on="POST", times=1)
-    rack.bring_about(switching=FIRST)
-    rack.wait(61)
-    result = rack.bring_about(switching=FIRST)
-    assert (result.outcome, result.asks) == (Outcome.STALLED, OperatorCondition.NEEDS_OPERATOR)
-    assert rack.machine.resets == 0
-
-
 def test_a_refusal_is_told_and_asked_for_again_once_it_is_proven(rack: Rack) -> None:
     rack.server.fault(Status(status=400), on="POST", times=1)
     assert rack.bring_about(switching=FIRST).outcome is Outcome.STALLED
     rack.wait(61)
     assert rack.bring_about(switching=FIRST).outcome is Outcome.APPLIED
-    assert rack.machine.resets == 1
-
-
-def test_a_system_that_does_not_shut_down_is_restarted_after_all(rack: Rack) -> None:
-    rack.machine.obeys = False
-    gently = replace(FIRST, manner=Manner.GRACEFUL_RESTART)
-    rack.bring_about(switching=gently)
-    rack.wait(SHUTDOWN.total_seconds() - 1)
-    rack.bring_about(switching=gently)
-    assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].type) == (0, GENTLY)
-    rack.wait(1)
-    rack.bring_about(switching=gently)
-    assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].type) == (1, ResetType.FORCE_RESTART)
-    rack.wait(SHUTDOWN.total_seconds())
-    rack.bring_about(switching=gently)
     assert rack.machine.resets == 1
 
 

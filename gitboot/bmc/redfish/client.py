@@ -81,7 +81,7 @@ _NEVER = frozenset({501, 505})
 class BmcConnection:
     """A connection to one BMC, kept open until `close`; for one thread at a time.
 
-    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`, which say what was asked of whom.
+    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
     Nothing is tried again that may have changed something.
     """
 
@@ -171,7 +171,7 @@ class BmcConnection:
         self.patch(seen.settings, {"Boot": boot}, seen.etags, is_changed)
 
     def with_reset_types(self, seen: Observed) -> Observed:
-        """Read what the system's ActionInfo allows, too, in one more request, where the system itself does not say."""
+        """Read the reset types in the ActionInfo, in one more request, if the system itself has none."""
         if seen.reset_types or seen.reset_info is None:
             return seen
         try:
@@ -303,7 +303,7 @@ class BmcConnection:
 
 
 def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:
-    """What came instead of an answer."""
+    """Return the error of gitboot for what came instead of an answer."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -338,12 +338,12 @@ def _reason(error: exceptions.HTTPError) -> str:
 
 
 def _detail(text: str) -> str:
-    """Text from outside, on one line and no longer than a line or two."""
+    """Return text from outside on one line, cut to a line or two."""
     return " ".join(text.split())[:_LONGEST_DETAIL]
 
 
 def _seconds(retry_after: str | None) -> int | None:
-    """Retry-After in seconds; BMCs send no dates, which RFC 9110 allows too."""
+    """Return Retry-After in seconds; BMCs send no dates, which RFC 9110 allows too."""
     if retry_after is None or not retry_after.isdecimal():
         return None
     return min(int(retry_after), _LONGEST_RETRY_AFTER_S)
@@ -420,7 +420,7 @@ class RedfishDrives:
         self._bmc = bmc
 
     def with_slots(self, seen: Observed) -> Observed:
-        """Read the system's own, or where it has none its Manager's, as they were before Redfish 2020.4."""
+        """Read the slots of the system; if it has none, those of its Manager, as before Redfish 2020.4."""
         paths = self._bmc.read(seen.virtual_media).members if seen.virtual_media is not None else ()
         if not paths and seen.manager is not None:
             collection = self._bmc.read(seen.manager).link("VirtualMedia")

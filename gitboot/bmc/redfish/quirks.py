@@ -38,7 +38,7 @@ class FirmwareUri:
     switch: str | None = None  # that of them without whose value it counts for nothing
 
     def read(self, attributes: Mapping[str, Any]) -> str | None:
-        """What firmware would boot, "" for nothing; None: it has no such setting."""
+        """Return what firmware would boot, "" for nothing; None: it has no such setting."""
         uri = attributes.get(self.attribute)
         if not isinstance(uri, str):
             return None
@@ -167,12 +167,12 @@ def quirks_of(path: str, system: Mapping[str, Any]) -> Quirks:
 
 
 def row_of(seen: Observed) -> Quirks:
-    """The row that applies to what was seen."""
+    """Return the row that applies to what was seen."""
     return next((row for row in QUIRKS if row.name == seen.bmc), STANDARD)
 
 
 def boot_patch(wanted: Override, seen: Observed) -> dict[str, str | None]:
-    """The ``Boot`` properties that bring a BMC from what was seen to what is wanted: empty if it is there.
+    """Return the ``Boot`` properties that bring a BMC from what was seen to what is wanted: empty if it is there.
 
     What differs, and beside it what this BMC wants to be sent anyway.
     """

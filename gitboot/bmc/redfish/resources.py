@@ -61,11 +61,11 @@ class Resource:
 
     @property
     def settings_at_reset(self) -> bool:
-        """Whether what its Settings are given may be told to apply at the next reset."""
+        """Whether changes of its Settings can be deferred to the next reset."""
         return "OnReset" in _texts(_at(self.body, ("@Redfish.Settings", "SupportedApplyTimes")))
 
     def link(self, *keys: str) -> str | None:
-        """The path of the resource that stands under ``keys``."""
+        """Return the path of the resource that stands under ``keys``."""
         path = _at(self.body, (*keys, "@odata.id"))
         return path if isinstance(path, str) else None
 
@@ -78,7 +78,7 @@ class Resource:
 
 
 def observe(system: Resource, settings: Resource | None) -> Observed:
-    """Tell what a system shows; ``settings`` is its Settings resource, if that takes its overrides.
+    """Return what a system shows; ``settings`` is its Settings resource, if that takes its overrides.
 
     Raises `BmcRejected` where there is no override to be seen.
     """
@@ -124,7 +124,7 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
 
 
 def starts_only_signed(secure_boot: Resource) -> bool | None:
-    """Whether firmware will start only what is signed, by a SecureBoot resource; None: it does not say.
+    """Return whether firmware will start only what is signed, by a SecureBoot resource; None: it does not say.
 
     SecureBootEnable is what is set, and holds from the next boot on; SecureBootCurrentBoot is how it is (DSP0268).
     """
@@ -135,7 +135,7 @@ def starts_only_signed(secure_boot: Resource) -> bool | None:
 
 
 def reset_types(info: Resource) -> frozenset[str]:
-    """Tell what an ActionInfo allows as ResetType, DSP0266 7.8.4."""
+    """Return what an ActionInfo allows as ResetType, DSP0266 7.8.4."""
     parameters = info.body.get("Parameters")
     found = map(_mapping, parameters if isinstance(parameters, list) else [])
     allowed = (_texts(each.get("AllowableValues")) for each in found if each.get("Name") == "ResetType")
@@ -143,7 +143,7 @@ def reset_types(info: Resource) -> frozenset[str]:
 
 
 def slot_of(resource: Resource) -> MediaSlot:
-    """Tell what a VirtualMedia resource shows."""
+    """Return what a VirtualMedia resource shows."""
     body = resource.body
     insert, eject = (_mapping(_at(body, ("Actions", f"#VirtualMedia.{name}Media"))) for name in ("Insert", "Eject"))
     image = _text(body.get("Image"))
@@ -171,7 +171,7 @@ def read_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
 
 
 def observe_identity(system: Mapping[str, Any]) -> Shown:
-    """Who a ComputerSystem says that it is."""
+    """Return who a ComputerSystem says that it is."""
     serial, sku = (" ".join((_text(system.get(name)) or "").split()) or None for name in ("SerialNumber", "SKU"))
     digits = re.sub(r"[^0-9a-f]", "", (_text(system.get("UUID")) or "").lower())  # however it is written
     try:
@@ -208,7 +208,7 @@ def _override(resource: Resource) -> Override:
 
 
 def _instant(value: object) -> str | None:
-    """An instant as it was written, or None if it is a placeholder: OpenBMC's for "never" is 1970."""
+    """Return an instant as it was written, or None if it is a placeholder: OpenBMC's for "never" is 1970."""
     text = _text(value)
     return text if text and text >= "2000" else None
 

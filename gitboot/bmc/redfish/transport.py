@@ -204,7 +204,7 @@ class BmcAdapter(HTTPAdapter):
         return response
 
     def _limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
-        """The limits of a request; those of the request before if a redirect led to this one."""
+        """Return the limits of a request; those of the request before if a redirect led to this one."""
         redirected, self._redirected = self._redirected, None
         if redirected is not None and redirected[0] == request.url:
             return redirected[1]
@@ -226,7 +226,7 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
 
 
 def _target(request: PreparedRequest, response: Response) -> str:
-    """The URL of a redirect, as requests reads it. Raises ValueError."""
+    """Return the URL of a redirect, as requests reads it. Raises ValueError."""
     location = response.headers["Location"].encode("latin-1").decode()  # requests lets the error out
     return urljoin(request.url or "", location)
 

@@ -49,16 +49,16 @@ class PowerPlan:
     run_at: datetime | None = None  # when its run was seen to be made
 
     def switching_for(self, switches: Iterable[SwitchRecord], *, now: bool) -> Switching | None:
-        """What is wanted at this moment, or is to be seen to have become of that; ``now``: its turn has come."""
+        """Return the switching that a task brings about or follows up; ``now``: the machine's turn has come."""
         return replace(self.switching, now=now) if self.is_due or self._is_open(switches) else None
 
     def is_new(self, switches: Iterable[SwitchRecord]) -> bool:
-        """Whether a machine is to be switched, as far as the ledger knows."""
+        """Return whether a machine is to be switched, as far as the ledger knows."""
         own = next((each for each in switches if each.reason == self.switching.reason), None)
         return self.is_due and (own is None or own.state is SwitchState.REFUSED)
 
     def without_asking(self, switches: Iterable[SwitchRecord]) -> PowerPlan | None:
-        """So that nothing is switched, and whoever was is seen to come back; None: nobody was."""
+        """Return a plan that only waits until the machine is back; None: it was not switched."""
         if not self._is_open(switches):
             return None
         return replace(self, is_due=False, switching=replace(self.switching, may_ask=False))
@@ -84,9 +84,9 @@ def power_wanted(
     stop: Halt,
     about: About,
 ) -> PowerPlan | None:
-    """What a server's plan wants of its power; None: nothing.
+    """Return what a server's plan wants of its power; None: nothing.
 
-    So it is with a machine of which nothing is known, and while anything is stopped, whatever the plan.
+    A plan wants nothing of the power while boots are stopped, or if nothing is known of the machine.
     """
     if plan is None or record is None or decision.stopped or stop is not Halt.NONE:
         return None
@@ -126,7 +126,7 @@ def power_wanted(
 
 
 def _reason(maintenance: MaintenanceDecision, switches: Mapping[str, SwitchRecord]) -> str:
-    """The run of a maintenance; one in a window after that in which a machine was switched is another reason."""
+    """Return the run of a maintenance; one in a window after that in which a machine was switched is another reason."""
     first = reason = f"power/{maintenance.name}/{maintenance.run}"
     while (before := switches.get(reason)) is not None and before.end is not None:
         if maintenance.start is None or maintenance.start < before.end:
@@ -171,7 +171,7 @@ def media_of(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | 
 
 
 def wanted_by(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
-    """What a plan wants of the BMC, in Redfish's words."""
+    """Return the override that a plan wants."""
     if plan is None or plan.override is None:
         return None
     override = plan.override
@@ -275,7 +275,7 @@ def _end_of(wanted: Wanted, state: ServerState) -> datetime | None:
 
 
 def _waits_for_off(state: ServerState) -> bool:
-    """Whether a machine's boot is only to be set while it is off: its policy says so, and nothing was attempted yet."""
+    """Return whether gitboot sets a boot only while the machine is off, as a policy wants for a first attempt."""
     plan, policy, record = state.plan, state.decision.policy, state.record
     if plan is None or policy is None or record is None or policy.wait_for is not PolicyWait.POWER_OFF:
         return False

@@ -69,6 +69,12 @@ Failure = BmcUnreachable | BmcBusy | BmcRejected | UsageError
 Signed = Callable[[str, str], bool | None]
 _UNNAMED: Final = "the Fleet names no ledger, and another instance may set the same BMC"
 _SET_BY_ANOTHER: Final = "was set by another instance, and is not set"
+_FAILED: Final = {
+    BmcUnreachable: "unreachable",
+    BmcBusy: "busy",
+    BmcRejected: "refused",
+    UsageError: "no access",
+}
 _DOUBTS: Final = {
     Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
     Cause.OUTCOME: ("BootsProven", "OutcomeUnknown"),
@@ -94,7 +100,7 @@ class Subject(BmcTask):
 
     @property
     def evidence(self) -> str:
-        """What is known of the boot that the plan is about, in a word or two."""
+        """The evidence for the planned boot, in a word or two."""
         record = self.record
         if record is None or self.decision is None:
             return "unseen" if self.unseen else "unknown"
@@ -154,7 +160,7 @@ class Inspection:
 
     @property
     def reset_to_come(self) -> str | None:
-        """What will be done to its power, when and why, or what holds that up; None: nothing is to come."""
+        """The reset that will follow, when and why, or what it waits for; None: no reset will follow."""
         power = self.subject.power
         match self.switch:
             case AskForReset(record=record) if power is not None:
@@ -242,35 +248,27 @@ class Inspection:
                 return "gitboot bmc access-files --state STATE"
             case UsageError():
                 return None
-        if isinstance(self.step, AskOperator):
-            return remedy(f"Bmc/{name}", self.step.condition)
-        if isinstance(self.switch, AskOperator):
-            return remedy(f"Bmc/{name}", self.switch.condition)
+        for step in (self.step, self.switch):
+            if isinstance(step, AskOperator):
+                return remedy(f"Bmc/{name}", step.condition)
         if doubt is not None:
             return remedy(*doubt, {"SERVERS": name})
-        if self.step == Wait(why=_UNNAMED) or self.switch == Wait(why=_UNNAMED):
+        if Wait(why=_UNNAMED) in (self.step, self.switch):
             return remedy("BmcsSet", "LedgerUnnamed", {"LEDGER": self.subject.unnamed or ""})
         return None
 
     @property
     def next(self) -> str:
-        """What comes next, in a word: a step, or why there is none."""
-        match self.failure:
-            case BmcUnreachable():
-                return "unreachable"
-            case BmcBusy():
-                return "busy"
-            case BmcRejected():
-                return "refused"
-            case UsageError():
-                return "no access"
+        """The next step, in a word, or why there is none."""
+        if self.failure is not None:
+            return next(word for kind, word in _FAILED.items() if isinstance(self.failure, kind))
         if isinstance(self.step, Leave) and self.reset_to_come is not None:
             return "Power"
         return type(self.step).__name__
 
 
 def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
-    """All machines with a BMC, by name; then those that have left an override behind."""
+    """Yield all machines with a BMC, by name; then those that have left an override behind."""
     commit = offering(commit, knowledge.facts.withheld)
     shared = Sharing().after(knowledge.pins, knowledge.machines).values
     stop = stop_of(knowledge, commit, knowledge.facts.orders)
@@ -386,9 +384,9 @@ def _at_each_bmc(
 
 
 def _unsigned(subject: Subject, signed: Signed) -> Iterator[str]:
-    """The programs that its plan has firmware start, directly or by a loader, without a signature.
+    """Yield the programs that its plan has firmware start, directly or by a loader, without a signature.
 
-    What lies in an ISO is not looked at.
+    The content of an ISO is not checked.
     """
     boot, decision = subject.plan.boot if subject.plan is not None else None, subject.decision
     if boot is None or decision is None:
@@ -436,7 +434,7 @@ def _read(subject: Subject, bmc: Driver, *, at: datetime, signed: Signed) -> Ins
 
 
 def shown(override: Override | None) -> str:
-    """An override in two words; what is disabled has no target that matters."""
+    """Return an override in two words; a disabled override has no target that matters."""
     if override is None:
         return "-"
     return (
@@ -515,9 +513,9 @@ def switch(
     send: bool,
     each: Callable[[int], None] = lambda _: None,
 ) -> list[Powered]:
-    """Read each BMC, and where ``send`` says so, ask it for what `next_power` finds: once, whatever comes of it.
+    """Read each BMC; with ``send``, request the reset that `next_power` decides on, once.
 
-    By name. ``each`` is called with how many more are done.
+    The results are in the order of names. ``each`` is called with how many more are done.
     """
 
     def work(subject: Subject, bmc: Driver) -> Powered:

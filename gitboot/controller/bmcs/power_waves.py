@@ -16,7 +16,10 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 
 
 def granted(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
-    """With whose turn it is; nobody's of a maintenance in which one has not come back within ``patience``."""
+    """Return the schedule with the machines whose turn it is.
+
+    A maintenance stops if one of its machines has not come back within ``patience``.
+    """
     if not schedule.power:
         return replace(schedule, going=frozenset(), stopped={}) if schedule.going or schedule.stopped else schedule
     going, members, uuids = set(), [], {}
@@ -51,7 +54,7 @@ def granted(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: ti
 def _is_ready(
     task: BmcTask, power: PowerPlan, seen: BmcState | None, record: SwitchRecord | None, at: datetime
 ) -> bool:
-    """Whether a machine could be switched now, by what its BMC has shown last.
+    """Return whether a machine could be switched now, by what its BMC has shown last.
 
     Its override stands, and its power is what it has to be. One that was to be switched and was not is looked at again
     first.
@@ -69,16 +72,16 @@ def _is_ready(
 
 
 def _counts_still(record: SwitchRecord, seen: BmcState | None, at: datetime, patience: timedelta) -> bool:
-    """Whether a machine that was switched for another reason may be down because of that: an earlier run, say.
+    """Return whether a machine that was switched for another reason may be down because of that: an earlier run, say.
 
-    Where its BMC does not show how far a boot has come, nothing will ever say that it is back.
+    If its BMC does not show the boot progress, gitboot cannot learn that the machine is back.
     """
     shows = seen is None or seen.outcome is None or seen.shows_progress
     return record.state.is_open and (shows or at - record.since < patience)
 
 
 def _is_back(power: PowerPlan, seen: BmcState | None, record: SwitchRecord) -> bool:
-    """Whether its run is known to be made, where its BMC does not show how far a boot has come."""
+    """Return whether the run of a machine was made, if its BMC does not show the boot progress."""
     if seen is None or seen.outcome is None or seen.shows_progress or record.state is SwitchState.RECORDED:
         return False
     return power.run_at is not None and power.run_at >= record.since
@@ -106,10 +109,9 @@ class WhoseTurn:
 
 
 def turns(members: Iterable[Member], at: datetime, patience: timedelta) -> WhoseTurn:
-    """Whose turn it is at ``at``: by name, as many of each group as it may spare.
+    """Return the members that may be switched at ``at``: by name, as many of each group as may be down.
 
-    Where a server that was switched has not come back within ``patience``, nobody of its maintenance follows, whatever
-    the group, until it has.
+    If a server was switched and has not come back within ``patience``, its maintenance stops in all groups until then.
     """
     groups: defaultdict[tuple[str, str | None], list[Member]] = defaultdict(list)
     stopped: defaultdict[str, list[str]] = defaultdict(list)

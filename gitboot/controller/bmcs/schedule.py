@@ -71,14 +71,14 @@ class BmcState:
         return self.outcome is Outcome.STALLED and not self.answered
 
     def reason(self, at: datetime) -> str:
-        """What is the matter, in a word."""
+        """Return the reason of the BMC's condition, in one word."""
         late = self.late_since is not None and at - self.late_since >= OVERDUE
         return "Overdue" if late and self.outcome is Outcome.WAITING else str(self.asks or self.outcome)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Which BMCs are asked, for what, and when again; each in its own time."""
+    """The tasks of all BMCs, when each is due, and what the last tasks found."""
 
     most_failures: int = 20  # in a row, until nothing more is set for a while
     jitter: float = 0.2  # by how much less than planned is waited at most, so that not all are asked at once
@@ -109,7 +109,7 @@ class Schedule:
         return self.agenda.next
 
     def with_bmcs(self, changed: Mapping[SystemUuid, BmcState | None]) -> Schedule:
-        """With the states of these BMCs replaced, or dropped where there is none."""
+        """Return the schedule with the states of these BMCs replaced, or dropped if there is none."""
         if not changed:
             return self
         bmcs, outcomes = dict(self.bmcs), Counter(self.outcomes)
@@ -146,7 +146,7 @@ def arranged(
     keys: TokenKeys,
     late: Collection[str | None] = frozenset(),
 ) -> tuple[Schedule, frozenset[SystemUuid]]:
-    """Who is to be asked for what now, and of whom that may be another than before.
+    """Return the schedule with the tasks that plans want, and the machines whose task may have changed.
 
     ``changed`` are the machines of which anything is different.
 
@@ -204,7 +204,7 @@ def arranged(
 def jobs(
     schedule: Schedule, knowledge: Knowledge, changed: Collection[SystemUuid], at: datetime
 ) -> tuple[tuple[BmcTask, ...], Schedule]:
-    """The tasks of all BMCs that are due, or of which something else is wanted than before."""
+    """Return the tasks that are due, because of the time or because plans want something else, and the schedule."""
     sharing = schedule.sharing.after(knowledge.pins, knowledge.machines)
     if sharing is not schedule.sharing:
         is_same, schedule = sharing.values == schedule.sharing.values, replace(schedule, sharing=sharing)
@@ -229,7 +229,7 @@ def jobs(
 
 
 def _is_asked_anew(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
-    """Whether something was fetched, or perhaps served, since a BMC was asked last, or its machine's turn has come."""
+    """Return whether a fetch or a served boot came since a BMC's last task, or its machine's turn has come."""
     is_fetched = any(each.id not in before.judges for each in knowledge.pending.get(uuid, ()))
     has_turn = uuid in schedule.going and not before.granted
     return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.intents
@@ -250,7 +250,7 @@ def _update_task(task: BmcTask, knowledge: Knowledge, schedule: Schedule) -> Bmc
 
 
 def _admit(schedule: Schedule, made: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
-    """All of them; but after too many failures in a row only what is not set anew, and one to find out."""
+    """Return all tasks; after too many failures in a row only those that set nothing anew, and one to find out."""
     if schedule.failures < schedule.most_failures:
         return tuple(made), schedule
     until = schedule.resting_until
@@ -272,7 +272,7 @@ def _admit(schedule: Schedule, made: list[BmcTask], at: datetime) -> tuple[tuple
 def submitted(
     schedule: Schedule, made: Iterable[BmcTask], taken: Collection[SystemUuid], knowledge: Knowledge, at: datetime
 ) -> Schedule:
-    """After tasks were submitted, of which those of the machines in ``taken`` were taken."""
+    """Return the schedule after tasks were submitted. The pool took the tasks of the machines in ``taken``."""
     changed, refused = {}, set()
     for task in made:
         before = schedule.bmcs[task.uuid]
@@ -302,14 +302,14 @@ def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
 
 
 def unasked(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
-    """Machines of which a fetch is to be judged by a BMC that nobody asks, once it is arranged who is asked."""
+    """Return the machines whose fetch waits for a BMC that has no task; none before the first `arranged`."""
     if schedule.may_set is None:
         return frozenset()
     return frozenset(uuid for uuid in knowledge.pending if uuid not in schedule.tasks)  # - would look at all tasks
 
 
 def hurried(schedule: Schedule, uuids: Collection[SystemUuid], at: datetime) -> Schedule:
-    """With these BMCs due now, whatever came of them before."""
+    """Return the schedule with these BMCs due now and their failure counts cleared."""
     if not uuids:
         return schedule
     found = {uuid: replace(schedule.bmcs[uuid], due=at, failures=0) for uuid in uuids if uuid in schedule.bmcs}
@@ -326,7 +326,7 @@ def reported(
     knowledge: Knowledge,
     at: datetime,
 ) -> Schedule:
-    """After tasks have ended; ``judged`` are machines of which a fetch was judged by it: they were only read."""
+    """Return the schedule after tasks have ended. Machines in ``judged`` were only read, to judge a fetch."""
     changed: dict[SystemUuid, BmcState | None] = {}
     for result in results:
         schedule = _count_failures(schedule, result, at)
@@ -344,7 +344,7 @@ def reported(
 
 
 def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Schedule:
-    """Notice when BMCs fail in a row: then it is the network, or a password, and not they."""
+    """Count failures in a row over all BMCs: they mean that the network or a password is wrong."""
     if not result.asked:
         return schedule
     if result.answered:
@@ -431,7 +431,7 @@ _BECAME: Final = {
 
 
 def switched(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
-    """What a task has done to a machine's power, each record as it was left."""
+    """Yield what a task has done to a machine's power, each record as it was left."""
     for record in {record.reason: record for record in result.switched}.values():
         facts = {
             "server": result.server,
@@ -458,7 +458,7 @@ _SWITCHED: Final = {
 
 
 def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
-    """Whether something may happen at any moment: a one-time override is consumed, or an end is awaited."""
+    """Return whether something may happen at any moment: a one-time override is consumed, or an end is awaited."""
     wanted = task.wanted
     if power is not None:
         before = next((each for each in task.switches if each.reason == power.switching.reason), None)
