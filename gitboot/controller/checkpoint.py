@@ -477,12 +477,13 @@ def _plans(kept: _KeptPlans, commit: Commit, states: dict[str, _KeptState], inst
         )
         for name, each in states.items()
     }
+    transitions: Agenda[str] = Agenda()
     return Plans(
         commit=commit,
         stop=kept.stop,
         left=kept.left,
         servers=servers,
-        transitions=Agenda[str]().moved(instants),
+        transitions=transitions.moved(instants),
         planned_at=kept.planned_at,
         counts=dict(kept.counts),
         versions=dict(kept.versions),
