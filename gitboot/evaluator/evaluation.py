@@ -9,10 +9,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec.msgpack import Encoder
 
 from gitboot.child_processes import Buffer, ProcessLimits, encode, end_with, framed, share_of_limits, take_off_limits
 from gitboot.evaluator.cache import (
@@ -27,13 +30,13 @@ from gitboot.evaluator.cache import (
     host_of,
     row_of,
 )
-from gitboot.evaluator.content_keys import Key, decision_keys
 from gitboot.evaluator.protocol import EVALUATED, ResultKind
 from gitboot.fleet.documents import ParseCache, ParsedBlob, read_blob
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import Loaded, LoadedFile, list_files, load_revision
 from gitboot.jsonio import Digest, decoder
+from gitboot.resolve.decision_inputs import FleetView, SharedInputs, own_files
 from gitboot.resolve.fleet_decisions import Decided, DecidedServer, DecidedServers, decide_all, decide_loaded
 from gitboot.resolve.policy_selection import OptOut, opt_outs
 from gitboot.review.guards import GROUPING, Touched
@@ -45,6 +48,11 @@ if TYPE_CHECKING:
 
 # Returns the files of a commit. It may read only what differs from an earlier snapshot.
 Snapshots = Callable[[Revision, Snapshot | None], Snapshot]
+
+
+Key = bytes
+_encode_input: Final = Encoder().encode
+_SIZE: Final = 16  # bytes: no two contents of one fleet have the same digest by chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,6 +313,59 @@ class _Evaluating:
             hosts=Decoded(rows, lambda row: host_of(row.host)),
             findings={name: row.findings for name, row in rows.items() if row.findings},
         )
+
+
+def decision_keys(
+    repository: FleetRepository,
+    names: Collection[str] | None = None,
+    documents: Mapping[str, bytes] | None = None,
+) -> dict[str, Key]:
+    """Return the content key of the decision of each server. ``names``: only of these servers.
+
+    ``documents``: digests of the Server documents by name, if the caller has them. All digests have the same length,
+    and documents that differ have digests that differ.
+    """
+    view, shared_digests = FleetView(repository), _SharedDigests()
+    files: dict[str, bytes] = {}  # digests by path
+    keys = {}
+    for name in repository.servers if names is None else names:
+        server = repository.servers[name]
+        found = shared_digests.of(view.shared(server))
+        found += documents[name] if documents is not None else _encode_input(server)
+        for path in own_files(server):  # in an order that the document determines
+            if path not in files:
+                files[path] = _digest_of_input(repository.files[path])
+            found += files[path]
+        keys[name] = blake2b(found, digest_size=_SIZE).digest()
+    return keys
+
+
+class _SharedDigests:
+    """The digests of inputs that servers share. Each digest is computed once."""
+
+    def __init__(self) -> None:
+        self._digests: dict[int, tuple[object, bytes]] = {}  # by id() of the value; the reference keeps the id unique
+        self._names = tuple(each.name for each in fields(SharedInputs))
+
+    def of(self, inputs: SharedInputs) -> bytes:
+        if (found := self._digests.get(id(inputs))) is None:
+            parts = [self._part(getattr(inputs, name)) for name in self._names]
+            found = self._digests[id(inputs)] = inputs, _digest_of_input(parts)
+        return found[1]
+
+    def _part(self, value: object) -> object:
+        """Return a value with a digest in place of each dataclass, which other inputs may share."""
+        if isinstance(value, tuple):
+            return [self._part(each) for each in value]
+        if not is_dataclass(value):
+            return value
+        if (found := self._digests.get(id(value))) is None:
+            found = self._digests[id(value)] = value, _digest_of_input(value)
+        return found[1]
+
+
+def _digest_of_input(value: object) -> bytes:
+    return blake2b(_encode_input(value), digest_size=_SIZE).digest()
 
 
 def _keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str, Key]:

@@ -18,7 +18,7 @@ from pyrage.x25519 import Identity
 from gitboot.cli.main import Exit
 from gitboot.endpoint.age_encryption import Keys, encrypt, make_key
 from gitboot.errors import InvalidRepository
-from gitboot.evaluator.content_keys import decision_keys
+from gitboot.evaluator.evaluation import decision_keys
 from gitboot.jsonio import facts
 from gitboot.problems import Code
 from gitboot.render.paths import CHECK, CHECKER, kind_of

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gitboot.child_processes import encode
 from gitboot.errors import InvalidRepository
-from gitboot.evaluator.content_keys import decision_keys
+from gitboot.evaluator.evaluation import decision_keys
 from gitboot.fleet.identities import machine
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.validation import load
@@ -241,7 +241,7 @@ def test_keys_do_not_depend_on_the_order_of_files() -> None:
 
 
 def test_keys_are_the_same_in_every_process() -> None:
-    module = "tests.evaluator.test_content_keys"
+    module = "tests.evaluator.test_evaluation_content_keys"
     code = f"from {module} import DOCUMENTS, TEMPLATE, key_of; print(key_of(DOCUMENTS, TEMPLATE).hex())"
     keys = {
         subprocess.run(
