@@ -94,8 +94,9 @@ def _keys(kind: type) -> tuple[_Key, ...]:
         default = each.default if each.default_factory is MISSING else each.default_factory()
         unless = default if each.metadata.get(_UNLESS_DEFAULT) else MISSING
         key = each.metadata.get(_KEY, to_camel(each.name))
-        keys.append(_Key(each.name, key, unless, each.metadata.get(_WRITE, facts)))
-    return tuple(each for each in keys if each.key is not None)
+        if key is not None:
+            keys.append(_Key(each.name, key, unless, each.metadata.get(_WRITE, facts)))
+    return tuple(keys)
 
 
 def format_instant(at: datetime) -> str:

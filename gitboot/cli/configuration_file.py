@@ -58,7 +58,7 @@ def variables_of(parameter: click.Parameter) -> list[str]:
 
 def keys_of(command: click.Command) -> dict[str, click.Parameter]:
     """Return the keys that a command's configuration file may have, with their parameters."""
-    found = {}
+    found: dict[str, click.Parameter] = {}
     for parameter in command.params:
         is_internal = isinstance(parameter, click.Option) and parameter.hidden and not isinstance(parameter, Setting)
         if not is_internal and parameter.name != "config":

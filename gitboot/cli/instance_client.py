@@ -44,7 +44,7 @@ from gitboot.ledger.open_ledger import open_ledger, places
 from gitboot.model.scalars import Name, SystemUuid
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import folders, read_records
-from gitboot.render.plan_and_record_files import RECORDS
+from gitboot.render.paths import RECORDS
 from gitboot.resolve.provisioning_record import Record, record_of
 from gitboot.resolve.server_decision import Decision
 from gitboot.review.rollout_progress import AppliedRollout, Proof

@@ -33,7 +33,7 @@ from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Withheld
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem, Severity, next_change
-from gitboot.resolve.server_plan import Halt
+from gitboot.resolve.boot_limits import Halt
 from gitboot.review.formats import phrases
 from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
 from gitboot.status.events import Event

@@ -32,10 +32,14 @@ from gitboot.publish.tree_reader import ALL, PARTS, Inventory, suspects
 from gitboot.render import endpoint_files
 from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run
 from gitboot.resolve.server_decision import BootFile, Decision, Host, Written
-from gitboot.resolve.server_plan import BootPlan, Halt, InstallProgress
+from gitboot.resolve.server_plan import (
+    BootPlan,
+    InstallProgress,
+)
 
 T = TypeVar("T")
 WORTH: Final = 500  # servers; for fewer, planning takes less time than reading a checkpoint

@@ -21,8 +21,12 @@ from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, 
 from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NOBODY
 from gitboot.problems import Code
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_plan import Cause, Halt, InstallState
+from gitboot.resolve.server_plan import (
+    Cause,
+    InstallState,
+)
 from gitboot.status.conditions import Condition, condition_type, remedy
 from gitboot.status.events import Event
 from gitboot.system_clock import Keeping

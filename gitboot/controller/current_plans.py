@@ -20,10 +20,16 @@ from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.publish.tree_changes import EndedWindows, WindowsNotEnded
 from gitboot.render.server_files import About, ServerState, planned
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.install_attempts import attempt_of, begun_run, is_overwritten, step_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Run, drift
 from gitboot.resolve.server_decision import BootFile, Decisions, idle
-from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, Cause, Halt, InstallProgress, Phase
+from gitboot.resolve.server_plan import (
+    UNKNOWN_OUTCOMES,
+    Cause,
+    InstallProgress,
+    Phase,
+)
 from gitboot.status.events import Event
 from gitboot.status.work_progress import Told, counted, unheard
 from gitboot.text import count

@@ -24,9 +24,9 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import Terms
 from gitboot.render.plan_and_record_files import Members
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.install_attempts import has_shown_all
 from gitboot.resolve.provisioning_record import InstallAttempt, Run
-from gitboot.resolve.server_plan import Halt
 from gitboot.status.conditions import Condition
 from gitboot.status.events import Event
 from gitboot.status.instance_status import (

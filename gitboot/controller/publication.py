@@ -38,9 +38,13 @@ from gitboot.render.plan_and_record_files import (
 )
 from gitboot.render.server_files import RenderedState, ServerState, halted, limited_to, rendered
 from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Boot, Decisions
-from gitboot.resolve.server_plan import BootPlan, Cause, Halt
+from gitboot.resolve.server_plan import (
+    BootPlan,
+    Cause,
+)
 from gitboot.status.events import Event
 
 

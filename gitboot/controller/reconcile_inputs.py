@@ -41,8 +41,8 @@ from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import Words
+from gitboot.resolve.boot_limits import SoleClaim, Stoppage
 from gitboot.resolve.server_decision import BootFile
-from gitboot.resolve.server_plan import SoleClaim, Stoppage
 from gitboot.status.events import Event
 from gitboot.system_clock import Uptime, uptime
 

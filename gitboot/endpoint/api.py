@@ -27,8 +27,12 @@ from gitboot.errors import UsageError
 from gitboot.fetchlog.unknown_machines import UnknownMachines
 from gitboot.jsonio import canonical
 from gitboot.render.endpoint_files import PublishedServer, parse, server_of, state_path, turn_of
-from gitboot.render.page import DATA, MADE_OF, SCRIPT, static
-from gitboot.render.paths import is_immutable
+from gitboot.render.page import (
+    MADE_OF,
+    SCRIPT,
+    static,
+)
+from gitboot.render.paths import PAGE_DATA, is_immutable
 from gitboot.text import printable_lines
 
 ROOT: Final = "/api/v1"
@@ -252,7 +256,7 @@ def page_routes(tree: PublishedTree) -> list[Route]:
 
     def data(request: Request) -> Response:
         name = request.path_params["name"]
-        found = tree.read(f"{DATA}{name}.js") if _DATA.fullmatch(name) else None
+        found = tree.read(f"{PAGE_DATA}{name}.js") if _DATA.fullmatch(name) else None
         if found is None:
             return NOT_FOUND
         etag = f'"{sha256(found.content).hexdigest()}"'
@@ -265,7 +269,7 @@ def page_routes(tree: PublishedTree) -> list[Route]:
         """Redirect to the page if it is published; else say how to publish it."""
         if not tree.is_ready:
             return NOT_YET
-        if tree.read(f"{DATA}fleet.js") is None:
+        if tree.read(f"{PAGE_DATA}fleet.js") is None:
             return PlainTextResponse(_OFF, headers={"cache-control": "no-store"})
         told = f"The page for operators is at {PAGE}\n"
         return PlainTextResponse(told, 302, headers={"cache-control": "no-store", "location": PAGE.lstrip("/")})

@@ -92,7 +92,7 @@ from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
-from gitboot.resolve.server_plan import Halt
+from gitboot.resolve.boot_limits import Halt
 from gitboot.status.instance_status import STATUS_CURRENT
 
 if TYPE_CHECKING:

@@ -60,7 +60,7 @@ class Census:
         ``served_to`` is the client to which the boot was served; None: it was not served. ``why_not`` decides about
         addresses and checks. If the Fleet names clients, each of them counts.
         """
-        if self._terms.clients or is_system(agent):
+        if self._tree.terms.clients or is_system(agent):
             return True
         is_same = client is not None and client == served_to and not _is_own(client)
         return served_to is not None and (may_be_system(agent) or is_same)

@@ -33,7 +33,7 @@ from gitboot.fleet.documents import ParseCache, ParsedBlob, read_blob
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import Loaded, LoadedFile, list_files, load_revision
-from gitboot.jsonio import decoder
+from gitboot.jsonio import Digest, decoder
 from gitboot.resolve.fleet_decisions import Decided, DecidedServer, DecidedServers, decide_all, decide_loaded
 from gitboot.resolve.policy_selection import OptOut, opt_outs
 from gitboot.review.guards import GROUPING, Touched
@@ -92,6 +92,7 @@ class CommitPair:
 
     base: Evaluation | None
     head: Evaluation
+    claims: dict[Key, frozenset[Digest]]  # of decisions of earlier bases, see `offered_claims`
 
     @cached_property
     def servers(self) -> Collection[str]:
@@ -137,7 +138,23 @@ class CommitPair:
             base.repository if base is not None else None,
             head.repository,
             touched,
+            self.offered_claims if base is not None else None,
         )
+
+    def offered_claims(self) -> frozenset[Digest]:
+        """Return the digest of each boot that the base offers, and that claims to write no disk.
+
+        ``claims`` then has the digests by content key, so the next commit computes only those of decisions that differ.
+        """
+        from gitboot.review.reinstalls import claims_of  # only here, as above
+
+        if self.base is None:
+            return frozenset()
+        known, rows = self.claims, zip(self.base.keys.values(), self.base.rows.values(), strict=True)
+        found = {key: known[key] if key in known else claims_of(decision_of(row.decision)) for key, row in rows}
+        known.clear()
+        known.update(found)
+        return frozenset().union(*found.values())
 
     @property
     def extent(self) -> Extent:
@@ -167,6 +184,7 @@ class Evaluator:
         self._held: tuple[Evaluation, ...] = ()  # the base, and the commit that was evaluated last
         self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in EVALUATED}  # keys that the cache has
         self._complete: Evaluation | None = None  # the cache has all of its results
+        self._claims: dict[Key, frozenset[Digest]] = {}
 
     def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
         """Evaluate a commit beside ``base``.
@@ -176,7 +194,7 @@ class Evaluator:
         base_evaluation = self._evaluate(base) if base is not None else None
         head = self._evaluate(revision, base_evaluation)
         self._held = (head,) if base_evaluation is None else (base_evaluation, head)
-        return CommitPair(base=base_evaluation, head=head)
+        return CommitPair(base=base_evaluation, head=head, claims=self._claims)
 
     def holds(self, revision: Revision) -> bool:
         """Return whether a commit is one of the last two."""
@@ -187,16 +205,16 @@ class Evaluator:
 
         The results count as stored from then on, so the next call does not yield them.
         """
-        evaluations = self._held
-        if self._complete is not None and all(each.is_made_of(self._complete) for each in evaluations):
+        left = [each for each in self._held if self._complete is None or not each.is_made_of(self._complete)]
+        if not left:
             return
         for kind in EVALUATED:
-            results = {key: each for one in evaluations for key, each in one.results(kind).items()}
+            results = {key: each for one in left for key, each in one.results(kind).items()}
             lacking = iter(sorted(results.keys() - self._stored[kind]))
             while batch := tuple(islice(lacking, number)):
                 yield kind, {key: encode_result(results[key]) for key in batch}
             self._stored[kind] = set(results)
-        self._complete = evaluations[-1]
+        self._complete = left[-1]
 
     def _evaluate(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
         if (known := next((each for each in self._held if each.revision == revision), None)) is not None:

@@ -15,8 +15,7 @@ from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.spool import aside, files, parse, whole_lines, writer_of
 from gitboot.jsonio import format_instant
 from gitboot.render.paths import FAILED, Role, kind_of, means
-from gitboot.resolve.provisioning_record import FETCH_GRACE
-from gitboot.resolve.server_plan import SoleClaim
+from gitboot.resolve.boot_limits import FETCH_GRACE, SoleClaim
 from gitboot.system_clock import Uptime
 
 MOST_ADDRESSES: Final = 16  # that are told apart, of one secret and installation

@@ -50,14 +50,10 @@ class LoadedFile:
     resources: tuple[tuple[Id, Resource], ...]
     origins: tuple[tuple[Id, Origin], ...]
     references: tuple[Id, ...]  # resources, and files of kind "file"
-    identities: tuple[tuple[str, str], ...]  # of its servers: what it is, and the value in one spelling
+    identities: tuple[str, ...]  # of its servers: what it is, and the value in one spelling
     bmcs: tuple[tuple[str, bool], ...]  # of its servers: the address, and whether the document names a system
     has_problems: bool
-
-    @property
-    def has_only_servers(self) -> bool:
-        """Return whether the file has only valid Server documents. gitboot caches only such files."""
-        return self.parsed.has_only_servers
+    has_only_servers: bool  # valid ones; gitboot caches only such files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,9 +133,10 @@ def _loaded_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
             (key, Origin(path, blob, index)) for (key, _), (index, _) in zip(named, parsed.resources, strict=True)
         ),
         references=tuple(sorted({Id(kind, name) for _, each in named for kind, name, _ in references(each)})),
-        identities=tuple((each.what, each.same) for server in servers for each in identities(server)),
+        identities=tuple(f"{each.what} {each.same}" for server in servers for each in identities(server)),
         bmcs=tuple((place_of(address, None)[0], system is not None) for address, system in bmcs),
         has_problems=bool(parsed.problems or parsed.unread) or any(map(_has_empty_reports, servers)),
+        has_only_servers=parsed.has_only_servers,
     )
 
 

@@ -6,20 +6,19 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from stat import S_ISREG
-from typing import Final
+from typing import Final, TypeVar
 
 import pygit2
 from pygit2.enums import FileMode
 
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.files import fleet_root
-from gitboot.fleet.layered_dict import merged
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.git.repository import (
     SUBMODULE,
@@ -77,13 +76,27 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
     return Snapshot(
         revision=revision,
         folder=folder,
-        blobs=merged(previous.blobs, blobs, changed - blobs.keys()),
+        blobs=_amended(previous.blobs, blobs, changed),
         read=Blobs(repository),
-        irregular=merged(previous.irregular, irregular, changed - irregular.keys()),
+        irregular=_amended(previous.irregular, irregular, changed),
         changed=frozenset(changed),
     )
 
 
+def _amended(before: Mapping[str, _V], found: Mapping[str, _V], changed: Set[str]) -> Mapping[str, _V]:
+    """Return ``before`` with what was found at the changed paths. If all is equal, return ``before`` itself.
+
+    A plain dictionary: an evaluation looks up each path several times.
+    """
+    if all(before.get(path) == found.get(path) for path in changed):
+        return before
+    amended = {**before, **found}
+    for path in changed - found.keys():
+        amended.pop(path, None)
+    return amended if found.keys() <= before.keys() else dict(sorted(amended.items()))
+
+
+_V = TypeVar("_V")
 _NOT_UTF8: Final = b"name"  # in place of a mode
 _IRREGULAR: Final = {
     SUBMODULE: Irregular.SUBMODULE,

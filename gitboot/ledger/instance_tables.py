@@ -18,8 +18,8 @@ from gitboot.ledger.schema import Database
 from gitboot.ledger.server_tables import instant, instant_or_none, json_of, json_value, parse
 from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars import SystemUuid, parse_uuid
+from gitboot.resolve.boot_limits import Stoppage
 from gitboot.resolve.server_decision import BootFile, WithheldBoot
-from gitboot.resolve.server_plan import Stoppage
 from gitboot.status.events import Event
 from gitboot.system_clock import Uptime
 

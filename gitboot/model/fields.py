@@ -311,11 +311,16 @@ def _list_reader(kind: Any) -> Read:
     def read_list(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
             raise Malformed(Code.SHAPE, f"expected a list, found {shown(value)}")
+        made: list[Any] = []
         faults: list[Fault] = []
-        made = tuple([_read_part(read_item, item, index, faults) for index, item in enumerate(value)])
+        for index, item in enumerate(value):
+            try:
+                made.append(read_item(item))
+            except (Malformed, Invalid) as error:
+                faults += _faults_at(index, error)
         if faults:
             raise Invalid(faults)
-        return made
+        return tuple(made)
 
     return read_list
 
@@ -324,11 +329,18 @@ def _mapping_reader(key_kind: Any, kind: Any) -> Read:
     read_key, read_item = _reader(key_kind), _reader(kind)
 
     def read_mapping(value: Any) -> dict[Any, Any]:
+        made: dict[Any, Any] = {}
         faults: list[Fault] = []
-        made = {
-            _read_part(read_key, key, key, faults, is_key=True): _read_part(read_item, item, key, faults)
-            for key, item in _mapping(value).items()
-        }
+        for key, item in _mapping(value).items():
+            name = None
+            try:
+                name = read_key(key)
+            except Malformed as error:
+                faults.append(Fault((key,), error, is_key=True))
+            try:
+                made[name] = read_item(item)
+            except (Malformed, Invalid) as error:
+                faults += _faults_at(key, error)
         if faults:
             raise Invalid(faults)
         return made
@@ -347,15 +359,19 @@ def _structure_reader(kind: Any) -> Read:
         for key, item in _mapping(value).items():
             if item is None:
                 continue  # a field without a value counts as absent
-            if key in fields:
-                name, read_field = fields[key]
-                made[name] = _read_part(read_field, item, key, faults)
-            else:
+            if key not in fields:
                 faults.append(Fault((), _unknown_field(key, fields), is_key=True))
-        for name in sorted(required.keys() - made.keys()):
-            alias = required[name]
-            error = Misfit(Code.MISSING_FIELD, f"needs {alias}", f"add {alias}", follows_place=True)
-            faults.append(Fault((), error, is_key=True))
+                continue
+            name, read_field = fields[key]
+            try:
+                made[name] = read_field(item)
+            except (Malformed, Invalid) as error:
+                faults += _faults_at(key, error)
+                made[name] = None
+        if not required.keys() <= made.keys():
+            faults += [
+                Fault((), _missing_field(alias), is_key=True) for name, alias in required.items() if name not in made
+            ]
         if faults:
             raise Invalid(faults)
         found = kind(**made)
@@ -386,21 +402,21 @@ def _unknown_field(name: str, fields: Iterable[str]) -> Misfit:
     return Misfit(Code.UNKNOWN_FIELD, message, at=(name,), find_hint=find_hint, follows_place=True)
 
 
+def _missing_field(name: str) -> Misfit:
+    return Misfit(Code.MISSING_FIELD, f"needs {name}", f"add {name}", follows_place=True)
+
+
 def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Malformed(Code.SHAPE, f"expected a mapping, found {shown(value)}")
     return value
 
 
-def _read_part(read_value: Read, value: Any, step: Step, faults: list[Fault], *, is_key: bool = False) -> Any:
-    """Return what a value in a list or a mapping is read as, or None after its faults are added to ``faults``."""
-    try:
-        return read_value(value)
-    except Malformed as error:
-        faults.append(Fault((step,), error, is_key))
-    except Invalid as invalid:
-        faults += [fault._replace(path=(step, *fault.path)) for fault in invalid.faults]
-    return None
+def _faults_at(step: Step, error: Malformed | Invalid) -> list[Fault]:
+    """Return what is wrong with the value at a key or an index, with the paths from the mapping or the list."""
+    if isinstance(error, Malformed):
+        return [Fault((step,), error)]
+    return [fault._replace(path=(step, *fault.path)) for fault in error.faults]
 
 
 # Writing

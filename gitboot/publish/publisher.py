@@ -27,8 +27,8 @@ from gitboot.publish.tree_changes import (
     decide,
 )
 from gitboot.publish.tree_reader import LOCK, PENDING, Inventory, Tree, batch_path, is_bare, left_in_index, now_named
-from gitboot.render.page import INDEX, SAID, script_of
-from gitboot.render.paths import File, Files, Stage, is_content, publication_stage
+from gitboot.render.page import script_of
+from gitboot.render.paths import ON_PAGE, PAGE_INDEX, File, Files, Stage, is_content, publication_stage
 from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
 from gitboot.status.work_progress import Told, counted, unheard
 
@@ -147,7 +147,7 @@ class Directory:
             states=dict(self._tree.servers()),
             content=dict(self._named.by_server),
             shared=head.shared if head is not None else None,
-            has_page=INDEX in self._tree.shared(),
+            has_page=PAGE_INDEX in self._tree.shared(),
         )
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
@@ -299,10 +299,10 @@ class Directory:
         """Leave the instance's word on itself for endpoints; a disk that refuses it loses only that."""
         with suppress(PublishError):
             _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
-            name, on_page = SAID[path]
+            name, on_page = ON_PAGE[path]
             self._disk.stage(path, content, at)
             self._disk.place(path)
-            if self._disk.look(INDEX) is None:
+            if self._disk.look(PAGE_INDEX) is None:
                 self._disk.remove(on_page)
             else:  # the page reads scripts
                 self._disk.stage(on_page, script_of(name, content), at)

@@ -38,8 +38,11 @@ from gitboot.publish.manifest import (
 from gitboot.publish.manifest import SHARED as MANIFEST_SHARED
 from gitboot.publish.tree_reader import LOCK, Tree, check_path, damaged
 from gitboot.render.endpoint_files import Listed, PublishedServer, Turn, outline, parse, server_of, state_path, turn_of
-from gitboot.render.paths import BOOT, File, Files, is_content
-from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles, is_of_part
+from gitboot.render.paths import BOOT, File, Files, is_content, is_of_part
+from gitboot.render.plan_and_record_files import (
+    AS_IT_WAS,
+    PartFiles,
+)
 from gitboot.text import some
 
 GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that nothing names any more

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from gitboot.errors import PublishError, UsageError
 from gitboot.files import write_whole
@@ -50,12 +50,12 @@ from gitboot.render.endpoint_files import (
     server_of,
     state_path,
 )
-from gitboot.render.page import INDEX, SAID
-from gitboot.render.paths import BOOT, is_content
-from gitboot.render.plan_and_record_files import RECORDS, is_of_part
-from gitboot.resolve.provisioning_record import Record, imported
-from gitboot.resolve.server_plan import Stoppage
+from gitboot.render.paths import BOOT, ON_PAGE, PAGE_INDEX, RECORDS, is_content, is_of_part
+from gitboot.resolve.boot_limits import Stoppage
 from gitboot.status.conditions import remedy
+
+if TYPE_CHECKING:
+    from gitboot.resolve.provisioning_record import Record
 
 OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{OWN}/lock"
@@ -63,7 +63,7 @@ PENDING: Final = f"{OWN}/pending.json"
 _OPERATORS: Final = frozenset({"assets"})  # what stands in boot/ without having been published
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 _RETIRED: Final = f"{OWN}/retired"
-_SAID: Final = frozenset({STATUS, UNKNOWN, *(on_page for _, on_page in SAID.values())})
+_SAID: Final = frozenset({STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 
@@ -377,6 +377,8 @@ def read_records(path: Path) -> dict[SystemUuid, Record]:
 
 def _imported(file: Path) -> dict[SystemUuid, Record]:
     """Return the records of a file. Raises `UsageError` for a record of a UUID that identifies no machine."""
+    from gitboot.resolve.provisioning_record import imported  # only here: endpoints start without the model
+
     records = imported(file.read_bytes(), str(file))
     for uuid in sorted(filter(is_placeholder_uuid, records)):
         raise UsageError(
@@ -388,6 +390,8 @@ def _imported(file: Path) -> dict[SystemUuid, Record]:
 
 def records_in(tree: Path) -> Mapping[SystemUuid, Record]:
     """What the tree knows of servers, as far as it can be read; nothing where there is none."""
+    from gitboot.resolve.provisioning_record import imported  # only here, as above
+
     found: dict[SystemUuid, Record] = {}
     for file in sorted((tree / RECORDS).glob("*.json")):
         with suppress(OSError, UsageError):
@@ -424,7 +428,7 @@ def now_named(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | Non
         now, reached = dict(tree.servers()), _reached(tree)
         if tree.head.shared != before.shared or not tree.pending.isdisjoint((SHARED, *tree.shared())):
             found[ALL] = tuple(filter(is_content, tree.shared()))
-        if any(map(is_of_part, tree.pending)) or (INDEX in tree.shared()) is not before.has_page:
+        if any(map(is_of_part, tree.pending)) or (PAGE_INDEX in tree.shared()) is not before.has_page:
             found[PARTS] = ()
         for server in now.keys() | before.states.keys() | reached:
             if server not in reached and now.get(server) == before.states.get(server):

@@ -12,9 +12,10 @@ from gitboot.model.fleet import Evidence, Output
 from gitboot.model.scalars import MacAddress
 from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, user_data_files, web_servers
 from gitboot.render.paths import File, Files, PathKind, Role
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.resolve.server_plan import BootPlan, Halt
+from gitboot.resolve.server_plan import BootPlan
 
 
 def copy_files(decision: Decision, planned: BootPlan | None, stop: Halt, files: Files, alone: Files) -> dict[str, File]:
@@ -158,8 +159,8 @@ RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.SMEE, ipxe.render_by_mac(paths.SMEE, paths.SMEE_SCRIPT)),
     (paths.NETBOOT_XYZ, ipxe.render_by_mac(paths.NETBOOT_XYZ)),
     (paths.PIXIECORE, emulated_apis.pixiecore),
-    (paths.NOCLOUD, emulated_apis.nocloud),
-    (paths.USER_DATA, emulated_apis.matchbox),
+    (paths.NOCLOUD, user_data_files.nocloud),
+    (paths.USER_DATA, user_data_files.matchbox),
     (paths.BOOT_PARAMETERS, emulated_apis.boot_parameters),
 )
 # What a loader finds by an interface that its machine may not boot from.

@@ -8,18 +8,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gitboot.jsonio import canonical
-from gitboot.model.boot_image import UserDataFormat
-from gitboot.model.scalars import Malformed, is_placeholder_serial, lookup_uuids, parse_lookup_mac, parse_lookup_uuid
-from gitboot.model.server import Architecture
+from gitboot.model.scalars import Malformed, is_placeholder_serial, parse_lookup_mac, parse_lookup_uuid
 from gitboot.quoting import ipxe_url
 from gitboot.render import paths
 from gitboot.render.boot_script_parts import WHO
-from gitboot.render.paths import BOOT, BUNDLED, ContentType, File, Kind, PathKind, Role
-from gitboot.render.user_data_files import with_attempt_token
-from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.resolve.user_data_formats import family
+from gitboot.render.paths import BOOT, ContentType, File, Kind, PathKind, Role
 
 if TYPE_CHECKING:
+    from gitboot.resolve.server_decision import Decision, Decisions
     from gitboot.resolve.server_plan import BootPlan
 
 ALIASES: Final = "ops/aliases.json"
@@ -165,20 +161,13 @@ def shared_httpboot(decisions: Decisions) -> Iterator[tuple[str, File]]:
     That is the image of unknown machines in a form that firmware can start: its uki, its own loader, its iso. The
     question does not say for which architecture: it is x86_64 where there is one for that.
     """
+    from gitboot.model.server import Architecture  # only here: endpoints read this module, and start without the model
+
     boots = decisions.unknown or {}
     images = [boots[each].files for each in (Architecture.X86_64, Architecture.AARCH64) if each in boots]
     found = (each.uki or each.loader or each.iso for each in images)
     if (file := next(filter(None, found), None)) is not None:
         yield paths.UNKNOWN_HTTP_BOOT, File(canonical({"UKIURL": file.url}) + b"\n", ContentType.JSON)
-
-
-# By which of matchbox's paths a format is asked for; /generic for all others (matchbox: docs/api-http.md).
-_MATCHBOX: Final = {
-    UserDataFormat.IGNITION: "ignition",
-    UserDataFormat.CLOUD_INIT: "cloud",
-    UserDataFormat.AUTOINSTALL: "cloud",
-}
-_GENERIC: Final = "generic"
 
 
 def pixiecore(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -208,28 +197,3 @@ def boot_parameters(decision: Decision, plan: BootPlan | None) -> Iterator[tuple
         shown |= {"initrd": initrds[0]} if initrds else {}
     file = File(canonical([shown]) + b"\n", ContentType.JSON)
     yield from ((paths.BOOT_PARAMETERS.of(mac), file) for mac in decision.macs)
-
-
-def nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """``nocloud/<uuid>/``, where a NoCloud seed with ``__dmi.system-uuid__`` looks: all of its files, maybe empty.
-
-    cloud-init asks for each, and waits for what is not there (cloud-init: DataSourceNoCloud, util.read_seeded).
-    """
-    user_data = plan.user_data if plan is not None else None
-    if plan is None or user_data is None or "meta-data" not in user_data.files:
-        return
-    for name in BUNDLED:
-        text = with_attempt_token(user_data.files.get(name, ""), decision, plan)
-        file = File(text.encode(), ContentType.CLOUD_CONFIG)
-        yield from ((paths.NOCLOUD.of(uuid, name=name), file) for uuid in lookup_uuids(plan.uuid))
-
-
-def matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """User data by MAC address, under the name by which matchbox's clients ask for its format."""
-    user_data = plan.user_data if plan is not None else None
-    if plan is None or user_data is None:
-        return
-    name = _MATCHBOX.get(family(user_data.format), _GENERIC)
-    text = next(text for each, text in user_data.files.items() if each not in BUNDLED or each == "user-data")
-    file = File(with_attempt_token(text, decision, plan).encode())
-    yield from ((paths.USER_DATA.of(mac, name=name), file) for mac in decision.macs)

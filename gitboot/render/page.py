@@ -9,21 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from gitboot.jsonio import canonical, format_instant
-from gitboot.render.paths import File
-from gitboot.render.plan_and_record_files import PAGE
-from gitboot.resolve.server_decision import Written
-from gitboot.resolve.server_plan import BootPlan, Cause
+from gitboot.render.paths import PAGE_DATA, File
 
 if TYPE_CHECKING:
     from gitboot.fleet.identities import Machine
+    from gitboot.resolve.server_decision import Written
+    from gitboot.resolve.server_plan import BootPlan
 
-DATA: Final = f"{PAGE}data/"
-INDEX: Final = f"{PAGE}index.html"
-# What no manifest lists: the instance's word on itself, and the machines that no document describes.
-SAID: Final[Mapping[str, tuple[str, str]]] = {
-    "ops/status.json": ("status", f"{DATA}status.js"),
-    "ops/unknown.json": ("seen", f"{DATA}seen.js"),
-}
 SCRIPT: Final = "text/javascript; charset=utf-8"
 FORMAT: Final = 2
 MADE_OF: Final[Mapping[str, str]] = {
@@ -71,7 +63,7 @@ def server_file(
         "lines": written.lines if written is not None else None,
         "document": document,
     }
-    return f"{DATA}{name}.js", File(script_of(name, canonical(facts)), SCRIPT)
+    return f"{PAGE_DATA}{name}.js", File(script_of(name, canonical(facts)), SCRIPT)
 
 
 def changes(
@@ -81,6 +73,8 @@ def changes(
 
     Leave out what is served only if no instance renders the server again until then.
     """
+    from gitboot.resolve.server_plan import Cause  # only here: endpoints read this module, and start without the model
+
     before = _boots(now)
     for since, plan in later:
         if _boots(plan) != before and (plan is None or plan.cause is not Cause.UNHEARD):

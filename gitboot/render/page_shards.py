@@ -8,9 +8,17 @@ from typing import Any, Final
 
 from gitboot.fleet.layered_dict import differing
 from gitboot.jsonio import canonical, format_instant
-from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, changes, script_of, shard_of, static
-from gitboot.render.paths import File
-from gitboot.render.plan_and_record_files import PAGE, PartFiles
+from gitboot.render.page import (
+    FORMAT,
+    MADE_OF,
+    SCRIPT,
+    changes,
+    script_of,
+    shard_of,
+    static,
+)
+from gitboot.render.paths import PAGE, PAGE_DATA, File
+from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_files import ServerState
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.install_attempts import step_of
@@ -59,10 +67,10 @@ def page_files(
     if changed is None or published is None or published.shared != locations.shared:
         shared = {name: {"file": each.file, "lines": each.lines} for name, each in locations.shared.items()}
         parts["location/shared"] = shared
-    files |= {f"{DATA}{name}.js": File(script_of(name, canonical(value)), SCRIPT) for name, value in parts.items()}
+    files |= {f"{PAGE_DATA}{name}.js": File(script_of(name, canonical(value)), SCRIPT) for name, value in parts.items()}
     gone = [f"shard/{each}" for each in wanted if each not in members]
     gone += [f"location/{each}" for each in moved if each not in members]
-    return PartFiles(files=files, gone=frozenset(f"{DATA}{each}.js" for each in gone), is_whole=changed is None)
+    return PartFiles(files=files, gone=frozenset(f"{PAGE_DATA}{each}.js" for each in gone), is_whole=changed is None)
 
 
 def _row(state: ServerState) -> Iterator[Any]:

@@ -393,3 +393,19 @@ class File:
 
 
 Files = Mapping[str, File]  # by path below the output directory: boot/… for machines, ops/… for operators
+
+
+PAGE: Final = "ops/pages/"
+PAGE_DATA: Final = f"{PAGE}data/"
+PAGE_INDEX: Final = f"{PAGE}index.html"
+# Files of the instance that no manifest lists, and on the page: a name, and the path of a script with the same content.
+ON_PAGE: Final[Mapping[str, tuple[str, str]]] = {
+    "ops/status.json": ("status", f"{PAGE_DATA}status.js"),
+    "ops/unknown.json": ("seen", f"{PAGE_DATA}seen.js"),
+}
+RECORDS: Final = "ops/records/"
+
+
+def is_of_part(path: str) -> bool:
+    """Return whether a file that is no server's is of the page or of the records."""
+    return path.startswith((PAGE, RECORDS))

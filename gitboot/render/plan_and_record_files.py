@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gitboot.jsonio import facts, format_instant
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.paths import ContentType, File, Files
+from gitboot.render.paths import RECORDS, ContentType, File, Files
 from gitboot.resolve.provisioning_record import Record, exported, shard_of
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import BootPlan, InstallProgress
@@ -100,10 +100,6 @@ def summary(
     }
 
 
-PAGE: Final = "ops/pages/"
-RECORDS: Final = "ops/records/"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartFiles:
     """Such files, as far as they may have changed."""
@@ -128,8 +124,3 @@ class PartFiles:
 
 
 AS_IT_WAS: Final = PartFiles()
-
-
-def is_of_part(path: str) -> bool:
-    """Return whether a file that is no server's is of the page or of the records."""
-    return path.startswith((PAGE, RECORDS))

@@ -53,11 +53,17 @@ from gitboot.render.paths import (
 )
 from gitboot.render.plan_and_record_files import document, summary
 from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.install_attempts import disk_boot_token, progress_of, step_of
 from gitboot.resolve.plan_at_time import fallback, plan, transition, without_left
 from gitboot.resolve.provisioning_record import Record, drift, record_facts
 from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions, Written
-from gitboot.resolve.server_plan import BootPlan, Cause, Halt, InstallProgress, Phase
+from gitboot.resolve.server_plan import (
+    BootPlan,
+    Cause,
+    InstallProgress,
+    Phase,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars import lookup_uuids
 from gitboot.render import paths
-from gitboot.render.paths import ContentType, File
+from gitboot.render.paths import BUNDLED, ContentType, File
 from gitboot.resolve.server_decision import Decision, UserDataFiles
 from gitboot.resolve.user_data_formats import family, meta_data, volume
 
@@ -253,3 +253,37 @@ def immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
     """User data's own files, below their digest."""
     for name, text in user_data.files.items():
         yield f"boot/{user_data.folder}/{name}", File(text.encode(), paths.artifact_type(name))
+
+
+# By which of matchbox's paths a format is asked for; /generic for all others (matchbox: docs/api-http.md).
+_MATCHBOX: Final = {
+    UserDataFormat.IGNITION: "ignition",
+    UserDataFormat.CLOUD_INIT: "cloud",
+    UserDataFormat.AUTOINSTALL: "cloud",
+}
+_GENERIC: Final = "generic"
+
+
+def nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """``nocloud/<uuid>/``, where a NoCloud seed with ``__dmi.system-uuid__`` looks: all of its files, maybe empty.
+
+    cloud-init asks for each, and waits for what is not there (cloud-init: DataSourceNoCloud, util.read_seeded).
+    """
+    user_data = plan.user_data if plan is not None else None
+    if plan is None or user_data is None or "meta-data" not in user_data.files:
+        return
+    for name in BUNDLED:
+        text = with_attempt_token(user_data.files.get(name, ""), decision, plan)
+        file = File(text.encode(), ContentType.CLOUD_CONFIG)
+        yield from ((paths.NOCLOUD.of(uuid, name=name), file) for uuid in lookup_uuids(plan.uuid))
+
+
+def matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """User data by MAC address, under the name by which matchbox's clients ask for its format."""
+    user_data = plan.user_data if plan is not None else None
+    if plan is None or user_data is None:
+        return
+    name = _MATCHBOX.get(family(user_data.format), _GENERIC)
+    text = next(text for each, text in user_data.files.items() if each not in BUNDLED or each == "user-data")
+    file = File(with_attempt_token(text, decision, plan).encode())
+    yield from ((paths.USER_DATA.of(mac, name=name), file) for mac in decision.macs)

@@ -12,9 +12,8 @@ from typing import Final
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.boot_limits import FETCH_GRACE, SERVED_GRACE
 from gitboot.resolve.provisioning_record import (
-    FETCH_GRACE,
-    SERVED_GRACE,
     InstallAttempt,
     InstallStep,
     Record,

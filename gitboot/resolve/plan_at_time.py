@@ -11,6 +11,7 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
+from gitboot.resolve.boot_limits import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, Halt
 from gitboot.resolve.install_attempts import (
     due_boot,
     is_covered,
@@ -22,7 +23,11 @@ from gitboot.resolve.install_attempts import (
     token_of,
     wanted_key,
 )
-from gitboot.resolve.provisioning_record import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, InstallStep, Record, Run
+from gitboot.resolve.provisioning_record import (
+    InstallStep,
+    Record,
+    Run,
+)
 from gitboot.resolve.server_decision import (
     Boot,
     BootFile,
@@ -35,7 +40,13 @@ from gitboot.resolve.server_decision import (
     WithheldBoot,
     token,
 )
-from gitboot.resolve.server_plan import EVIDENCE_OF_A_BEGINNING, BootOverride, BootPlan, Cause, Halt, Phase
+from gitboot.resolve.server_plan import (
+    EVIDENCE_OF_A_BEGINNING,
+    BootOverride,
+    BootPlan,
+    Cause,
+    Phase,
+)
 
 
 def plan(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from gitboot.errors import UsageError
 from gitboot.jsonio import LEFT_OUT, Digest, canonical, facts, format_instant, named
 from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, shown, text
+from gitboot.resolve.boot_limits import FETCH_GRACE
 from gitboot.resolve.server_decision import Decision
 
 T = TypeVar("T")
@@ -352,9 +353,3 @@ class Record:
         """Return the first intent to serve the boot of a key whose outcome is not known."""
         found = [each for each in self.unknown_serves if each.key == key and not each.is_withheld]
         return min(found, key=lambda each: each.seen.at, default=None)
-
-
-FETCH_GRACE: Final = timedelta(seconds=60)  # a loader's own retry still finds the boot that it fetched
-CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long an override's evidence may take after it was consumed
-SERVED_GRACE: Final = timedelta(minutes=30)  # how long an installation that reports no completion is shown as served
-DATA_GRACE: Final = timedelta(hours=2)  # how long a system that was booted may ask for its user data

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
@@ -43,6 +44,7 @@ from gitboot.review.reinstalls import (
     GainedIdentity,
     Reinstall,
     Why,
+    claims_of,
     gained,
     installing,
     lost,
@@ -194,10 +196,12 @@ def compare(
     old_repository: FleetRepository | None,
     new_repository: FleetRepository,
     touched: Touched | None = None,
+    offered: Callable[[], frozenset[Digest]] | None = None,
 ) -> Changes:
-    """What ``new`` changes; without ``old`` it is the first commit, and all of it is new.
+    """Return what ``new`` changes. Without ``old``, it is the first commit, and all of it is new.
 
-    Where it is known what can differ, only that is compared.
+    ``touched`` is what can differ. None: everything. ``offered`` returns `claims_of` all decisions of ``old``. None:
+    they are computed when needed.
     """
     shared = shared_change(old, new, old_repository, new_repository, touched.servers if touched else None)
     documents = changed_documents(old_repository, new_repository, touched.documents if touched else None)
@@ -205,7 +209,9 @@ def compare(
         touched = _everything(old_repository, new_repository)
     before = machines(old_repository, touched.servers) if old_repository else {}
     after = machines(new_repository, touched.servers)
-    claims = DiskClaims(documents, old, old_repository, new_repository)
+    if old is not None and offered is None:
+        offered = partial(_offered, old)
+    claims = DiskClaims(documents, offered, old_repository, new_repository)
     mutated = {key.name for key in documents if key.kind == "BootImage" and is_mutated(documents[key])}
     pairs = matched(before, after)
     whose_before, whose = (
@@ -259,6 +265,10 @@ def compare(
         gained=tuple(sorted(gains, key=lambda each: (*each.mark, each.server))),
         besides=tuple(("bmc", reached_at(was, before), reached_at(now, after)) for was, before, now, after in reached),
     )
+
+
+def _offered(decisions: Decisions) -> frozenset[Digest]:
+    return frozenset(claim for each in decisions.servers.values() for claim in claims_of(each))
 
 
 def _everything(old: FleetRepository | None, new: FleetRepository) -> Touched:

@@ -189,7 +189,8 @@ def changed_documents(
         was, is_now = before.get(key), after.get(key)
         if was is is_now or was == is_now:
             continue
-        fate, fields = Fate.ADDED if was is None else Fate.REMOVED if is_now is None else Fate.EDITED, ()
+        fate = Fate.ADDED if was is None else Fate.REMOVED if is_now is None else Fate.EDITED
+        fields: tuple[FieldChange, ...] = ()
         if was is not None and is_now is not None and not isinstance(was, bytes) and not isinstance(is_now, bytes):
             fields = tuple(changed_fields(written(was), written(is_now)))
         found[key] = DocumentChange(id=key, fate=fate, fields=fields)

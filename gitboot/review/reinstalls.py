@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -23,7 +24,6 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import (
     Boot,
     Decision,
-    Decisions,
     Host,
     MaintenanceDecision,
     WithheldBoot,
@@ -382,16 +382,16 @@ class DiskClaims:
     def __init__(
         self,
         documents: Mapping[Id, DocumentChange],
-        old: Decisions | None,
+        offered: Callable[[], frozenset[Digest]] | None,
         old_repository: FleetRepository | None,
         new: FleetRepository,
     ) -> None:
+        """``offered`` returns `claims_of` all decisions of the earlier commit. None: there is no earlier commit."""
         self.images = new_claims(documents, old_repository, new)
-        self._old, self._new = old, new
+        self._offered, self._new = offered and cache(offered), new
         fleet = old_repository.fleet.spec if old_repository is not None else None
         sites = fleet.sites if fleet is not None else ()
         self._hosts = {fleet.base_url if fleet is not None else None, *(site.base_url for site in sites)}
-        self._offered: frozenset[Digest] | None = None
 
     def newly_made(self, old: Decision | None, new: Decision) -> tuple[Reinstall, ...]:
         """Return each boot of ``new`` that counts as an installation because of its claim; ``old`` None: it is new."""
@@ -405,7 +405,7 @@ class DiskClaims:
 
     def is_unknown(self, new: Decision) -> bool:
         """Whether a server that is new is offered a boot that claims to write no disk, and that none was offered."""
-        return self._old is not None and any(
+        return self._offered is not None and any(
             boot.image in self.images or not self._is_known(None, new, boot) for _, boot in _claimed(new)
         )
 
@@ -417,10 +417,7 @@ class DiskClaims:
         started = _started(new, boot)
         if old is not None and any(_started(old, was) == started for _, was in _claimed(old)):
             return True  # user data is the configuration of a system without a disk: it changes like any other
-        if self._offered is None:
-            decisions = self._old.servers.values() if self._old is not None else ()
-            self._offered = frozenset(_whole(each, was) for each in decisions for _, was in _claimed(each))
-        return _whole(new, boot) in self._offered
+        return self._offered is not None and _whole(new, boot) in self._offered()
 
     def _adds_nothing(self, boot: Boot) -> bool:
         """Whether a boot is its image alone, but for where it prints."""
@@ -434,6 +431,11 @@ class DiskClaims:
 def _decisive_arguments(arguments: Iterable[str]) -> list[str]:
     """Return the kernel arguments that do more than choose where the kernel prints."""
     return [each for each in arguments if each.partition("=")[0] not in _PRINTING]
+
+
+def claims_of(decision: Decision) -> frozenset[Digest]:
+    """Return the digest of each boot that a decision offers, and that claims to write no disk."""
+    return frozenset(_whole(decision, boot) for _, boot in _claimed(decision))
 
 
 def _claimed(decision: Decision) -> Iterator[tuple[str | None, Boot]]:

@@ -35,8 +35,8 @@ from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, digest_of, shard_path
 from gitboot.publish.tree_reader import ALL, Inventory, Tree, now_named, suspects
-from gitboot.render.page import SAID as ON_PAGE
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
+from gitboot.render.paths import ON_PAGE as ON_PAGE
 from gitboot.resolve.provisioning_record import Record, record_facts, shard_of
 from tests.helpers.evaluated_commits import Here
 from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

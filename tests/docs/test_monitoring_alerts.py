@@ -68,7 +68,9 @@ def _minutes(alert: str) -> int:
 
 def _fires_for(alert: Alert, reason: str) -> bool:
     """Whether an alert is declared for a reason."""
-    operator, pattern = re.fullmatch(r'(=~|!=|=)"(.*)"', alert.reasons or '=~".*"').groups()
+    matcher = re.fullmatch(r'(=~|!=|=)"(.*)"', alert.reasons or '=~".*"')
+    assert matcher is not None
+    operator, pattern = matcher.groups()
     return (re.fullmatch(pattern, reason) is not None) is (operator != "!=")
 
 

@@ -36,9 +36,9 @@ from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
 from gitboot.render.server_files import RenderedState, rendered, server_state
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_plan import Halt
 from gitboot.system_clock import Keeping, Uptime
 from tests.helpers import httpx_client
 from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of

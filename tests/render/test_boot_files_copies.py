@@ -19,8 +19,8 @@ from gitboot.publish import mirror_program
 from gitboot.publish.tree_reader import say
 from gitboot.render.paths import Role, kind_of
 from gitboot.render.server_files import RenderedState
+from gitboot.resolve.boot_limits import Halt, Stoppage
 from gitboot.resolve.provisioning_record import Record, Run
-from gitboot.resolve.server_plan import Halt, Stoppage
 from tests.helpers.file_servers import nginx
 from tests.helpers.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.forked_commands import captured

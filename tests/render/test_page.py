@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from gitboot.cli.main import cli
 from gitboot.controller.instance.state_directory import LeftStatus
 from gitboot.publish.tree_reader import verify
-from gitboot.render.page import DATA, changes
-from gitboot.render.plan_and_record_files import PAGE
+from gitboot.render.page import changes
+from gitboot.render.paths import PAGE, PAGE_DATA
 from gitboot.resolve.server_plan import Cause
 from gitboot.status.instance_status import ChangedArea, Heeded, Status
 from tests.controller.test_reconcile import REPAIR, Instance, fleet_files
@@ -59,7 +59,9 @@ def push(repository: Repository, instance: Instance) -> Push:
 
 def said(output: Path, name: str) -> Any:
     """What a script brings to the page, as the page's function is called."""
-    called, value = json.loads("[" + (output / DATA / f"{name}.js").read_text()[len("gitboot(") : -len(");\n")] + "]")
+    called, value = json.loads(
+        "[" + (output / PAGE_DATA / f"{name}.js").read_text()[len("gitboot(") : -len(");\n")] + "]"
+    )
     assert called == name
     return value
 
@@ -283,7 +285,7 @@ def test_a_server_that_goes_leaves_nothing_on_the_page(repository: Repository, p
     git(repository.work, "rm", "-q", "servers/web07.yaml")
     push({"note.txt": ""})
     assert "web07" not in rows(instance.output)
-    assert not (instance.output / DATA / "server/web07.js").exists()
+    assert not (instance.output / PAGE_DATA / "server/web07.js").exists()
     assert verify(instance.output) == ()
 
 

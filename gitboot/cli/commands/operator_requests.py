@@ -33,7 +33,7 @@ from gitboot.controller.operator_requests import (
 from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish.tree_reader import say, take_back
-from gitboot.resolve.server_plan import Stoppage
+from gitboot.resolve.boot_limits import Stoppage
 from gitboot.review.guards import Guard
 from gitboot.text import count, some
 

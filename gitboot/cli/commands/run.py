@@ -418,7 +418,7 @@ def _settings(
         fetch_mebibytes=given.pop("fetch_memory"),
         disk_mebibytes=given.pop("fetch_disk"),
     )
-    project, token = given.pop("forge") or ("", None)
+    project, token = given.pop("forge") or ("", Path())
     forge = ForgeSettings(
         project=project,
         token=token,

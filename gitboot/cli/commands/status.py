@@ -223,12 +223,12 @@ def _as_text_unknown_machines(found: UnknownMachines) -> str:
     if not found.machines and not found.unkept:
         return "every machine that asked for a boot is described by a document"
     header = ["MAC", "UUID", "SERIAL", "FROM", "LAST (UTC)", "TIMES", "SERVER"]
-    rows = []
+    rows: list[list[str]] = []
     for each in found.machines:
         mac = each.macs[0].replace("-", ":") if each.macs else "-"
         who = f"{mac} +{len(each.macs) - 1}" if len(each.macs) > 1 else mac
         words = (each.uuid or "-", each.serial or "-", each.client)
-        rows.append((who, *words, f"{each.last:%m-%d %H:%M}", str(each.times), each.server or "-"))
+        rows.append([who, *words, f"{each.last:%m-%d %H:%M}", str(each.times), each.server or "-"])
     if not any(each.server for each in found.machines):  # most often none has a document
         header, rows = header[:-1], [row[:-1] for row in rows]
     found_in = [wrapped(str(each.inventory), "    ") if each.inventory else "" for each in found.machines]

@@ -29,10 +29,15 @@ from gitboot.model.server import Firmware
 from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.server_files import About, ServerState
 from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.install_attempts import last_attempt, provision_reason
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision, OverrideTarget
-from gitboot.resolve.server_plan import BootPlan, Cause, Halt, Phase
+from gitboot.resolve.server_plan import (
+    BootPlan,
+    Cause,
+    Phase,
+)
 
 SITE = "Site"  # maxUnavailablePer, where it names no label
 

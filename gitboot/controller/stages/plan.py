@@ -16,7 +16,7 @@ from gitboot.controller.operator_requests import stop_of
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.resolve.server_plan import Halt
+from gitboot.resolve.boot_limits import Halt
 from gitboot.status.work_progress import Told, Work
 
 QUICK_START: Final = timedelta(seconds=2)  # an instance that publishes its first plan so soon reads no server states

@@ -21,10 +21,10 @@ from gitboot.ledger.instance_tables import Facts, Request
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState, rendered
 from gitboot.render.token_keys import NO_KEYS
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.install_attempts import attempt_of, provision_reason
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from gitboot.resolve.server_decision import Decision
-from gitboot.resolve.server_plan import Halt
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluated, sent, tree_of
 from tests.helpers.fleet_strategies import GeneratedFleet, fleets
 from tests.helpers.search_effort import examples

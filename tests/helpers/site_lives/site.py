@@ -40,8 +40,8 @@ from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
 from gitboot.publish.tree_reader import Words, folders, say, take_back
+from gitboot.resolve.boot_limits import Stoppage
 from gitboot.resolve.provisioning_record import Record, record_facts
-from gitboot.resolve.server_plan import Stoppage
 from gitboot.review.guards import Guard, Limits, trailer
 from gitboot.system_clock import Uptime
 from tests.helpers.configuration import give_credentials
