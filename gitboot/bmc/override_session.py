@@ -35,8 +35,8 @@ from gitboot.bmc.override_steps import (
     needs_firmware_uri,
     needs_slots,
     next_step,
-    overtaken,
-    refused,
+    settle_overtaken,
+    settle_refused,
     uri_to_keep,
 )
 from gitboot.bmc.power_steps import (
@@ -45,9 +45,9 @@ from gitboot.bmc.power_steps import (
     Switching,
     SwitchRecord,
     SwitchState,
-    come_back,
     marks_that_move,
     next_switch,
+    switches_that_are_back,
 )
 from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
@@ -227,9 +227,9 @@ class OverrideSession:
             # A refusal alone proves nothing: what it left behind is read.
             self._seen = left = self._bmc.observe()
             if isinstance(error, BmcChanged) and self._task.wanted is not None:
-                self._keep(overtaken(record, left, self._task.wanted, known))
+                self._keep(settle_overtaken(record, left, self._task.wanted, known))
             else:
-                self._keep(refused(record, left))
+                self._keep(settle_refused(record, left))
             raise
 
     def _run_power_steps(self) -> TaskResult:
@@ -244,7 +244,7 @@ class OverrideSession:
         moving = marks_that_move(seen, overrides, task.switches)
         may_write = not (task.dry_run or task.only_read)
         if may_write:
-            for each in come_back((each for each in task.switches if each.reason != wanted.reason), seen):
+            for each in switches_that_are_back((each for each in task.switches if each.reason != wanted.reason), seen):
                 self._keep_switch(each)
         noted = ""
         for _ in range(_MOST_POWER_STEPS):

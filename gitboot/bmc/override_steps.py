@@ -152,7 +152,7 @@ def needs_clock(records: Iterable[OverrideRecord], observed: Observed, at: datet
     )
 
 
-def refused(record: OverrideRecord, observed: Observed) -> OverrideRecord:
+def settle_refused(record: OverrideRecord, observed: Observed) -> OverrideRecord:
     """Return the record of a `Set` that was refused, by a reading made right after it.
 
     A refusal alone proves nothing: iDRAC 8 answers 400 and sets the override all the same
@@ -162,7 +162,7 @@ def refused(record: OverrideRecord, observed: Observed) -> OverrideRecord:
     return replace(record, state=state, marks=marks_beside(observed, record))
 
 
-def overtaken(
+def settle_overtaken(
     record: OverrideRecord, observed: Observed, wanted: Wanted, before: Collection[OverrideRecord]
 ) -> OverrideRecord:
     """Return the record of a `Set` that was not sent, or refused, because the BMC was not any more as it was read.
@@ -172,13 +172,13 @@ def overtaken(
     """
     before = [each for each in before if each.state is not State.UNSENT]
     if any(each.reason == record.reason for each in before):
-        return refused(record, observed)
+        return settle_refused(record, observed)
     first = replace(wanted, is_first=wanted.is_first and not before)
     if _is_set_by_another(first, record.override, observed):
         return replace(record, state=State.SET_BY_ANOTHER)
     if not stands(record.override, observed):
         return replace(record, state=State.UNSENT)
-    return refused(record, observed)
+    return settle_refused(record, observed)
 
 
 def has_changed(seen: Observed, now: Observed) -> bool:

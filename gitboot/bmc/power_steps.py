@@ -171,7 +171,7 @@ def next_switch(
     return NoteSwitch(record=replace(record, state=SwitchState.REFUSED))
 
 
-def come_back(records: Iterable[SwitchRecord], observed: Observed) -> tuple[SwitchRecord, ...]:
+def switches_that_are_back(records: Iterable[SwitchRecord], observed: Observed) -> tuple[SwitchRecord, ...]:
     """Return the records of machines whose system runs again, as they are now."""
     return tuple(
         replace(each, state=SwitchState.BACK)

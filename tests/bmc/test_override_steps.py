@@ -36,7 +36,7 @@ from gitboot.bmc.override_state import (
     Wanted,
     Withdraw,
 )
-from gitboot.bmc.override_steps import OFF, fit, needs_clock, next_step, refused, stands
+from gitboot.bmc.override_steps import OFF, fit, needs_clock, next_step, settle_refused, stands
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.bmc.redfish import resources
 from gitboot.bmc.redfish.quirks import boot_patch
@@ -418,7 +418,7 @@ def test_what_stands_is_recorded_with_the_marks_seen_with_it(wanted: Wanted | No
     ("seen", "state"), [(OFF, WITHDRAWN), (FOREIGN, WITHDRAWN), (ONCE, CONFIRMED)], ids=["not", "else", "set"]
 )
 def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: State) -> None:
-    assert refused(_record(RECORDED), _seen(seen, SINCE)) == _record(state, marks=SINCE)
+    assert settle_refused(_record(RECORDED), _seen(seen, SINCE)) == _record(state, marks=SINCE)
 
 
 @for_each(
@@ -591,7 +591,7 @@ class _Instance:
         answer = self.machine.patch(observed.settings, {"Boot": boot}, etag["@odata.etag"].removeprefix("W/"))
         taken = not boot or answer.status < 400
         if not taken and isinstance(step, Set):
-            self.ledger[step.record.reason] = refused(step.record, self.observe())
+            self.ledger[step.record.reason] = settle_refused(step.record, self.observe())
         return taken
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from gitboot.controller.bmcs.desired_state import media_of
+from gitboot.controller.bmcs.desired_state import media_urls
 from gitboot.publish.manifest import MANIFEST
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record
@@ -34,7 +34,7 @@ def _fleet(format: str = "CloudInit", text: str = REPORT, record: Record | None 
 
 
 def _path(found: Fleet) -> str:
-    _, url = media_of(found.servers["web01"].plan, KEYS)
+    _, url = media_urls(found.servers["web01"].plan, KEYS)
     assert url is not None
     return url.removeprefix("http://boot.test")
 

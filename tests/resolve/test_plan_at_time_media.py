@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from gitboot.controller.bmcs.desired_state import media_of, wanted_by
+from gitboot.controller.bmcs.desired_state import media_urls, wanted_override
 from gitboot.errors import InvalidRepository
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.boot_limits import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, Halt
@@ -43,7 +43,7 @@ def _medium(record: Record | None, after: timedelta = timedelta(), *, stop: Halt
 
 
 def test_the_override_of_a_pending_server_boots_the_iso() -> None:
-    wanted = wanted_by(plan(decision("web01", *SEED), NOON, FRESH), NO_KEYS)
+    wanted = wanted_override(plan(decision("web01", *SEED), NOON, FRESH), NO_KEYS)
     assert wanted is not None
     assert (wanted.override.enabled, wanted.override.target, wanted.override.medium) == ("Once", "Cd", ISO)
     assert wanted.override.http_boot_uri is None
@@ -136,7 +136,7 @@ def test_user_data_has_a_medium_of_its_own_by_a_token_where_its_boot_ends(often:
     assert found is not None and found.user_data is not None
     token = found.data if named_by == "the installation" else found.user_data.digest
     assert found.data_medium == token is not None
-    wanted = wanted_by(found, KEYS)
+    wanted = wanted_override(found, KEYS)
     assert wanted is not None
     name = KEYS.name(token) if named_by == "the installation" else token
     assert wanted.override.media == (f"http://boot.test/media/{found.uuid}/{name}/user-data.iso", ISO)
@@ -150,7 +150,7 @@ def test_a_medium_with_user_data_stays_as_long_as_the_one_that_was_booted(eviden
     record = replace(BEGUN, evidence=evidence)
     planned = plan(found, NOON + timedelta(minutes=30), record)
     assert planned is not None
-    assert [each is not None for each in media_of(planned, KEYS)] == [lies, lies]
+    assert [each is not None for each in media_urls(planned, KEYS)] == [lies, lies]
 
 
 @for_each(

@@ -80,7 +80,7 @@ class PowerPlan:
         return f"in its turn: {self.limit} of maintenance {self.maintenance}{among} may be down at a time"
 
 
-def power_wanted(
+def plan_power(
     decision: Decision,
     plan: BootPlan | None,
     record: Record | None,
@@ -165,7 +165,7 @@ def settle_switches(
     return len(meant)
 
 
-def media_of(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | None]:
+def media_urls(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | None]:
     """The URLs of the image that lies, or may still lie, in a virtual drive, and of the one with its user data."""
     if plan is None:
         return None, None
@@ -175,13 +175,13 @@ def media_of(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | 
     return plan.medium, f"{plan.base_url}/{MEDIUM.of(plan.uuid, name).removeprefix(BOOT)}"
 
 
-def wanted_by(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
+def wanted_override(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
     """Return the override that a plan wants."""
     if plan is None or plan.override is None:
         return None
     override = plan.override
     boots_disc = override.target is OverrideTarget.CD
-    medium, data_medium = media_of(plan, keys) if boots_disc else (None, None)
+    medium, data_medium = media_urls(plan, keys) if boots_disc else (None, None)
     return Wanted(
         reason=override.reason,
         plan_digest=plan.digest,
@@ -222,8 +222,12 @@ def desired_state(
     machine = commit.machines.get(uuid)
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
         return DesiredState()
-    wanted, records, switches = wanted_by(state.plan, keys), knowledge.overrides_of(uuid), knowledge.switches_of(uuid)
-    power = power_wanted(
+    wanted, records, switches = (
+        wanted_override(state.plan, keys),
+        knowledge.overrides_of(uuid),
+        knowledge.switches_of(uuid),
+    )
+    power = plan_power(
         state.decision,
         state.plan,
         state.record,
@@ -262,7 +266,7 @@ def desired_state(
         site=commit.sites.get(machine.name),
         serial=machine.serial,
         with_clock=awaits,
-        keeps=tuple(filter(None, media_of(state.plan, keys))),
+        keeps=tuple(filter(None, media_urls(state.plan, keys))),
         switches=switches,
     )
     return DesiredState(task, power, is_new)

@@ -40,7 +40,7 @@ from gitboot.bmc.power_steps import (
     next_switch,
 )
 from gitboot.bmc.worker_pool import Connections, Crew, Task
-from gitboot.controller.bmcs.desired_state import PowerPlan, media_of, power_wanted, wanted_by
+from gitboot.controller.bmcs.desired_state import PowerPlan, media_urls, plan_power, wanted_override
 from gitboot.controller.current_plans import about
 from gitboot.controller.learn.install_boots import offering
 from gitboot.controller.learn.ledger_snapshot import Knowledge
@@ -285,8 +285,8 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
             decision=decision,
             plan=planned,
             record=record,
-            wanted=wanted_by(planned, keys),
-            keeps=tuple(filter(None, media_of(planned, keys))),
+            wanted=wanted_override(planned, keys),
+            keeps=tuple(filter(None, media_urls(planned, keys))),
             records=knowledge.overrides_of(decision.uuid),
             site=commit.sites.get(decision.server),
             serial=machine.serial,
@@ -294,7 +294,7 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
             shared=shared,
             known=pair_of(machine.bmc) in knowledge.known_pairs,
             unseen=record is None and knowledge.recorded(decision.uuid) is not None,
-            power=power_wanted(
+            power=plan_power(
                 decision,
                 planned,
                 record,

@@ -15,7 +15,7 @@ from gitboot.controller.bmcs.schedule import BmcState, Schedule
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 
 
-def granted(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
+def grant_turns(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
     """Return the schedule with the machines whose turn it is.
 
     A maintenance stops if one of its machines has not come back within ``patience``.
@@ -47,7 +47,7 @@ def granted(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: ti
                 down=is_unread or is_down,
             )
         )
-    found = turns(members, at, patience)
+    found = choose_turns(members, at, patience)
     return replace(schedule, going=frozenset(going | {uuids[name] for name in found.go}), stopped=found.stopped)
 
 
@@ -108,7 +108,7 @@ class WhoseTurn:
     stopped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by maintenance: who does not come back
 
 
-def turns(members: Iterable[Member], at: datetime, patience: timedelta) -> WhoseTurn:
+def choose_turns(members: Iterable[Member], at: datetime, patience: timedelta) -> WhoseTurn:
     """Return the members that may be switched at ``at``: by name, as many of each group as may be down.
 
     If a server was switched and has not come back within ``patience``, its maintenance stops in all groups until then.

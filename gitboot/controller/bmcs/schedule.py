@@ -135,7 +135,7 @@ class Schedule:
 # What is wanted
 
 
-def arranged(
+def plan_tasks(
     schedule: Schedule,
     commit: Commit,
     servers: Mapping[str, ServerState],
@@ -201,7 +201,7 @@ def arranged(
 # Who is asked now
 
 
-def jobs(
+def due_tasks(
     schedule: Schedule, knowledge: Knowledge, changed: Collection[SystemUuid], at: datetime
 ) -> tuple[tuple[BmcTask, ...], Schedule]:
     """Return the tasks that are due, because of the time or because plans want something else, and the schedule."""
@@ -209,7 +209,7 @@ def jobs(
     if sharing is not schedule.sharing:
         is_same, schedule = sharing.values == schedule.sharing.values, replace(schedule, sharing=sharing)
         if not is_same:  # whoever was held because of what several BMCs show is asked now
-            schedule = hurried(schedule, schedule.failing, at)
+            schedule = reschedule_now(schedule, schedule.failing, at)
     candidates = {*changed, *schedule.refused, *schedule.going, *schedule.agenda.due(at)}
     due = []
     for uuid in candidates & schedule.tasks.keys():
@@ -269,7 +269,7 @@ def _admit(schedule: Schedule, made: list[BmcTask], at: datetime) -> tuple[tuple
     return tuple(admitted), replace(schedule.with_bmcs(put_off), resting_until=until)
 
 
-def submitted(
+def note_submission(
     schedule: Schedule, made: Iterable[BmcTask], taken: Collection[SystemUuid], knowledge: Knowledge, at: datetime
 ) -> Schedule:
     """Return the schedule after tasks were submitted. The pool took the tasks of the machines in ``taken``."""
@@ -301,14 +301,14 @@ def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
     return frozenset(each.intent for each in serves if not each.is_withheld)
 
 
-def unasked(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
-    """Return the machines whose fetch waits for a BMC that has no task; none before the first `arranged`."""
+def machines_without_task(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
+    """Return the machines whose fetch waits for a BMC that has no task; none before the first `plan_tasks`."""
     if schedule.may_set is None:
         return frozenset()
     return frozenset(uuid for uuid in knowledge.pending if uuid not in schedule.tasks)  # - would look at all tasks
 
 
-def hurried(schedule: Schedule, uuids: Collection[SystemUuid], at: datetime) -> Schedule:
+def reschedule_now(schedule: Schedule, uuids: Collection[SystemUuid], at: datetime) -> Schedule:
     """Return the schedule with these BMCs due now and their failure counts cleared."""
     if not uuids:
         return schedule
@@ -319,7 +319,7 @@ def hurried(schedule: Schedule, uuids: Collection[SystemUuid], at: datetime) -> 
 # What came of it
 
 
-def reported(
+def note_results(
     schedule: Schedule,
     results: Iterable[TaskResult],
     judged: Collection[SystemUuid],
@@ -392,7 +392,7 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
     return now
 
 
-def events_of(result: TaskResult, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
+def override_events(result: TaskResult, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
     """What a task has written down, each record as it was left; and at first contact, what could not be compared."""
     if first and isinstance(result.identified, CannotTell):
         message = f"{result.server}: {result.identified.message}"
@@ -430,7 +430,7 @@ _BECAME: Final = {
 }
 
 
-def switched(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
+def power_events(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
     """Yield what a task has done to a machine's power, each record as it was left."""
     for record in {record.reason: record for record in result.switched}.values():
         facts = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gitboot.controller.bmcs.power_waves import granted
-from gitboot.controller.bmcs.schedule import Schedule, arranged, hurried, jobs, submitted
+from gitboot.controller.bmcs.power_waves import grant_turns
+from gitboot.controller.bmcs.schedule import Schedule, due_tasks, note_submission, plan_tasks, reschedule_now
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.learn import ledger_changes
 from gitboot.controller.learn.ledger_snapshot import write
@@ -27,18 +27,18 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
     overrides, unlearned = components.inbox.overrides_over(state.knowledge.overrides)
     knowledge = replace(state.knowledge, overrides=overrides)
     may_set = state.acts and state.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
-    schedule, machines = arranged(
+    schedule, machines = plan_tasks(
         *(state.schedule, commit, state.plans.servers, knowledge, state.unplanned | unlearned),
         may_set=may_set and is_clock_trusted(knowledge.facts, state.keeping, at),
         keys=state.keys,
         late=frozenset(each.serves for each in components.target.following if each.behind_since is not None),
     )
     components.bmcs.forget(machines - schedule.tasks.keys())
-    schedule = hurried(schedule, _with_other_credentials(schedule, components.bmcs), at)
-    schedule = granted(schedule, knowledge, at, state.longest_step)
-    made, schedule = jobs(schedule, knowledge, machines, at)
+    schedule = reschedule_now(schedule, _with_other_credentials(schedule, components.bmcs), at)
+    schedule = grant_turns(schedule, knowledge, at, state.longest_step)
+    made, schedule = due_tasks(schedule, knowledge, machines, at)
     taken = components.bmcs.submit(made)
-    state = replace(state, schedule=submitted(schedule, made, taken, knowledge, at), unplanned=frozenset())
+    state = replace(state, schedule=note_submission(schedule, made, taken, knowledge, at), unplanned=frozenset())
     return _wait(state, this) if this.wait else state
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gitboot.bmc.identity import Another, IdentityChanged
 from gitboot.controller.acceptance import Attempt
-from gitboot.controller.bmcs.schedule import events_of, switched, unasked
+from gitboot.controller.bmcs.schedule import machines_without_task, override_events, power_events
 from gitboot.controller.current_plans import changed_by, left_by
 from gitboot.controller.instance_state import InstanceState, goes_by
 from gitboot.controller.learn import ledger_changes
@@ -51,8 +51,8 @@ def batch_of(state: InstanceState, attempt: Attempt, ready: Intake, events: tupl
         event
         for result in ready.results
         for event in (
-            *events_of(result, accepted.revision, at, first=result.uuid not in knowledge.pins),
-            *switched(result, accepted.revision, at),
+            *override_events(result, accepted.revision, at, first=result.uuid not in knowledge.pins),
+            *power_events(result, accepted.revision, at),
         )
     )
     is_fetched = state.fetched is not None and not state.fetched.failed
@@ -89,7 +89,7 @@ def batch_of(state: InstanceState, attempt: Attempt, ready: Intake, events: tupl
         given=ready.given,
         readings=tuple(_readings(ready, state)),
         pins=tuple((each.uuid, each.pinned) for each in ready.results if each.pinned is not None),
-        unasked=unasked(state.schedule, knowledge),
+        unasked=machines_without_task(state.schedule, knowledge),
     )
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.controller.acceptance import Attempt
-from gitboot.controller.bmcs.schedule import unasked
+from gitboot.controller.bmcs.schedule import machines_without_task
 from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.learn.ledger_snapshot import write_events
@@ -64,7 +64,7 @@ def _next_due(state: InstanceState, this: Pass) -> datetime | None:
         return at
     if state.unwritable is not None:
         return min(at + LEDGER_RETRY, state.next_window_end or at + LEDGER_RETRY)
-    again = at if state.commit is not None and unasked(state.schedule, state.knowledge) else None
+    again = at if state.commit is not None and machines_without_task(state.schedule, state.knowledge) else None
     return min((due for due in (state.next_due(at), again) if due is not None), default=None)
 
 

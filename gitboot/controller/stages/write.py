@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gitboot.controller.bmcs.schedule import hurried, reported
+from gitboot.controller.bmcs.schedule import note_results, reschedule_now
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.learn import ledger_snapshot
 from gitboot.controller.learn.ledger_changes import Learnt
@@ -30,10 +30,10 @@ def with_changes(state: InstanceState, changes: tuple[Learnt, ...], ready: Intak
     for event in folded(event for each in changes for event in each.news.events):
         this.components.tell(event)
     knowledge, judged = changes[-1].knowledge, changes[-1].judged
-    schedule = reported(state.schedule, ready.results, judged, knowledge, this.at)
+    schedule = note_results(state.schedule, ready.results, judged, knowledge, this.at)
     return replace(
         state,
         knowledge=knowledge,
-        schedule=hurried(schedule, frozenset().union(*(each.hurried for each in changes)), this.at),
+        schedule=reschedule_now(schedule, frozenset().union(*(each.hurried for each in changes)), this.at),
         unplanned=state.unplanned.union(*(each.changed for each in changes)),
     )

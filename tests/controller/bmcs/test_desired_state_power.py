@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.power_steps import SwitchState
-from gitboot.controller.bmcs.power_waves import granted
+from gitboot.controller.bmcs.power_waves import grant_turns
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import Cause
 from tests.helpers.configuration import give_credentials
@@ -305,7 +305,7 @@ def test_a_machine_that_nobody_has_read_yet_may_be_down(hall: Hall) -> None:
     hall.bench.reconcile()  # all are read, and their overrides set
     hall.bench.collect()  # and that is known
     schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(uuid_of(name)) for name in ("web01", "web02"))
-    turn = partial(granted, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30))
+    turn = partial(grant_turns, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30))
     assert turn(schedule).going == {web01}
     unread = replace(schedule.bmcs[web02], outcome=None)
     assert turn(schedule.with_bmcs({web02: unread})).going == frozenset()

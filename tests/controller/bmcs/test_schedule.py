@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.bmc.override_state import OverrideRecord, State
-from gitboot.controller.bmcs.schedule import events_of
+from gitboot.controller.bmcs.schedule import override_events
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.configuration import give_credentials
@@ -1164,7 +1164,7 @@ def test_each_state_of_an_override_is_told_in_words(site: Site) -> None:
             message="",
             wrote=wrote,
         )
-        (event,) = events_of(result, "0" * 40, site.bench.now, first=False)
+        (event,) = override_events(result, "0" * 40, site.bench.now, first=False)
         assert event.message == f"web01: {TOLD[state]}"
 
 

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gitboot.controller.bmcs.desired_state import media_of
+from gitboot.controller.bmcs.desired_state import media_urls
 from gitboot.controller.instance.assembly import Dependencies, build
 from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.controller.operator_requests import BEGIN
@@ -503,7 +503,7 @@ class Life:
         """But what is wanted, or may be read by the system that booted it."""
         plan = self.plan
         for machine in self.machines:
-            kept = set(media_of(plan, NO_KEYS)) if machine is self.named else set()
+            kept = set(media_urls(plan, NO_KEYS)) if machine is self.named else set()
             for image in set(machine.media) - {RESCUE} - kept - self.nobodys:
                 self.violations.append(f"{self.now}: {image} still lies in a drive of {machine.name}")
 
